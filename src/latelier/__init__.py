@@ -1,0 +1,34 @@
+"""Late-interaction (ColBERT) retrieval: encode, train, index and search with multi-vector models.
+
+The sub-packages load on first use, so ``import latelier`` is cheap and loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__version__ = "0.1.0"
+__all__ = [
+    "cli",
+    "embeddings",
+    "errors",
+    "evaluation",
+    "indexes",
+    "losses",
+    "models",
+    "rank",
+    "retrieve",
+    "scores",
+    "utils",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its sub-packages are {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

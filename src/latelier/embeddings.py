@@ -1,0 +1,470 @@
+"""`TokenEmbeddings`: many token matrices in one packed array, the one data structure that everything shares.
+
+Late interaction gives each text a matrix of its own length. Padding them into one tensor wastes memory and time;
+a list of small tensors wastes both in another way. Packed, all tokens stand one after the other in ``vectors``
+and ``offsets`` says where each text begins. ``offsets`` stays a numpy array in host memory even when the vectors
+are on a GPU, so that slicing never waits for the device.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from latelier.arrays import DTYPES, Array, as_tensor, concatenate, dequantize, describe, dtype_name, quantize
+from latelier.errors import EmbeddingsError, InvalidArgumentError
+
+__all__ = ["Array", "TokenEmbeddings"]
+
+# Computing in double precision is for gradient checks: accepted inside, but not a target of ``to`` by name.
+_ACCEPTED = {*DTYPES, "float64"}
+_FORMAT_VERSION = "1"
+
+
+class TokenEmbeddings(Sequence[Any]):
+    """Many ``(n_i, dim)`` token matrices in one packed array.
+
+    Parameters
+    ----------
+    vectors
+        All tokens of all texts, one after the other: ``(total_tokens, dim)``, numpy or torch, in float32, float16,
+        bfloat16 (torch only) or int8.
+    offsets
+        ``(n + 1,)`` integers, from 0 up to ``total_tokens``: text ``i`` is ``vectors[offsets[i]:offsets[i + 1]]``.
+        A text may have no token.
+    scales
+        ``(total_tokens,)`` float32, for int8 vectors only: the real vector is ``vectors * scales[:, None]``.
+
+    Raises
+    ------
+    EmbeddingsError
+        If the shapes, dtypes or offsets do not fit together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> embeddings = TokenEmbeddings.from_list([np.ones((2, 4), dtype="float32"), np.zeros((3, 4), dtype="float32")])
+    >>> embeddings
+    TokenEmbeddings(2 texts, 5 tokens, dim=4, float32, numpy)
+    >>> embeddings[1].shape
+    (3, 4)
+    >>> embeddings[1:].lengths
+    array([3])
+    >>> padded, mask = embeddings.pad()
+    >>> padded.shape, mask.tolist()
+    ((2, 3, 4), [[True, True, False], [True, True, True]])
+    """
+
+    __slots__ = ("offsets", "scales", "vectors")
+
+    def __init__(self, vectors: Array, offsets: Array | Sequence[int], scales: Array | None = None) -> None:
+        offsets = _host_offsets(offsets)
+        _check(vectors, offsets, scales)
+        # Any, not Array: each use below has already told numpy from torch, in ways that a type checker cannot follow.
+        self.vectors: Any = vectors
+        self.offsets: np.ndarray = offsets
+        self.scales: Any = scales
+
+    @classmethod
+    def from_list(cls, matrices: Iterable[Any], dim: int | None = None) -> TokenEmbeddings:
+        """Pack a list of ``(n_i, dim)`` matrices, numpy or torch; the vectors are copied once.
+
+        Parameters
+        ----------
+        matrices
+            The matrices, all of one kind, dtype and ``dim``. Nested lists of numbers become float32 arrays.
+        dim
+            Needed only for an empty list, whose dimension nothing else tells; default 0 there.
+
+        Returns
+        -------
+        TokenEmbeddings
+            One text per matrix.
+
+        Raises
+        ------
+        EmbeddingsError
+            If a matrix is not 2-D or its ``dim`` or dtype differs from the first one's; the message names it.
+
+        Examples
+        --------
+        >>> TokenEmbeddings.from_list([[[1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]]).lengths
+        array([1, 2])
+        """
+        items = [m if isinstance(m, (np.ndarray, torch.Tensor)) else np.asarray(m, dtype="float32") for m in matrices]
+        if not items:
+            return cls(np.zeros((0, dim or 0), dtype="float32"), np.zeros(1, dtype="int64"))
+        first = items[0]
+        for i, item in enumerate(items):
+            if item.ndim != 2:
+                raise EmbeddingsError(
+                    f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim)."
+                )
+            if item.shape[1] != first.shape[1] or type(item) is not type(first) or item.dtype != first.dtype:
+                raise EmbeddingsError(
+                    f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
+                )
+        offsets = np.cumsum([0, *(len(item) for item in items)], dtype="int64")
+        return cls(concatenate(items), offsets)
+
+    @classmethod
+    def from_padded(cls, padded: Array, mask: Array) -> TokenEmbeddings:
+        """Keep the real tokens of a padded batch, in order; holes in the mask are dropped like padding.
+
+        Parameters
+        ----------
+        padded
+            ``(n, max_length, dim)``.
+        mask
+            ``(n, max_length)``, true where the token is real.
+
+        Returns
+        -------
+        TokenEmbeddings
+            ``n`` texts.
+
+        Examples
+        --------
+        >>> import torch
+        >>> batch = TokenEmbeddings.from_padded(torch.eye(4).reshape(2, 2, 4), torch.tensor([[1, 0], [1, 1]]))
+        >>> batch.lengths, batch[0].tolist()
+        (array([1, 2]), [[1.0, 0.0, 0.0, 0.0]])
+        """
+        if padded.ndim != 3 or tuple(mask.shape) != tuple(padded.shape[:2]):
+            raise EmbeddingsError(
+                f"received padded embeddings of shape {tuple(padded.shape)} and a mask of shape {tuple(mask.shape)}; "
+                "expected (n, max_length, dim) and (n, max_length)."
+            )
+        keep = mask.bool() if isinstance(mask, torch.Tensor) else np.asarray(mask, dtype=bool)
+        lengths = keep.sum(1).cpu().numpy() if isinstance(keep, torch.Tensor) else keep.sum(1)
+        return cls(padded[keep], np.concatenate([[0], np.cumsum(lengths)]))
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[TokenEmbeddings]) -> TokenEmbeddings:
+        """Put several packed batches one after the other.
+
+        Parameters
+        ----------
+        parts
+            At least one batch; all of one kind, dtype and dim.
+
+        Returns
+        -------
+        TokenEmbeddings
+            The texts of all parts, in order.
+
+        Examples
+        --------
+        >>> one = TokenEmbeddings.from_list([[[1.0, 2.0]]])
+        >>> len(TokenEmbeddings.concatenate([one, one, one]))
+        3
+        """
+        parts = list(parts)
+        if not parts:
+            raise InvalidArgumentError("received no batch to concatenate; give at least one TokenEmbeddings.")
+        first = parts[0]
+        for i, part in enumerate(parts):
+            if describe(part.vectors) != describe(first.vectors):
+                raise EmbeddingsError(
+                    f"batch {i} is {describe(part.vectors)}, batch 0 is {describe(first.vectors)}; "
+                    "convert them with .to(...) first."
+                )
+        starts = np.cumsum([0, *(part.num_tokens for part in parts)])
+        offsets = np.concatenate([[0], *(part.offsets[1:] + start for part, start in zip(parts, starts, strict=False))])
+        scales = None if first.scales is None else concatenate([part.scales for part in parts])
+        return cls(concatenate([part.vectors for part in parts]), offsets, scales)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text, ``(n,)`` int64."""
+        return np.diff(self.offsets)
+
+    @property
+    def dim(self) -> int:
+        """Numbers per token."""
+        return int(self.vectors.shape[1])
+
+    @property
+    def dtype(self) -> str:
+        """Name of the numbers' type: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``."""
+        return dtype_name(self.vectors)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts together."""
+        return int(self.vectors.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are; numpy arrays are on the CPU."""
+        return self.vectors.device if isinstance(self.vectors, torch.Tensor) else torch.device("cpu")
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether the vectors are a torch tensor rather than a numpy array."""
+        return isinstance(self.vectors, torch.Tensor)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> TokenEmbeddings: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one text's ``(n_i, dim)`` matrix, or several texts as `TokenEmbeddings`.
+
+        One text and a slice of step 1 are views. int8 texts come back as float32, with their scale applied.
+        """
+        if isinstance(index, (int, np.integer)):
+            return self._text(int(index))
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                return self._slice(start, max(start, stop))
+            index = range(start, stop, step)
+        return self._take(np.asarray(index))
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self._text(i) for i in range(len(self)))
+
+    def pad(self) -> tuple[Array, Array]:
+        """Return the padded form that most tensor code takes.
+
+        Returns
+        -------
+        tuple
+            Zero-padded vectors ``(n, max_length, dim)`` and the boolean mask ``(n, max_length)`` of real tokens, of
+            the same kind and device as the vectors. int8 is padded as float32, with scales applied.
+        """
+        source = self.to("float32") if self.scales is not None else self
+        lengths = source.lengths
+        width = int(lengths.max(initial=0))
+        host_mask = np.arange(width) < lengths[:, None]
+        if isinstance(source.vectors, torch.Tensor):
+            mask = torch.from_numpy(host_mask).to(source.vectors.device)
+            padded = source.vectors.new_zeros(len(self), width, self.dim)
+            # index_put, not assignment into a view: keeps the gradient of the packed vectors.
+            return padded.index_put(torch.nonzero(mask, as_tuple=True), source.vectors), mask
+        out = np.zeros((len(self), width, self.dim), dtype=source.vectors.dtype)
+        out[host_mask] = source.vectors
+        return out, host_mask
+
+    def to(self, target: str | torch.device | torch.dtype) -> TokenEmbeddings:
+        """Convert to a device, a dtype, or to numpy or torch.
+
+        Parameters
+        ----------
+        target
+            A device (``"cpu"``, ``"cuda:1"``, ``"mps"``), a dtype (``"float32"``, ``"float16"``, ``"bfloat16"``,
+            ``"int8"``, or the torch dtype), ``"numpy"`` or ``"torch"``. A device or bfloat16 makes numpy vectors torch.
+
+        Returns
+        -------
+        TokenEmbeddings
+            Itself where nothing changes. ``"int8"`` keeps one scale per token, the largest absolute value divided by
+            127, so each number is off by at most half a scale.
+
+        Examples
+        --------
+        >>> small = TokenEmbeddings.from_list([[[0.5, -1.0]]]).to("int8")
+        >>> small.vectors.tolist(), small[0].round(3).tolist()
+        ([[64, -127]], [[0.5040000081062317, -1.0]])
+        """
+        name = dtype_name(target) if isinstance(target, torch.dtype) else target
+        if name == "numpy":
+            return self._numpy()
+        if name == "torch":
+            return self._torch()
+        if isinstance(name, str) and name in DTYPES:
+            return self._cast(name)
+        try:
+            device = torch.device(name)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"cannot convert embeddings to {target!r}; expected a device such as 'cpu' or 'cuda', "
+                f"one of the dtypes {', '.join(DTYPES)}, 'numpy' or 'torch'."
+            ) from error
+        moved = self._torch()
+        scales = None if moved.scales is None else moved.scales.to(device)
+        return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to one safetensors file; the file appears whole or not at all.
+
+        Parameters
+        ----------
+        path
+            The file; an existing one is replaced.
+
+        Examples
+        --------
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "embeddings.safetensors"
+        >>> TokenEmbeddings.from_list([[[1.0, 2.0]]]).save(path)
+        >>> TokenEmbeddings.load(path)
+        TokenEmbeddings(1 texts, 1 tokens, dim=2, float32, numpy)
+        """
+        from safetensors.torch import save
+
+        path = Path(path)
+        source = self._torch().to("cpu")
+        tensors = {"vectors": source.vectors.contiguous(), "offsets": torch.from_numpy(self.offsets)}
+        if source.scales is not None:
+            tensors["scales"] = source.scales.contiguous()
+        kind = "torch" if self.is_torch else "numpy"
+        content = save(tensors, metadata={"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": kind})
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TokenEmbeddings:
+        """Read what `save` wrote, as the kind (numpy or torch) that was saved.
+
+        Parameters
+        ----------
+        path
+            The safetensors file.
+
+        Returns
+        -------
+        TokenEmbeddings
+            The saved embeddings.
+
+        Raises
+        ------
+        EmbeddingsError
+            If the file does not hold token embeddings, or was cut short.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(os.fspath(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        except SafetensorError as error:
+            raise EmbeddingsError(f"{path} is not a whole safetensors file: {error}.") from error
+        if metadata.get("latelier") != "TokenEmbeddings":
+            raise EmbeddingsError(f"{path} was not written by TokenEmbeddings.save; it holds {sorted(tensors)}.")
+        if metadata.get("version") != _FORMAT_VERSION:
+            raise EmbeddingsError(
+                f"{path} has format version {metadata.get('version')}, we read {_FORMAT_VERSION}; upgrade it."
+            )
+        loaded = cls(tensors["vectors"], tensors["offsets"], tensors.get("scales"))
+        return loaded if metadata.get("kind") == "torch" else loaded._numpy()
+
+    def __eq__(self, other: object) -> bool:
+        """Compare dtype, lengths and every number; numpy and torch may differ in kind."""
+        if not isinstance(other, TokenEmbeddings):
+            return NotImplemented
+        if self.dtype != other.dtype or self.dim != other.dim or not np.array_equal(self.offsets, other.offsets):
+            return False
+        mine, theirs = self._torch().to("cpu"), other._torch().to("cpu")
+        same = torch.equal(mine.vectors, theirs.vectors)
+        return same and (mine.scales is None or torch.equal(mine.scales, theirs.scales))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        where = str(self.device) if self.is_torch else "numpy"
+        return f"TokenEmbeddings({len(self)} texts, {self.num_tokens} tokens, dim={self.dim}, {self.dtype}, {where})"
+
+    def _text(self, index: int) -> Array:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"text {index} was asked for, but there are {len(self)}.")
+        index %= len(self)
+        start, stop = self.offsets[index], self.offsets[index + 1]
+        matrix = self.vectors[start:stop]
+        return matrix if self.scales is None else dequantize(matrix, self.scales[start:stop])
+
+    def _slice(self, start: int, stop: int) -> TokenEmbeddings:
+        begin, end = self.offsets[start], self.offsets[stop]
+        scales = None if self.scales is None else self.scales[begin:end]
+        return TokenEmbeddings(self.vectors[begin:end], self.offsets[start : stop + 1] - begin, scales)
+
+    def _take(self, index: np.ndarray) -> TokenEmbeddings:
+        if index.dtype == bool or (index.size and index.dtype.kind not in "iu") or index.ndim != 1:
+            raise InvalidArgumentError(
+                f"cannot select texts by {index.dtype} of shape {index.shape}; use integers or a slice."
+            )
+        index = index.astype("int64")
+        if index.size and not (-len(self) <= index.min() and index.max() < len(self)):
+            raise IndexError(f"text {index.max()} was asked for, but there are {len(self)}.")
+        index = index % max(len(self), 1)
+        lengths = self.lengths[index]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        # Row numbers of all chosen tokens: each text's start, repeated, plus a running count that restarts.
+        rows = np.repeat(self.offsets[index] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        picked = torch.from_numpy(rows).to(self.device) if self.is_torch else rows
+        return TokenEmbeddings(self.vectors[picked], offsets, None if self.scales is None else self.scales[picked])
+
+    def _numpy(self) -> TokenEmbeddings:
+        if not isinstance(self.vectors, torch.Tensor):
+            return self
+        source = self._cast("float32") if self.dtype == "bfloat16" else self  # numpy has no bfloat16
+        scales = None if source.scales is None else source.scales.detach().cpu().numpy()
+        return TokenEmbeddings(source.vectors.detach().cpu().numpy(), self.offsets, scales)
+
+    def _torch(self) -> TokenEmbeddings:
+        if isinstance(self.vectors, torch.Tensor):
+            return self
+        scales = None if self.scales is None else torch.as_tensor(np.ascontiguousarray(self.scales))
+        return TokenEmbeddings(as_tensor(self.vectors), self.offsets, scales)
+
+    def _cast(self, name: str) -> TokenEmbeddings:
+        if self.dtype == name:
+            return self
+        if name == "int8":
+            codes, scales = quantize(self.vectors)
+            return TokenEmbeddings(codes, self.offsets, scales)
+        vectors = self.vectors if self.scales is None else dequantize(self.vectors, self.scales)
+        if isinstance(vectors, torch.Tensor):
+            return TokenEmbeddings(vectors.to(DTYPES[name]), self.offsets)
+        if name == "bfloat16":
+            return TokenEmbeddings(as_tensor(vectors).to(torch.bfloat16), self.offsets)
+        return TokenEmbeddings(vectors.astype(name), self.offsets)
+
+
+def _host_offsets(offsets: Array | Sequence[int]) -> np.ndarray:
+    array = offsets.detach().cpu().numpy() if isinstance(offsets, torch.Tensor) else np.asarray(offsets)
+    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
+        raise EmbeddingsError(
+            f"received offsets of dtype {array.dtype} and shape {array.shape}; expected (n + 1,) integers from 0."
+        )
+    return array.astype("int64", copy=False)
+
+
+def _check(vectors: Array, offsets: np.ndarray, scales: Array | None) -> None:
+    if not isinstance(vectors, (np.ndarray, torch.Tensor)) or vectors.ndim != 2:
+        shape = getattr(vectors, "shape", None)
+        raise EmbeddingsError(
+            f"received vectors of type {type(vectors).__name__} and shape {shape}; expected a 2-D numpy array or torch "
+            "tensor (total_tokens, dim). Use TokenEmbeddings.from_list for a list of matrices."
+        )
+    if dtype_name(vectors) not in _ACCEPTED:
+        raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
+    if offsets[0] != 0 or offsets[-1] != len(vectors) or (np.diff(offsets) < 0).any():
+        raise EmbeddingsError(
+            f"received offsets from {offsets[0]} to {offsets[-1]} for {len(vectors)} tokens; "
+            "expected non-decreasing offsets from 0 to the number of tokens."
+        )
+    if (scales is None) == (dtype_name(vectors) == "int8"):
+        raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")
+    if scales is not None and tuple(scales.shape) != (len(vectors),):
+        raise EmbeddingsError(f"received scales of shape {tuple(scales.shape)}; expected ({len(vectors)},).")

@@ -1,0 +1,81 @@
+"""Errors that the library raises on purpose.
+
+Each message says what was received, what is accepted and what to do. They also derive from the built-in error
+that a caller would expect (``ValueError`` for a bad argument, and so on), so ``except ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CorruptedIndexError",
+    "DuplicateIdError",
+    "EmbeddingsError",
+    "IndexFormatError",
+    "InvalidArgumentError",
+    "LatelierError",
+    "MissingExtraError",
+    "ReadOnlyIndexError",
+    "StorageError",
+    "UnknownIdError",
+]
+
+
+class LatelierError(Exception):
+    """The root of every error that the library raises on purpose."""
+
+
+class InvalidArgumentError(LatelierError, ValueError):
+    """An argument has a value that the function does not accept."""
+
+
+class EmbeddingsError(InvalidArgumentError):
+    """Embeddings have the wrong shape, dtype or dimension, or hold NaN or infinity."""
+
+
+class DuplicateIdError(LatelierError, ValueError):
+    """An id was given twice, or is in the index already."""
+
+
+class UnknownIdError(LatelierError, KeyError):
+    """An id is not in the index."""
+
+    def __str__(self) -> str:
+        """Return the message itself: ``KeyError`` would print its ``repr``."""
+        return str(self.args[0]) if self.args else ""
+
+
+class StorageError(LatelierError, OSError):
+    """The file system refused an operation; what was committed before is still there."""
+
+
+class ReadOnlyIndexError(StorageError):
+    """The index is open for reading only, or its folder cannot be written."""
+
+
+class IndexFormatError(LatelierError, ValueError):
+    """A folder is not an index, or was made by a newer version of the library."""
+
+
+class CorruptedIndexError(LatelierError):
+    """A file of the index is missing or damaged."""
+
+
+class MissingExtraError(LatelierError, ImportError):
+    """An optional dependency is not installed.
+
+    Parameters
+    ----------
+    feature
+        What the user asked for, as the start of a sentence: ``"Computing retrieval measures"``.
+    extra
+        Name of the extra that brings the dependency.
+
+    Examples
+    --------
+    >>> print(MissingExtraError("Computing retrieval measures", "eval"))
+    Computing retrieval measures needs the extra 'eval'. Install it with: pip install "latelier[eval]"
+    """
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs the extra '{extra}'. Install it with: pip install \"latelier[{extra}]\"")
+        self.extra = extra
