@@ -1,0 +1,5 @@
+"""Late-interaction scores: one contract, several engines behind it."""
+
+from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
+
+__all__ = ["colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise"]

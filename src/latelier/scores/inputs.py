@@ -1,0 +1,150 @@
+"""Reading what users hand to a scoring function: padded tensors, lists of matrices or packed embeddings.
+
+Everything becomes a `Side`: packed and padded forms of the same texts, the one made from the other when an engine
+asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from latelier.arrays import as_tensor
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError
+
+__all__ = ["Side", "read_documents", "read_queries"]
+
+
+class Side:
+    """The queries or the documents of a scoring call.
+
+    Parameters
+    ----------
+    name
+        ``"queries"`` or ``"documents"``, for error messages.
+    packed
+        The texts, packed; or None where `padded` is given.
+    padded
+        Vectors ``(n, tokens, dim)`` and bool mask ``(n, tokens)``.
+    group
+        How many documents belong to each query, where the input said so by its shape.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        packed: TokenEmbeddings | None = None,
+        padded: tuple[torch.Tensor, torch.Tensor] | None = None,
+        group: int | None = None,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self._packed = packed
+        self._padded = padded
+
+    def __len__(self) -> int:
+        return len(self._packed) if self._packed is not None else len(self.padded[0])
+
+    @property
+    def vectors(self) -> torch.Tensor:
+        """The stored vectors, packed or padded, only to ask for dim, dtype, device and gradient."""
+        return self._packed.vectors if self._packed is not None else self.padded[0]
+
+    @property
+    def dim(self) -> int:
+        """Numbers per token."""
+        return int(self.vectors.shape[-1])
+
+    @property
+    def packed(self) -> TokenEmbeddings:
+        """The texts without padding (torch inside)."""
+        if self._packed is None:
+            self._packed = TokenEmbeddings.from_padded(*self.padded)
+        return self._packed
+
+    @property
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Vectors ``(n, tokens, dim)`` and bool mask ``(n, tokens)``."""
+        if self._padded is None:
+            self._padded = self.packed.pad()  # type: ignore[assignment]
+        return self._padded  # type: ignore[return-value]
+
+
+def read_queries(queries: Any, mask: Any) -> Side:
+    """Read ``(n, tokens, dim)``, a list of 2-D matrices, one 2-D matrix or `TokenEmbeddings`."""
+    return _read("queries", queries, mask)
+
+
+def read_documents(documents: Any, mask: Any) -> Side:
+    """Read what `read_queries` reads, and groups: ``(n, group, tokens, dim)`` or a list of lists of matrices."""
+    if isinstance(documents, (list, tuple)) and documents and isinstance(documents[0], (list, tuple)):
+        sizes = {len(group) for group in documents}
+        if all(np.ndim(item) == 2 for item in documents[0]):
+            if len(sizes) > 1:
+                raise EmbeddingsError(f"received groups of {sorted(sizes)} documents; every query needs equally many.")
+            side = _read("documents", [item for group in documents for item in group], mask)
+            side.group = sizes.pop()
+            return side
+    if getattr(documents, "ndim", 0) == 4:
+        vectors = as_tensor(documents)
+        flat_mask = None if mask is None else as_tensor(np.asarray(mask) if isinstance(mask, list) else mask)
+        if flat_mask is not None and flat_mask.shape != vectors.shape[:3]:
+            raise EmbeddingsError(
+                f"received documents of shape {tuple(vectors.shape)} and a mask of shape {tuple(flat_mask.shape)}; "
+                "expected (n, group, tokens, dim) and (n, group, tokens)."
+            )
+        flat_mask = None if flat_mask is None else flat_mask.flatten(0, 1)
+        side = _read("documents", vectors.flatten(0, 1), flat_mask)
+        side.group = int(vectors.shape[1])
+        return side
+    return _read("documents", documents, mask)
+
+
+def _read(name: str, value: Any, mask: Any) -> Side:
+    if isinstance(value, TokenEmbeddings):
+        if mask is not None:
+            raise EmbeddingsError(f"received packed {name} and a mask; packed embeddings hold real tokens only.")
+        return Side(name, packed=value.to("torch"))
+    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 3:
+        return Side(name, padded=_read_padded(name, as_tensor(value), mask))
+    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 2:
+        return Side(name, padded=_read_padded(name, as_tensor(value)[None], mask))
+    if isinstance(value, (list, tuple)):
+        packed = TokenEmbeddings.from_list(value).to("torch")
+        if mask is not None:
+            packed = TokenEmbeddings.from_list(_apply_masks(name, packed, mask))
+        return Side(name, packed=packed)
+    raise EmbeddingsError(
+        f"received {name} of type {type(value).__name__} and shape {getattr(value, 'shape', None)}; expected a padded "
+        "(n, tokens, dim) array or tensor with a mask, a list of (tokens, dim) matrices, or TokenEmbeddings."
+    )
+
+
+def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if mask is None:
+        # Nothing says what is padding: rows of zeros are, as in sentence-transformers; no real token is all zero.
+        return vectors, (vectors != 0).any(dim=-1)
+    mask = torch.as_tensor(np.asarray(mask) if isinstance(mask, list) else mask).to(vectors.device).bool()
+    mask = mask[None] if mask.ndim == 1 else mask
+    if mask.shape != vectors.shape[:2]:
+        raise EmbeddingsError(
+            f"received {name} of shape {tuple(vectors.shape)} and a mask of shape {tuple(mask.shape)}; "
+            "expected (n, tokens, dim) and (n, tokens)."
+        )
+    return vectors, mask
+
+
+def _apply_masks(name: str, packed: TokenEmbeddings, masks: Any) -> list[torch.Tensor]:
+    """Drop the masked tokens of a list of matrices; each mask may be padded beyond its text."""
+    if len(masks) != len(packed):
+        raise EmbeddingsError(f"received {len(packed)} {name} and {len(masks)} masks; give one mask for each.")
+    kept = []
+    for i, (matrix, mask) in enumerate(zip(packed, masks, strict=True)):
+        keep = torch.as_tensor(mask).to(packed.device).bool()
+        if len(keep) < len(matrix):
+            raise EmbeddingsError(f"{name}[{i}] has {len(matrix)} tokens, but its mask covers {len(keep)}.")
+        kept.append(as_tensor(matrix)[keep[: len(matrix)]])
+    return kept

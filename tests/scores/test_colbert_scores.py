@@ -1,0 +1,273 @@
+"""Every engine against the naive double loop, in every form of input."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
+
+BACKENDS = ["packed", "torch"]
+# Half-precision inputs are rounded before either side sees them; only the accumulation may differ.
+TOLERANCE = 2e-5
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def check(scores, expected):
+    assert scores.dtype == torch.float32
+    np.testing.assert_allclose(scores.numpy(), expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def padded(matrices):
+    return TokenEmbeddings.from_list(matrices).pad()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_pairs_equal_the_double_loop(backend, dtype):
+    queries = ragged([5, 1, 3], seed=1, dtype=dtype)
+    documents = ragged([7, 1, 4, 2], seed=2, dtype=dtype)
+    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+
+
+@pytest.mark.parametrize("form", ["list", "packed", "padded", "numpy-list", "numpy-padded", "single"])
+def test_all_forms_of_input_give_the_same_scores(backend, form):
+    queries, documents = ragged([4, 2], seed=3), ragged([3, 6, 1], seed=4)
+    expected = naive_matrix(queries, documents)
+    masks = {}
+    if form == "packed":
+        queries, documents = TokenEmbeddings.from_list(queries), TokenEmbeddings.from_list(documents)
+    elif form == "padded":
+        (queries, masks["queries_mask"]), (documents, masks["documents_mask"]) = padded(queries), padded(documents)
+    elif form == "numpy-list":
+        queries, documents = [q.numpy() for q in queries], [d.numpy() for d in documents]
+    elif form == "numpy-padded":
+        (q, qm), (d, dm) = padded(queries), padded(documents)
+        queries, documents = q.numpy(), d.numpy()
+        masks = {"queries_mask": qm.long().numpy(), "documents_mask": dm.float().numpy()}
+    else:
+        queries, expected = queries[0], expected[:1]
+    check(colbert_scores(queries, documents, backend=backend, **masks), expected)
+
+
+def test_masks_with_holes_drop_exactly_the_masked_tokens(backend):
+    queries, documents = torch.randn(3, 6, 8), torch.randn(4, 9, 8)
+    queries_mask, documents_mask = torch.rand(3, 6) > 0.4, torch.rand(4, 9) > 0.4
+    documents_mask[:, 4] = True
+    kept_queries = [q[m] for q, m in zip(queries, queries_mask, strict=True)]
+    kept_documents = [d[m] for d, m in zip(documents, documents_mask, strict=True)]
+    scores = colbert_scores(queries, documents, queries_mask, documents_mask, backend=backend)
+    check(scores, naive_matrix(kept_queries, kept_documents))
+
+
+def test_negative_similarities_are_not_beaten_by_padding(backend):
+    queries, documents = ragged([3, 2], shift=3.0), ragged([2, 5], seed=9, shift=-3.0)
+    expected = naive_matrix(queries, documents)
+    assert (expected < 0).all()
+    (q, qm), (d, dm) = padded(queries), padded(documents)
+    check(colbert_scores(q, d, qm, dm, backend=backend), expected)
+    # Without masks, the rows of zeros that padding left are known for what they are.
+    check(colbert_scores(q, d, backend=backend), expected)
+
+
+def test_empty_documents_score_minus_infinity_and_empty_queries_zero(backend):
+    queries, documents = ragged([2, 0]), ragged([0, 3], seed=1)
+    scores = colbert_scores(queries, documents, backend=backend)
+    assert scores[:, 0].tolist() == [-np.inf, -np.inf]
+    assert scores[1, 1] == 0
+    assert scores[0, 1] == pytest.approx(naive_maxsim(queries[0], documents[1]), abs=TOLERANCE)
+    (q, qm), (d, dm) = padded(queries), padded(documents)
+    assert colbert_scores(q, d, qm, dm, backend=backend).tolist() == scores.tolist()
+
+
+def test_no_texts_at_all(backend):
+    documents = ragged([2, 3])
+    assert colbert_scores(TokenEmbeddings.from_list([], dim=8), documents, backend=backend).shape == (0, 2)
+    assert colbert_scores(documents, TokenEmbeddings.from_list([], dim=8), backend=backend).shape == (2, 0)
+
+
+def test_thousands_of_tiny_documents_and_one_huge_one(backend):
+    lengths = [1, 2, 0, 3] * 700 + [8192] + [1] * 5
+    queries, documents = ragged([6, 2]), ragged(lengths, seed=5)
+    packed = colbert_scores(queries, documents, backend="packed")
+    assert packed[:, 2].tolist() == [-np.inf, -np.inf]
+    sample = [0, 1, 3, 2799, 2800, 2801]
+    check(packed[:, sample], naive_matrix(queries, [documents[i] for i in sample]))
+    if backend == "torch":
+        small = documents[2790:2800]
+        check(colbert_scores(queries, small, backend=backend), packed[:, 2790:2800].numpy())
+
+
+def test_many_queries_are_scored_in_several_passes():
+    queries, documents = ragged([32] * 70, dim=4), ragged([3, 2], dim=4, seed=1)
+    check(colbert_scores(queries, documents), naive_matrix(queries, documents))
+
+
+def test_non_contiguous_input(backend):
+    queries = torch.randn(8, 4, 2).permute(2, 1, 0)
+    documents = torch.randn(3, 8, 10).transpose(1, 2)[:, ::2]
+    assert not queries.is_contiguous()
+    assert not documents.is_contiguous()
+    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+
+
+def test_reversed_and_read_only_numpy(backend):
+    documents = np.random.default_rng(0).normal(size=(3, 5, 8)).astype("float32")[:, ::-1]
+    queries = np.ones((1, 2, 8), dtype="float32")
+    queries.setflags(write=False)
+    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+
+
+def test_groups_come_out_query_major(backend):
+    queries, documents = torch.randn(2, 3, 8), torch.randn(2, 4, 5, 8)
+    scores = colbert_scores(queries, documents, backend=backend)
+    assert scores.shape == (2, 8)
+    for i in range(2):
+        for j in range(2):
+            for m in range(4):
+                assert scores[i, j * 4 + m] == pytest.approx(naive_maxsim(queries[i], documents[j, m]), abs=TOLERANCE)
+
+
+def test_group_masks(backend):
+    queries, documents = torch.randn(2, 3, 8), torch.randn(2, 4, 5, 8)
+    mask = torch.rand(2, 4, 5) > 0.3
+    mask[..., 0] = True
+    expected = [[naive_maxsim(queries[i], documents[i, m][mask[i, m]]) for m in range(4)] for i in range(2)]
+    check(colbert_kd_scores(queries, documents, documents_mask=mask, backend=backend), expected)
+    everything = colbert_scores(queries, documents, documents_mask=mask, backend=backend)
+    check(everything[0, :4], expected[0])
+    check(everything[1, 4:], expected[1])
+
+
+def test_kd_takes_nested_lists_and_packed_documents(backend):
+    queries, documents = ragged([3, 2]), ragged([2, 5, 1, 4], seed=7)
+    expected = [[naive_maxsim(queries[i], documents[2 * i + m]) for m in range(2)] for i in range(2)]
+    check(colbert_kd_scores(queries, [documents[:2], documents[2:]], backend=backend), expected)
+    check(colbert_kd_scores(queries, TokenEmbeddings.from_list(documents), backend=backend), expected)
+
+
+def test_pairwise_is_the_diagonal(backend):
+    queries, documents = ragged([3, 2, 4]), ragged([5, 1, 2], seed=6)
+    expected = np.diag(naive_matrix(queries, documents))
+    check(colbert_scores_pairwise(queries, documents, backend=backend), expected)
+
+
+def test_mixed_dtypes_are_promoted(backend):
+    queries, documents = ragged([3]), ragged([4, 2], seed=1, dtype=torch.bfloat16)
+    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+
+
+def test_int8_embeddings_score_their_scaled_values(backend):
+    queries = ragged([3, 2])
+    documents = TokenEmbeddings.from_list(ragged([4, 2, 3], seed=1)).to("int8")
+    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, list(documents)))
+
+
+@pytest.mark.parametrize("function", [colbert_scores, colbert_kd_scores, colbert_scores_pairwise])
+def test_gradients_equal_those_of_the_double_loop(function):
+    def inputs():
+        generator = torch.Generator().manual_seed(0)
+        queries = torch.randn(2, 3, 4, generator=generator).requires_grad_()
+        shape = (2, 5, 4) if function is not colbert_kd_scores else (2, 3, 5, 4)
+        documents = torch.randn(*shape, generator=generator).requires_grad_()
+        mask = torch.rand(shape[:-1], generator=generator) > 0.3
+        mask[..., 1] = True
+        return queries, documents, mask
+
+    queries, documents, mask = inputs()
+    scores = function(queries, documents, documents_mask=mask)
+    weights = torch.arange(1, scores.numel() + 1).view(scores.shape).float()
+    (scores * weights).sum().backward()
+
+    naive_queries, naive_documents, _ = inputs()
+    kept = [d[m] for d, m in zip(naive_documents.flatten(0, -3), mask.flatten(0, -2), strict=True)]
+    if function is colbert_scores:
+        pairs = [(q, d) for q in naive_queries for d in kept]
+    elif function is colbert_kd_scores:
+        pairs = [(naive_queries[i // 3], d) for i, d in enumerate(kept)]
+    else:
+        pairs = list(zip(naive_queries, kept, strict=True))
+    naive = torch.stack([naive_tensor_maxsim(q, d) for q, d in pairs]).view(scores.shape)
+    (naive * weights).sum().backward()
+
+    torch.testing.assert_close(scores, naive)
+    torch.testing.assert_close(queries.grad, naive_queries.grad)
+    torch.testing.assert_close(documents.grad, naive_documents.grad)
+    assert (documents.grad[~mask] == 0).all()
+
+
+def test_gradient_is_finite_next_to_an_empty_document():
+    queries, documents = torch.randn(1, 3, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[1] = False
+    scores = colbert_scores(queries, documents, documents_mask=mask)
+    assert scores[0, 1] == -np.inf
+    scores[0, 0].backward()
+    assert torch.isfinite(queries.grad).all()
+    assert (documents.grad[1] == 0).all()
+
+
+def test_a_gradient_chooses_the_torch_engine_by_itself():
+    queries = torch.randn(1, 2, 4, requires_grad=True)
+    assert colbert_scores(queries, torch.randn(1, 3, 4)).requires_grad
+    with torch.no_grad():
+        assert not colbert_scores(queries, torch.randn(1, 3, 4)).requires_grad
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6),
+    order=st.randoms(use_true_random=False),
+    backend=st.sampled_from(BACKENDS),
+)
+def test_permuting_documents_and_tokens_permutes_the_scores(lengths, order, backend):
+    queries, documents = ragged([3, 1]), ragged(lengths, seed=11)
+    scores = colbert_scores(queries, documents, backend=backend)
+    places = list(range(len(documents)))
+    order.shuffle(places)
+    shuffled = [documents[i][torch.randperm(len(documents[i]))] for i in places]
+    torch.testing.assert_close(colbert_scores(queries, shuffled, backend=backend), scores[:, places])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 5)), "queries have dim 4, the documents 5"),
+        (lambda: colbert_scores("text", torch.randn(1, 2, 5)), "received queries of type str"),
+        (lambda: colbert_scores(torch.randn(2, 3, 4), torch.randn(2, 3, 4), torch.ones(2, 4)), r"mask of shape \(2, 4"),
+        (lambda: colbert_scores_pairwise(torch.randn(2, 3, 4), torch.randn(3, 3, 4)), "2 queries and 3 documents"),
+        (lambda: colbert_kd_scores(torch.randn(2, 3, 4), torch.randn(3, 2, 3, 4)), "in groups of 2"),
+        (lambda: colbert_scores([torch.randn(2, 4), torch.randn(4)], torch.randn(1, 2, 4)), r"text 1 .*shape \(4,\)"),
+        (lambda: colbert_kd_scores([torch.randn(2, 4)] * 2, [[torch.randn(1, 4)], []]), r"groups of \[0, 1\]"),
+    ],
+)
+def test_wrong_shapes_say_what_was_received(call, message):
+    with pytest.raises(EmbeddingsError, match=message):
+        call()
+
+
+def test_unknown_or_unfit_backends_are_named():
+    with pytest.raises(InvalidArgumentError, match="unknown backend 'cuda'; expected 'auto', 'packed', 'torch'"):
+        colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="cuda")
+    with pytest.raises(InvalidArgumentError, match="gradients are needed; use 'torch'"):
+        colbert_scores(torch.randn(1, 2, 4, requires_grad=True), torch.randn(1, 2, 4), backend="packed")
+
+
+def test_stock_sentence_transformers_scores_agree():
+    from sentence_transformers.multi_vector_encoder.scoring import colbert_kd_scores as st_kd
+    from sentence_transformers.multi_vector_encoder.scoring import colbert_scores as st_all
+
+    queries, documents = torch.randn(2, 3, 8), torch.randn(2, 4, 5, 8)
+    mask = torch.rand(2, 4, 5) > 0.3
+    mask[..., 0] = True
+    masks = {"queries_mask": torch.ones(2, 3).bool(), "documents_mask": mask}
+    torch.testing.assert_close(colbert_scores(queries, documents, **masks), st_all(queries, documents, **masks))
+    torch.testing.assert_close(colbert_kd_scores(queries, documents, **masks), st_kd(queries, documents, **masks))
