@@ -1,0 +1,46 @@
+# Every target sets up what it needs in .venv; nothing but Python 3.10+ and make has to be there.
+# PYTHON=python3.12 chooses the interpreter (run `make clean` first), QUERY="..." asks the demo a question.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types docs bench clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/installed-demo ## search the documentation of Python itself (QUERY="..." for a question of your own)
+	@$(BIN)/latelier demo $${QUERY:+"$$QUERY"}
+
+test: $(VENV)/installed-dev ## run the tests, the examples in docstrings and those in the documents
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev ## check style, formatting and the house rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m pytest --quiet tests/test_house.py
+
+types: $(VENV)/installed-dev ## check the types
+	@$(BIN)/mypy
+
+docs: $(VENV)/installed-docs ## build the documentation into site/, warnings being errors
+	@$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/installed-dev ## run the benchmarks
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed, this is %s; choose one with PYTHON=python3.x." % sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; } # half an environment would hide the cause next time
+
+# One stamp per extra, older than pyproject.toml or constraints.txt when the dependencies have changed since.
+$(VENV)/installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing latelier[$*] into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
+	@touch $@

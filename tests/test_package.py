@@ -1,0 +1,78 @@
+"""What the installed package promises as a whole: its version, its names, and what importing it costs."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+import latelier
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(latelier.__file__).parent
+
+
+def run_python(code: str, *options: str) -> str:
+    """Standard output of ``code`` in a new interpreter, which has imported nothing yet."""
+    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_version_is_the_same_everywhere():
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert latelier.__version__ == version("latelier") == declared[1]
+
+
+def test_annotations_are_for_everyone():
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(AttributeError, match=r"no attribute 'indices'; its sub-packages are .*indexes"):
+        _ = latelier.indices
+
+
+@pytest.mark.parametrize("name", latelier.__all__)
+def test_sub_packages_load_on_first_use(name):
+    assert getattr(latelier, name).__name__ == f"latelier.{name}"
+    assert name in dir(latelier)
+
+
+def test_importing_is_silent_and_loads_no_torch():
+    code = "import sys, latelier; print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()))"
+    assert run_python(code, "-W", "error") == "[]"
+
+
+@pytest.mark.skipif(not (PACKAGE / "cli" / "__init__.py").exists(), reason="the command line is not there yet")
+def test_help_of_the_command_line_loads_no_torch():
+    code = """
+import sys
+from latelier.cli import main
+sys.argv = ["latelier", "--help"]
+try:
+    main()
+except SystemExit as stop:
+    print("code", stop.code, "torch", "torch" in sys.modules)
+"""
+    assert run_python(code).endswith("code 0 torch False")
+
+
+@pytest.mark.parametrize("name", ["scores", "indexes"])
+def test_embeddings_of_other_libraries_need_no_transformers(name):
+    code = (
+        f"import sys, latelier.{name}; print(sorted({{'transformers', 'sentence_transformers'}} & sys.modules.keys()))"
+    )
+    assert run_python(code) == "[]"
+
+
+def test_errors_name_extras_that_exist():
+    extras = set(metadata("latelier").get_all("Provides-Extra"))
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("MissingExtraError"):
+                assert ast.literal_eval(node.args[1]) in extras, f"{path.name}:{node.lineno}"
+    assert "eval" in extras
