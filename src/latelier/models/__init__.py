@@ -1,0 +1,8 @@
+"""Late-interaction models: texts in, one vector per token out."""
+
+from latelier.models.colbert import ColBERT
+from latelier.models.loading import load
+from latelier.models.names import DEFAULT_MODEL
+from latelier.models.recipe import UNTRAINED, Recipe
+
+__all__ = ["DEFAULT_MODEL", "UNTRAINED", "ColBERT", "Recipe", "load"]

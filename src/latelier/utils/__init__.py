@@ -1,0 +1,7 @@
+"""What several sub-packages share: devices, batches by token budget, length caps."""
+
+from latelier.utils.batching import batch_by_tokens
+from latelier.utils.devices import resolve_device
+from latelier.utils.lengths import encoder_limit, resolve_length
+
+__all__ = ["batch_by_tokens", "encoder_limit", "resolve_device", "resolve_length"]

@@ -1,0 +1,60 @@
+"""Choosing where to compute."""
+
+from __future__ import annotations
+
+import torch
+
+from latelier.errors import InvalidArgumentError
+
+__all__ = ["resolve_device"]
+
+
+def resolve_device(device: str | torch.device | None = None) -> torch.device:
+    """Return the device to compute on, and make sure that it is there.
+
+    Parameters
+    ----------
+    device
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``, or a `torch.device`; None takes the best there is: CUDA,
+        then Apple's MPS, then the CPU.
+
+    Returns
+    -------
+    torch.device
+        The device.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If this machine (or this build of torch) does not have it.
+
+    Examples
+    --------
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if device is None:
+        return torch.device(_available()[-1])
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"unknown device {device!r}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best there is."
+        ) from error
+    missing = resolved.type in ("cuda", "mps") and resolved.type not in _available()
+    if missing or (resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count()):
+        raise InvalidArgumentError(
+            f"device {str(device)!r} was asked for, but torch {torch.__version__} finds "
+            f"{torch.cuda.device_count()} CUDA devices here; available: {', '.join(_available())}."
+        )
+    return resolved
+
+
+def _available() -> list[str]:
+    """Device types that can be used, the best last."""
+    found = ["cpu"]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    if torch.cuda.is_available():
+        found.append("cuda")
+    return found
