@@ -120,6 +120,7 @@ class Checkpoint(MultiVectorEncoder):
 
     def _load_default_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Bare encoders get the recipe; Stanford checkpoints and transformers' own retrievers are complete."""
+        modules: Any
         modules, module_kwargs = super()._load_default_modules(*args, **kwargs)
         if self._legacy.prefixes or modules[0].transformer_task == "retrieval":
             return modules, module_kwargs

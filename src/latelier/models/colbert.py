@@ -8,7 +8,7 @@ and a guard for each of the ways in which the recipe can be lost silently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -157,7 +157,7 @@ class ColBERT(Checkpoint):
         Returns
         -------
         ColBERT
-            A model that is ready to encode (after `fit_projection` where the projection is ``"pca"``).
+            A model that is ready to encode, after `fit_projection` for ``"pca"``.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class ColBERT(Checkpoint):
 
     def forward(
         self,
-        input: dict[str, Any] | Sequence[str] | None = None,
+        input: Mapping[str, Any] | Sequence[str] | None = None,
         *,
         texts: Sequence[str] | None = None,
         query_mode: bool = True,
@@ -225,7 +225,7 @@ class ColBERT(Checkpoint):
         LatelierError
             In training, if features do not say whether they are queries or documents.
         """
-        if isinstance(input, dict):
+        if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
             return self._forward_features(input, **kwargs)
         texts = input if texts is None else texts
         if texts is None:
@@ -257,8 +257,8 @@ class ColBERT(Checkpoint):
 
         Parameters
         ----------
-        texts
-            One text or many. `inputs` is another name for it, the one sentence-transformers uses.
+        texts, inputs
+            One text or many; two names for one argument, the second is sentence-transformers'.
         prompt_name, prompt
             What to put before each text instead of the model's own prompt (its marker).
         query_mode, is_query, task
@@ -271,8 +271,6 @@ class ColBERT(Checkpoint):
             Kept for calls written for neural-cherche; no effect there or here: special tokens are always added.
         packed
             Return one `TokenEmbeddings` rather than a list.
-        inputs
-            See `texts`.
         **kwargs
             Arguments of `sentence_transformers.MultiVectorEncoder.encode`: ``batch_size``, ``show_progress_bar``,
             ``convert_to_numpy``, ``normalize_embeddings``, ``token_pooling``, ``device``, ``pool``, ...
@@ -457,7 +455,7 @@ class ColBERT(Checkpoint):
         batch_size
             Texts per batch; memory does not grow with their number.
         show_progress_bar
-            Show a progress bar on standard error.
+            Show a progress bar.
 
         Returns
         -------
@@ -482,7 +480,7 @@ class ColBERT(Checkpoint):
         self._needs_fit = False
         return self
 
-    def _forward_features(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_features(self, features: Any, **kwargs: Any) -> dict[str, Any]:
         task = kwargs.pop("task", None) or features.get("task")
         if task is None and self.training and torch.is_grad_enabled() and self._tells_queries_from_documents():
             raise LatelierError(
