@@ -1,0 +1,29 @@
+"""Collections, runs and measures: how good is a retriever, in the field's own figures."""
+
+from latelier.evaluation.collection import Collection, load_beir
+from latelier.evaluation.measures import Evaluation, evaluate
+from latelier.evaluation.stdlib import standard_library_documents
+from latelier.evaluation.trec import (
+    Qrels,
+    Run,
+    ranking,
+    read_trec,
+    read_trec_qrels,
+    write_trec,
+    write_trec_qrels,
+)
+
+__all__ = [
+    "Collection",
+    "Evaluation",
+    "Qrels",
+    "Run",
+    "evaluate",
+    "load_beir",
+    "ranking",
+    "read_trec",
+    "read_trec_qrels",
+    "standard_library_documents",
+    "write_trec",
+    "write_trec_qrels",
+]

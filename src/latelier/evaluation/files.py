@@ -1,0 +1,100 @@
+"""Reading the text files of a collection: plain or gzipped, with every faulty line named.
+
+Real collections have faulty lines, and a reader that stops at the first one makes repairing them slow. `Problems`
+gathers the places instead: an error at the end lists the first ones and the total, or, if the caller asks for it,
+the faulty lines are skipped and one warning says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+from latelier.errors import InvalidArgumentError
+
+__all__ = ["OnProblem", "Problems", "numbered_lines"]
+
+OnProblem = Literal["error", "warn"]
+_LISTED = 10
+
+
+def numbered_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    """Yield the line number (from 1) and the text of every line that is not blank; ``.gz`` is decompressed.
+
+    Parameters
+    ----------
+    path
+        The file.
+    encoding
+        ``"utf-8-sig"`` also drops the byte order mark that some editors write.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the file cannot be read, or is not UTF-8.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding=encoding) as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path} is not UTF-8 text ({error}); convert it to UTF-8.") from error
+    except (OSError, EOFError) as error:
+        raise InvalidArgumentError(f"cannot read {path}: {error}.") from error
+
+
+class Problems:
+    """The faulty places found so far.
+
+    Parameters
+    ----------
+    on_problem
+        ``"error"``: `settle` raises. ``"warn"``: `settle` warns once.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``on_problem`` is something else.
+
+    Examples
+    --------
+    >>> problems = Problems("error")
+    >>> problems.add("corpus.jsonl", 3, "the text is empty")
+    >>> problems.settle("my-folder")
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: my-folder has 1 problem:
+      corpus.jsonl:3: the text is empty
+    Repair the files, or pass on_problem="warn" to leave these lines out.
+    """
+
+    def __init__(self, on_problem: OnProblem) -> None:
+        if on_problem not in get_args(OnProblem):
+            raise InvalidArgumentError(f"received on_problem={on_problem!r}; expected 'error' or 'warn'.")
+        self.on_problem = on_problem
+        self.total = 0
+        self._first: list[str] = []
+
+    def add(self, file: str, line: int, what: str) -> None:
+        """Note one faulty line."""
+        self.total += 1
+        if len(self._first) < _LISTED:
+            self._first.append(f"  {file}:{line}: {what}")
+
+    def settle(self, source: str) -> None:
+        """Raise or warn if anything was noted; ``source`` begins the message."""
+        if not self.total:
+            return
+        hidden = self.total - len(self._first)
+        places = "\n".join([*self._first, *([f"  and {hidden:,} more"] if hidden else [])])
+        found = f"{source} has {self.total:,} problem{'s' if self.total > 1 else ''}"
+        if self.on_problem == "warn":
+            warnings.warn(f"{found}; these lines are left out:\n{places}", stacklevel=3)
+            return
+        raise InvalidArgumentError(
+            f'{found}:\n{places}\nRepair the files, or pass on_problem="warn" to leave these lines out.'
+        )

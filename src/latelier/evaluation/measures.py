@@ -1,0 +1,190 @@
+"""`evaluate`: retrieval measures of a run, computed by ir-measures, over every judged query.
+
+Two things are ours. Each query's documents are ordered once, by `latelier.evaluation.trec.ranking`, and every measure
+sees that order: the tools that ir-measures wraps break ties in different ways. And a judged query without results
+counts as zero instead of vanishing from the mean.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.evaluation.trec import Qrels, Run, ranking
+
+__all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate"]
+
+DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
+_FORM = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>.*)\))?(?:@(?P<cutoff>\S+))?")
+
+
+class Evaluation(dict[str, float]):
+    """Measure name to its mean over the judged queries; prints as a table.
+
+    Parameters
+    ----------
+    means
+        Measure name to mean.
+    per_query
+        Query id to measure name to value, to see where a system fails or to test a difference for significance.
+
+    Examples
+    --------
+    >>> Evaluation({"nDCG@10": 0.5}, {"q1": {"nDCG@10": 0.25}, "q2": {"nDCG@10": 0.75}})
+    nDCG@10  0.5000
+    (mean of 2 queries)
+    """
+
+    def __init__(self, means: Mapping[str, float], per_query: Mapping[str, Mapping[str, float]]) -> None:
+        super().__init__(means)
+        self.per_query = {query: dict(values) for query, values in per_query.items()}
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        rows = [f"{name:{width}}  {value:.4f}" for name, value in self.items()]
+        count = len(self.per_query)
+        return "\n".join([*rows, f"(mean of {count:,} quer{'y' if count == 1 else 'ies'})"])
+
+
+def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES) -> Evaluation:
+    """Compute retrieval measures over all queries that have judgements.
+
+    Parameters
+    ----------
+    run
+        Query id to document id to score, as `Retriever.run` and `read_trec` give it. Queries without judgements are
+        ignored. Only the order of the scores counts; equal ones stand by descending id, as in ``trec_eval``.
+    qrels
+        Query id to document id to judgement.
+    measures
+        Names in ir-measures' spelling: ``"nDCG@10"``, ``"RR@10"``, ``"R@100"``, ``"P(rel=2)@5"``, ``"AP"``,
+        ``"Success@1"``, ...
+
+    Returns
+    -------
+    Evaluation
+        A dict from measure name to mean, in the given order, with ``.per_query``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the run or the judgements are empty or share no query, a score is NaN, or a measure is unknown (the message
+        names the nearest).
+    MissingExtraError
+        If ir-measures is not installed.
+
+    Warns
+    -----
+    UserWarning
+        If judged queries have no results in the run: they count as 0.
+
+    Examples
+    --------
+    >>> run = {"q1": {"d1": 0.9, "d2": 0.8}, "q2": {"d1": 0.3, "d3": 0.2}}
+    >>> evaluation = evaluate(run, {"q1": {"d1": 1}, "q2": {"d3": 1}}, ["nDCG@10", "RR@10"])
+    >>> evaluation
+    nDCG@10  0.8155
+    RR@10    0.7500
+    (mean of 2 queries)
+    >>> evaluation["RR@10"], evaluation.per_query["q2"]["RR@10"]
+    (0.75, 0.5)
+    """
+    ir_measures = _ir_measures()
+    names = [measures] if isinstance(measures, str) else list(measures)
+    parsed = {name: _parse(name, ir_measures) for name in names}
+    if not parsed:
+        raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
+    qrels = {query: judged for query, judged in qrels.items() if judged}
+    _check(run, qrels)
+    # Negated ranks for scores: every measure then sees the one order.
+    ranked = {
+        query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
+        for query in qrels
+        if run.get(query)
+    }
+    per_query = _values(ir_measures, list(parsed.values()), qrels, ranked)
+    means: dict[str, float] = {}
+    for name, measure in parsed.items():
+        aggregate = measure.aggregator()
+        for values in per_query.values():
+            aggregate.add(values[str(measure)])
+        means[name] = aggregate.result()
+    return Evaluation(
+        means, {q: {name: values[str(m)] for name, m in parsed.items()} for q, values in per_query.items()}
+    )
+
+
+def _ir_measures() -> ModuleType:
+    try:
+        import ir_measures
+    except ImportError as error:
+        raise MissingExtraError("Computing retrieval measures", "eval") from error
+    return ir_measures
+
+
+def _parse(name: str, ir_measures: ModuleType) -> Any:
+    """Build a measure from its name; ours because ir-measures' own parser needs Python < 3.14."""
+    form = _FORM.fullmatch(name.strip()) if isinstance(name, str) else None
+    if form is None:
+        raise InvalidArgumentError(
+            f"cannot read measure {name!r}; expected Name, Name@cutoff or Name(key=value)@cutoff."
+        )
+    known = ir_measures.measures.registry
+    if form["name"] not in known:
+        lowered = {key.lower(): key for key in reversed(known)}  # of two spellings, ir-measures' first one
+        near = difflib.get_close_matches(form["name"].lower(), lowered, n=1, cutoff=0.5)
+        hint = f"did you mean {lowered[near[0]]!r}?" if near else f"known are {', '.join(known)}."
+        raise InvalidArgumentError(f"unknown measure {name!r}; {hint}")
+    kind = known[form["name"]]
+    try:
+        call = ast.parse(f"f({form['arguments'] or ''})", mode="eval").body
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}  # type: ignore[attr-defined]
+        if form["cutoff"] is not None:
+            arguments[kind.AT_PARAM] = ast.literal_eval(form["cutoff"])
+        measure = kind(**arguments)
+        measure.validate_params()
+    except (SyntaxError, ValueError, TypeError, AssertionError) as error:
+        raise InvalidArgumentError(f"cannot read measure {name!r}: {error}.") from error
+    return measure
+
+
+def _check(run: Run, qrels: Qrels) -> None:
+    if not qrels:
+        raise InvalidArgumentError("received no judgements; expected {query id: {document id: integer}}.")
+    if not any(run.values()):
+        raise InvalidArgumentError("received an empty run; expected {query id: {document id: score}}.")
+    for query, scores in run.items():
+        for document, score in scores.items():
+            if math.isnan(score):
+                raise InvalidArgumentError(f"document {document!r} of query {query!r} has score NaN; NaN has no rank.")
+    missing = [query for query in qrels if not run.get(query)]
+    if len(missing) == len(qrels):
+        raise InvalidArgumentError(
+            f"the run and the judgements share no query: the run has {next(iter(run))!r}, ..., the judgements "
+            f"{missing[0]!r}, ...; are both of one collection?"
+        )
+    if missing:
+        shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        warnings.warn(
+            f"{len(missing):,} of {len(qrels):,} judged queries have no results in the run and count as 0: {shown}",
+            stacklevel=3,
+        )
+
+
+def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
+    """Return query id to measure to value, the measure's default where a query has no results."""
+    plain = {query: {id_: int(judgement) for id_, judgement in judged.items()} for query, judged in qrels.items()}
+    values = {query: {str(measure): float(measure.DEFAULT) for measure in measures} for query in plain}
+    try:
+        for metric in ir_measures.iter_calc(measures, plain, run):
+            values[metric.query_id][str(metric.measure)] = float(metric.value)
+    except (ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(f"ir-measures cannot compute {measures}: {error}") from error
+    return values

@@ -1,0 +1,226 @@
+"""Runs and judgements in TREC's text form, which every evaluation tool reads.
+
+A run is a plain dict, ``run[query id][document id] = score``, and judgements are the same with integers. `ranking` is
+the one place that turns scores into an order: highest first and, as ``trec_eval`` does, equal scores by descending id,
+so that the ranks in a written run are those that any tool derives from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.evaluation.files import numbered_lines
+
+__all__ = ["Qrels", "Run", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"]
+
+Run: TypeAlias = Mapping[str, Mapping[str, float]]
+Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
+
+
+def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return one query's documents, best first; equal scores stand by descending id, as in ``trec_eval``.
+
+    Parameters
+    ----------
+    scores
+        Document id to score.
+
+    Returns
+    -------
+    list of tuple
+        ``(document id, score)``.
+
+    Examples
+    --------
+    >>> ranking({"a": 1.0, "b": 2.0, "c": 1.0})
+    [('b', 2.0), ('c', 1.0), ('a', 1.0)]
+    """
+    return sorted(((id_, float(score)) for id_, score in scores.items()), key=lambda p: (p[1], p[0]), reverse=True)
+
+
+def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
+    """Write a run: ``query-id Q0 document-id rank score name``, one line per document, ranks from 1.
+
+    Parameters
+    ----------
+    run
+        Query id to document id to score. A query without documents has no line, so reading gives it back as absent.
+    path
+        The file; an existing one is replaced, after everything was checked.
+    name
+        The run's name, the last column.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an id or the name is empty or has white space, which the format cannot hold, or a score is NaN.
+    StorageError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trec"
+    >>> write_trec({"q1": {"d1": 0.5, "d2": 1.25}}, path)
+    >>> print(path.read_text(), end="")
+    q1 Q0 d2 1 1.25 latelier
+    q1 Q0 d1 2 0.5 latelier
+    >>> read_trec(path)
+    {'q1': {'d2': 1.25, 'd1': 0.5}}
+    """
+    _check_ids("run name", [name])
+    _check_ids("query id", run)
+    lines = []
+    for query, scores in run.items():
+        _check_ids("document id", scores)
+        for rank, (document, score) in enumerate(ranking(scores), start=1):
+            if math.isnan(score):
+                raise InvalidArgumentError(f"document {document!r} of query {query!r} has score NaN; NaN has no rank.")
+            lines.append(f"{query} Q0 {document} {rank} {score!r} {name}\n")
+    _write(Path(path), lines)
+
+
+def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
+    """Read a run, plain or with ``.gz``; ranks and the run's name are not kept.
+
+    Parameters
+    ----------
+    path
+        The file, six columns a line.
+
+    Returns
+    -------
+    dict
+        Query id to document id to score, in the order of the file.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a line has other than six columns, a score is no number, or a document stands twice under one query; the
+        message names file and line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trec"
+    >>> _ = path.write_text("q1 Q0 d2 1 1.25 bm25")
+    >>> read_trec(path)
+    {'q1': {'d2': 1.25}}
+    """
+    run: dict[str, dict[str, float]] = {}
+    for number, columns in _rows(path, "query-id Q0 document-id rank score name"):
+        query, _, document, _, score, _ = columns
+        _store(run, query, document, _number(float, score, path, number), f"{path}:{number}")
+    return run
+
+
+def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
+    """Write judgements: ``query-id 0 document-id judgement``.
+
+    Parameters
+    ----------
+    qrels
+        Query id to document id to judgement.
+    path
+        The file; an existing one is replaced, after everything was checked.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an id is empty or has white space.
+    StorageError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "qrels.txt"
+    >>> write_trec_qrels({"q1": {"d1": 1, "d2": 0}}, path)
+    >>> read_trec_qrels(path)
+    {'q1': {'d1': 1, 'd2': 0}}
+    """
+    _check_ids("query id", qrels)
+    lines = []
+    for query, judged in qrels.items():
+        _check_ids("document id", judged)
+        lines += [f"{query} 0 {document} {judgement}\n" for document, judgement in judged.items()]
+    _write(Path(path), lines)
+
+
+def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
+    """Read judgements, plain or with ``.gz``.
+
+    Parameters
+    ----------
+    path
+        The file, four columns a line.
+
+    Returns
+    -------
+    dict
+        Query id to document id to judgement.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a line has other than four columns, a judgement is no integer, or a pair stands twice; the message names
+        file and line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "qrels.txt"
+    >>> _ = path.write_text("q1 0 d2 1")
+    >>> read_trec_qrels(path)
+    {'q1': {'d2': 1}}
+    """
+    qrels: dict[str, dict[str, int]] = {}
+    for number, columns in _rows(path, "query-id 0 document-id judgement"):
+        query, _, document, judgement = columns
+        _store(qrels, query, document, _number(int, judgement, path, number), f"{path}:{number}")
+    return qrels
+
+
+def _check_ids(what: str, ids: Iterable[str]) -> None:
+    for id_ in ids:
+        if not id_ or any(character.isspace() for character in id_):
+            raise InvalidArgumentError(
+                f"{what} {id_!r} cannot stand in a TREC file, whose columns are parted by white space; "
+                "rename it, or write the run as JSON."
+            )
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    try:
+        path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error}.") from error
+
+
+def _rows(path: str | Path, form: str) -> Iterable[tuple[int, list[str]]]:
+    for number, line in numbered_lines(Path(path)):
+        columns = line.split()
+        if len(columns) != len(form.split()):
+            raise InvalidArgumentError(f'{path}:{number}: {len(columns)} columns; expected "{form}".')
+        yield number, columns
+
+
+def _number(kind: type, text: str, path: str | Path, line: int) -> Any:
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path}:{line}: {text!r} is no {kind.__name__}.") from error
+    if value != value:
+        raise InvalidArgumentError(f"{path}:{line}: the score is NaN, which has no rank.")
+    return value
+
+
+def _store(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
+    row = table.setdefault(query, {})
+    if document in row:
+        raise InvalidArgumentError(f"{place}: document {document!r} stands twice under query {query!r}.")
+    row[document] = value

@@ -1,0 +1,121 @@
+"""Measures against a naive computation, and what happens to missing queries and misspelt names."""
+
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+
+from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.evaluation import Evaluation, evaluate
+
+
+def naive(scores, judged, k):
+    """NDCG@k, RR@k, Success@k and R@k of one query, from their definitions."""
+    order = sorted(sorted(scores, reverse=True), key=lambda id_: -scores[id_])[:k]
+    gains = [max(judged.get(id_, 0), 0) for id_ in order]
+    ideal = sorted((max(value, 0) for value in judged.values()), reverse=True)[:k]
+    dcg = sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains))
+    best = sum(gain / math.log2(rank + 2) for rank, gain in enumerate(ideal))
+    first = next((rank for rank, gain in enumerate(gains, start=1) if gain > 0), None)
+    relevant = sum(value > 0 for value in judged.values())
+    return {
+        f"nDCG@{k}": dcg / best if best else 0.0,
+        f"RR@{k}": 1 / first if first else 0.0,
+        f"Success@{k}": float(first is not None),
+        f"R@{k}": sum(gain > 0 for gain in gains) / relevant if relevant else 0.0,
+    }
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_measures_equal_their_definitions(k):
+    rng = random.Random(k)
+    documents = [f"d{i}" for i in range(30)]
+    # Coarse scores: many ties, which every measure must break in the same way.
+    run = {f"q{i}": {d: rng.randrange(5) / 4 for d in rng.sample(documents, 15)} for i in range(40)}
+    qrels = {query: {d: rng.choice([0, 1, 2, 3]) for d in rng.sample(documents, 8)} for query in run}
+    expected = {query: naive(run[query], qrels[query], k) for query in run}
+    result = evaluate(run, qrels, [f"nDCG@{k}", f"RR@{k}", f"Success@{k}", f"R@{k}"])
+    assert list(result) == [f"nDCG@{k}", f"RR@{k}", f"Success@{k}", f"R@{k}"]
+    for name, mean in result.items():
+        assert mean == pytest.approx(sum(values[name] for values in expected.values()) / len(expected), abs=1e-9)
+        for query, values in expected.items():
+            assert result.per_query[query][name] == pytest.approx(values[name], abs=1e-9)
+
+
+def test_negative_infinite_and_numpy_scores_only_order_the_documents():
+    import numpy as np
+
+    run = {"q": {"a": np.float32(-2.0), "b": -math.inf, "c": np.float32(-1.0)}}
+    assert evaluate(run, {"q": {"a": 1}}, ["RR"])["RR"] == 0.5
+
+
+def test_a_query_without_results_counts_as_zero_and_is_named():
+    run = {"q1": {"d1": 1.0}, "q2": {}, "unjudged": {"d1": 1.0}}
+    qrels = {"q1": {"d1": 1}, "q2": {"d1": 1}, "q3": {"d1": 1}, "nothing judged": {}}
+    with pytest.warns(UserWarning, match=r"2 of 3 judged queries have no results .* count as 0: 'q2', 'q3'"):
+        result = evaluate(run, qrels, ["nDCG@10"])
+    assert result == {"nDCG@10": pytest.approx(1 / 3)}
+    assert result.per_query == {"q1": {"nDCG@10": 1.0}, "q2": {"nDCG@10": 0.0}, "q3": {"nDCG@10": 0.0}}
+
+
+def test_parameters_and_aliases_keep_the_spelling_that_was_asked_for():
+    run, qrels = {"q": {"a": 2.0, "b": 1.0}}, {"q": {"a": 1, "b": 2}}
+    result = evaluate(run, qrels, ["P(rel=2)@2", "MRR", "nDCG@2", "NumRet"])
+    expected = (1 + 2 / math.log2(3)) / (2 + 1 / math.log2(3))
+    assert result == {"P(rel=2)@2": 0.5, "MRR": 1.0, "nDCG@2": pytest.approx(expected), "NumRet": 2.0}
+    assert evaluate(run, qrels, "MRR") == {"MRR": 1.0}
+
+
+def test_prints_as_a_table():
+    result = Evaluation({"nDCG@10": 0.51234, "R@100": 1.0}, {"q": {"nDCG@10": 0.51234, "R@100": 1.0}})
+    assert str(result) == "nDCG@10  0.5123\nR@100    1.0000\n(mean of 1 query)"
+
+
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
+        ("nDGC@10", "unknown measure 'nDGC@10'; did you mean 'nDCG'\\?"),
+        ("recal@10", "unknown measure 'recal@10'; did you mean 'Recall'\\?"),
+        ("zzzzzz", "unknown measure 'zzzzzz'; known are .*nDCG"),
+        ("nDCG@ten", "cannot read measure 'nDCG@ten'"),
+        ("nDCG(rel=)@10", "cannot read measure 'nDCG\\(rel=\\)@10'"),
+        ("P(foo=2)@5", "cannot read measure .*unsupported params found: \\['foo'\\]"),
+        ("P", "cannot read measure 'P'.*cutoff"),
+        ("a b", "cannot read measure 'a b'; expected Name"),
+        (10, "cannot read measure 10; expected Name"),
+    ],
+)
+def test_measures_that_cannot_be_read(measure, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, [measure])
+
+
+@pytest.mark.parametrize(
+    ("run", "qrels", "measures", "message"),
+    [
+        ({}, {"q": {"d": 1}}, ["RR"], "received an empty run"),
+        ({"q": {}}, {"q": {"d": 1}}, ["RR"], "received an empty run"),
+        ({"q": {"d": 1.0}}, {}, ["RR"], "received no judgements"),
+        ({"q": {"d": 1.0}}, {"q": {}}, ["RR"], "received no judgements"),
+        ({"q": {"d": 1.0}}, {"q": {"d": 1}}, [], "received no measure"),
+        ({"q": {"d": math.nan}}, {"q": {"d": 1}}, ["RR"], "document 'd' of query 'q' has score NaN"),
+        ({"1": {"d": 1.0}}, {"q1": {"d": 1}}, ["RR"], "share no query: the run has '1', ..., the judgements 'q1'"),
+    ],
+)
+def test_input_that_cannot_be_evaluated(run, qrels, measures, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        evaluate(run, qrels, measures)
+
+
+def test_missing_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "latelier\[eval\]"'):
+        evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}})
+
+
+def test_importing_evaluation_loads_no_torch():
+    code = "import sys, latelier.evaluation; print('torch' in sys.modules, 'ir_measures' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout == "False False\n"

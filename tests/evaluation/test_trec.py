@@ -1,0 +1,97 @@
+"""Runs and judgements in TREC's form: they come back as written, and bad lines are named."""
+
+import gzip
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.evaluation import ranking, read_trec, read_trec_qrels, write_trec, write_trec_qrels
+
+ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(lambda s: not any(c.isspace() for c in s))
+scores = st.floats(allow_nan=False)
+shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+
+
+@shared_folder
+@given(st.dictionaries(ids, st.dictionaries(ids, scores, min_size=1, max_size=5), max_size=4))
+def test_run_round_trip(tmp_path, run):
+    path = tmp_path / "run.trec"
+    write_trec(run, path, name="mine")
+    read = read_trec(path)
+    assert read == run
+    for query, documents in read.items():
+        assert list(documents.items()) == ranking(run[query])  # in the order of the ranks
+
+
+@shared_folder
+@given(st.dictionaries(ids, st.dictionaries(ids, st.integers(), min_size=1, max_size=5), max_size=4))
+def test_qrels_round_trip(tmp_path, qrels):
+    path = tmp_path / "qrels.txt"
+    write_trec_qrels(qrels, path)
+    assert read_trec_qrels(path) == qrels
+
+
+def test_lines_ranks_and_ties(tmp_path):
+    path = tmp_path / "run.trec"
+    write_trec({"q": {"a": 1, "c": 1.0, "b": 2.5, "z": -math.inf}}, path, name="r1")
+    assert path.read_text() == "q Q0 b 1 2.5 r1\nq Q0 c 2 1.0 r1\nq Q0 a 3 1.0 r1\nq Q0 z 4 -inf r1\n"
+
+
+def test_reads_gzip_tabs_and_any_white_space(tmp_path):
+    path = tmp_path / "run.gz"
+    path.write_bytes(gzip.compress(b"q1\tQ0\td1 1  0.5 x\r\n\nq1 Q0 d2 2 0.25 x\n"))
+    assert read_trec(path) == {"q1": {"d1": 0.5, "d2": 0.25}}
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "message"),
+    [
+        ({"q 1": {"d": 1.0}}, "n", "query id 'q 1' cannot stand in a TREC file"),
+        ({"q": {"d\u00a01": 1.0}}, "n", "document id .* cannot stand in a TREC file"),
+        ({"q": {"": 1.0}}, "n", "document id '' cannot stand"),
+        ({"q": {"d": 1.0}}, "my run", "run name 'my run' cannot stand"),
+        ({"q": {"d": math.nan}}, "n", "document 'd' of query 'q' has score NaN"),
+    ],
+)
+def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        write_trec(run, tmp_path / "run.trec", name=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_judgements_that_cannot_be_written(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="document id 'd 1' cannot stand"):
+        write_trec_qrels({"q": {"d 1": 1}}, tmp_path / "qrels.txt")
+    with pytest.raises(StorageError, match=r"cannot write .*absent"):
+        write_trec_qrels({"q": {"d": 1}}, tmp_path / "absent" / "qrels.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q Q0 d2 2 0.5", r":2: 5 columns; expected \"query-id Q0 document-id rank score name\""),
+        ("q Q0 d2 2 high r", r":2: 'high' is no float"),
+        ("q Q0 d2 2 nan r", r":2: the score is NaN"),
+        ("q Q0 d1 2 0.5 r", r":2: document 'd1' stands twice under query 'q'"),
+    ],
+)
+def test_faulty_run_lines(tmp_path, line, message):
+    path = tmp_path / "run.trec"
+    path.write_text(f"q Q0 d1 1 1.0 r\n{line}\n")
+    with pytest.raises(InvalidArgumentError, match=message):
+        read_trec(path)
+
+
+def test_faulty_judgement_lines(tmp_path):
+    path = tmp_path / "qrels.txt"
+    path.write_text("q 0 d1 1\nq 0 d2 1.5\n")
+    with pytest.raises(InvalidArgumentError, match=r":2: '1.5' is no int"):
+        read_trec_qrels(path)
+    path.write_text("q 0 d1 1\nq 0 d1 0\n")
+    with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' stands twice"):
+        read_trec_qrels(path)
+    with pytest.raises(InvalidArgumentError, match="cannot read"):
+        read_trec_qrels(tmp_path / "absent.txt")
