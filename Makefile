@@ -19,15 +19,15 @@ test: $(VENV)/installed-dev ## run the tests, the examples in docstrings and tho
 	@$(BIN)/python -m pytest
 
 lint: $(VENV)/installed-dev ## check style, formatting and the house rules
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check --no-cache .
+	@$(BIN)/ruff format --no-cache --check .
 	@$(BIN)/python -m pytest --quiet tests/test_house.py
 
 types: $(VENV)/installed-dev ## check the types
 	@$(BIN)/mypy
 
 docs: $(VENV)/installed-docs ## build the documentation into site/, warnings being errors
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/installed-dev ## run the benchmarks
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
@@ -42,5 +42,5 @@ $(VENV)/bin/python:
 # One stamp per extra, older than pyproject.toml or constraints.txt when the dependencies have changed since.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing latelier[$*] into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
 	@touch $@

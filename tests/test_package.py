@@ -39,6 +39,7 @@ def test_unknown_name_is_answered_with_the_known_ones():
 @pytest.mark.parametrize("name", latelier.__all__)
 def test_sub_packages_load_on_first_use(name):
     assert getattr(latelier, name).__name__ == f"latelier.{name}"
+    assert getattr(latelier, name).__all__
     assert name in dir(latelier)
 
 
@@ -67,6 +68,23 @@ def test_embeddings_of_other_libraries_need_no_transformers(name):
         f"import sys, latelier.{name}; print(sorted({{'transformers', 'sentence_transformers'}} & sys.modules.keys()))"
     )
     assert run_python(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "use"),
+    [
+        (
+            "eval",
+            "ir_measures",
+            "from latelier.evaluation import evaluate; evaluate({'q': {'d': 1.0}}, {'q': {'d': 1}})",
+        ),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(extra, module, use):
+    code = (
+        f"import sys; sys.modules[{module!r}] = None\ntry:\n    {use}\nexcept ImportError as error:\n    print(error)"
+    )
+    assert run_python(code).endswith(f"needs the extra '{extra}'. Install it with: pip install \"latelier[{extra}]\"")
 
 
 def test_errors_name_extras_that_exist():

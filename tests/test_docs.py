@@ -1,0 +1,94 @@
+"""The documents tell the truth: their Python runs and prints what they show, and nothing public goes unmentioned."""
+
+import re
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+
+import latelier
+from documents import python_blocks, run_block, without_blocks
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(latelier.__file__).parent
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+
+
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if python_blocks(text)])
+def test_python_blocks_run_and_print_what_the_page_shows(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in python_blocks(PAGES[page]):
+        run_block(block, page, names)
+    assert "__builtins__" in names  # the blocks ran in here
+
+
+def test_a_wrong_output_would_be_found():
+    right, wrong, example = python_blocks(
+        "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n"
+        "- in a list\n\n  ```python\n  print(x + 1)\n  ```\n\n  prints\n\n  ```text\n  1\n  ```\n\n"
+        "```python\n>>> x\n2\n```\n"
+    )
+    names: dict[str, object] = {}
+    run_block(right, "page.md", names)
+    with pytest.raises(AssertionError, match=r"page.md:13 prints\n2"):
+        run_block(wrong, "page.md", names)
+    with pytest.raises(AssertionError, match=r"Expected:\n    2\nGot:\n    1"):
+        run_block(example, "page.md", names)
+
+
+def test_links_between_pages_lead_somewhere():
+    links = [
+        (name, link) for name, text in PAGES.items() for link in re.findall(r"\]\(([^)#\s]+)", without_blocks(text))
+    ]
+    own = [(name, link) for name, link in links if "://" not in link]
+    assert [(name, link) for name, link in own if not (ROOT / name).parent.joinpath(link).exists()] == []
+    assert own
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(navigation) == sorted(name.removeprefix("docs/") for name in PAGES if name.startswith("docs/"))
+
+
+def test_the_reference_has_every_public_package():
+    # "::: latelier.scores" puts all names into the page that the package has in __all__.
+    shown = re.findall(r"^::: latelier\.(\w+)$", "\n".join(PAGES.values()), re.MULTILINE)
+    assert sorted(shown) == sorted(set(latelier.__all__) - {"cli"})
+
+
+@pytest.mark.skipif(not (PACKAGE / "cli" / "__init__.py").exists(), reason="the command line is not there yet")
+def test_every_command_is_documented_with_all_its_options():
+    from typer.main import get_command
+
+    from latelier.cli import app
+
+    sections = dict(
+        re.findall(r"^## `?latelier (\S+?)`?\n(.*?)(?=^## |\Z)", PAGES["docs/cli.md"], re.MULTILINE | re.DOTALL)
+    )
+    commands = get_command(app).commands
+    assert sorted(sections) == sorted(commands)
+    for name, command in commands.items():
+        assert command.help, f"latelier {name} has no help"
+        options = [
+            max(parameter.opts, key=len) for parameter in command.params if parameter.param_type_name == "option"
+        ]
+        assert [option for option in options if option not in sections[name]] == [], name
+
+
+def test_extras_in_the_documents_exist():
+    extras = set(metadata("latelier").get_all("Provides-Extra"))
+    named = re.findall(r"latelier\[([\w,-]+)\]", "\n".join(PAGES.values()))
+    assert {extra for names in named for extra in names.split(",")} <= extras
+
+
+def test_changelog_tells_of_the_current_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", changelog, re.MULTILINE)
+    unreleased = re.search(r"^## \[Unreleased\]\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    assert unreleased is not None
+    # Before the first release, all there is to tell stands under Unreleased.
+    assert released[:1] == [latelier.__version__] or (not released and "\n- " in unreleased[1])
