@@ -175,7 +175,7 @@ class ColBERT(Checkpoint):
             raise InvalidArgumentError(f"unknown projection {projection!r}; expected None, 'orthogonal' or 'pca'.")
         model = cls(
             model_name_or_path,
-            embedding_size,
+            None if projection is None else embedding_size,
             device,
             max_length_query,
             max_length_document,
@@ -309,8 +309,7 @@ class ColBERT(Checkpoint):
         if kwargs.get("output_value", "token_embeddings") is None:
             return encoded
         single = self.is_singular_input(given)
-        # Encoding runs in inference mode; a clone is an ordinary tensor again, which autograd and in-place ops accept.
-        rows = [row.clone() if isinstance(row, Tensor) else row for row in ([encoded] if single else encoded)]
+        rows = [encoded] if single else encoded
         if packed and not rows:
             return TokenEmbeddings(torch.zeros(0, self.embedding_size), [0])
         if packed:

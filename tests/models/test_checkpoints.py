@@ -1,0 +1,158 @@
+"""Checkpoints of other libraries give the embeddings that a calculation by hand gives, and that they gave before."""
+
+import pytest
+import torch
+from folders import PUNCTUATION, bare, by_hand, dense_with_head, head, pylate, stanford
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+
+from latelier.errors import InvalidArgumentError, ModelLoadError
+from latelier.models import ColBERT, load
+
+QUERIES = ["what is a pear?", "fruits are healthy."]
+DOCUMENTS = ["Fruits, like pears (and apples), are good for health!", "A pear."]
+
+
+def assert_same(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=2e-6)
+
+
+def assert_plain_loads_the_same(model, folder):
+    """What we save, and what we loaded, embeds alike in plain sentence-transformers."""
+    plain = MultiVectorEncoder(str(folder), device="cpu")
+    assert_same(model.encode_query(QUERIES), plain.encode_query(QUERIES))
+    assert_same(model.encode_document(DOCUMENTS), plain.encode_document(DOCUMENTS))
+
+
+@pytest.mark.parametrize("version3", [True, False], ids=["pylate-3", "pylate-before-3"])
+def test_pylate(minilm, tmp_path, version3):
+    folder = pylate(minilm, tmp_path / "pylate", version3=version3)
+    model = ColBERT(folder, device="cpu")
+    ids = model.tokenizer.convert_tokens_to_ids(["[Q] ", "[D] "])
+    assert ids == [30522, 30523]
+    expected = [by_hand(folder, q, marker_id=ids[0], weight=head(), width=24) for q in QUERIES]
+    assert_same(model.encode(QUERIES, is_query=True), expected)
+    expected = [by_hand(folder, d, marker_id=ids[1], weight=head(), skip=PUNCTUATION) for d in DOCUMENTS]
+    assert_same(model.encode(DOCUMENTS, is_query=False), expected)
+    assert (model.max_length_query, model.max_length_document, model.embedding_size) == (24, 120, 16)
+    assert_plain_loads_the_same(model, folder)
+    model.save_pretrained(tmp_path / "ours")
+    assert_plain_loads_the_same(model, tmp_path / "ours")
+
+
+def test_pylate_without_expansion_and_with_attention_to_it(minilm, tmp_path):
+    folder = pylate(minilm, tmp_path / "off", settings={"do_query_expansion": False})
+    model = ColBERT(folder, device="cpu")
+    expected = [by_hand(folder, q, marker_id=30522, weight=head()) for q in QUERIES]
+    assert_same(model.encode_query(QUERIES), expected)
+    folder = pylate(minilm, tmp_path / "attend", settings={"attend_to_expansion_tokens": True})
+    model = ColBERT(folder, device="cpu")
+    expected = [by_hand(folder, q, marker_id=30522, weight=head(), width=24, attend=True) for q in QUERIES]
+    assert_same(model.encode_query(QUERIES), expected)
+
+
+def test_stanford(minilm, tmp_path):
+    folder = stanford(minilm, tmp_path / "stanford")
+    model = ColBERT(folder, device="cpu")
+    plain = bare(minilm, tmp_path / "encoder")
+    expected = [by_hand(plain, q, marker_id=1, weight=head(), width=24) for q in QUERIES]  # [unused0]
+    assert_same(model.encode_query(QUERIES), expected)
+    expected = [by_hand(plain, d, marker_id=2, weight=head(), skip=PUNCTUATION) for d in DOCUMENTS]  # [unused1]
+    assert_same(model.encode_document(DOCUMENTS), expected)
+    assert (model.max_length_query, model.max_length_document) == (24, 120)
+    model.save_pretrained(tmp_path / "ours")
+    assert_plain_loads_the_same(model, tmp_path / "ours")
+
+
+def test_a_bare_encoder_gets_the_recipe(minilm, tmp_path):
+    folder = bare(minilm, tmp_path / "bare")
+    model = ColBERT(folder, embedding_size=16, max_length_query=20, device="cpu")
+    model.save_pretrained(tmp_path / "ours")
+    weight = model[1].linear.weight.detach()
+    torch.testing.assert_close(weight @ weight.T, torch.eye(16), rtol=0, atol=1e-5)  # orthogonal
+    expected = [by_hand(tmp_path / "ours", q, marker_id=30522, weight=weight, width=20) for q in QUERIES]
+    assert_same(model.encode_query(QUERIES), expected)
+    expected = [by_hand(tmp_path / "ours", d, marker_id=30523, weight=weight, skip=PUNCTUATION) for d in DOCUMENTS]
+    assert_same(model.encode_document(DOCUMENTS), expected)
+
+
+def test_ours_survives_a_round_trip_with_every_setting(minilm, tmp_path):
+    model = ColBERT(minilm, embedding_size=32, max_length_query=16, max_length_document=40, device="cpu")
+    model.save_pretrained(tmp_path / "ours")
+    again = ColBERT(tmp_path / "ours", device="cpu")
+    assert_same(model.encode_query(QUERIES), again.encode_query(QUERIES))
+    assert_same(model.encode_document(DOCUMENTS), again.encode_document(DOCUMENTS))
+    assert (again.max_length_query, again.max_length_document, again.embedding_size) == (16, 40, 32)
+    assert again.prompts == {"query": "[Q] ", "document": "[D] "}
+    assert_plain_loads_the_same(model, tmp_path / "ours")
+
+
+def test_explicit_lengths_win_over_saved_ones(minilm, tmp_path):
+    ColBERT(minilm, max_length_query=16, max_length_document=40, device="cpu").save_pretrained(tmp_path / "ours")
+    again = ColBERT(tmp_path / "ours", max_length_query=12, max_length_document=8, device="cpu")
+    assert again.encode_query("pear").shape[0] == 12
+    assert again.encode_document(" ".join(["pear"] * 50)).shape[0] == 8
+    longer = ColBERT(tmp_path / "ours", max_length_query=48, device="cpu")
+    assert longer.encode_query("pear").shape[0] == 48
+    assert longer.max_length_document == 40
+
+
+def test_another_embedding_size_is_ignored_with_a_warning(minilm, tmp_path):
+    ColBERT(minilm, embedding_size=32, device="cpu").save_pretrained(tmp_path / "ours")
+    with pytest.warns(UserWarning, match="embedding_size=64 is ignored: .* a head of 32 dimensions"):
+        assert ColBERT(tmp_path / "ours", embedding_size=64, device="cpu").embedding_size == 32
+
+
+def test_a_trained_dense_head_is_kept(minilm, tmp_path):
+    folder = dense_with_head(minilm, tmp_path / "dense")
+    same_size = ColBERT(folder, embedding_size=16, device="cpu")
+    torch.testing.assert_close(same_size[1].linear.weight.detach(), head())
+    wider = ColBERT(folder, embedding_size=8, device="cpu")
+    assert [type(module).__name__ for module in wider] == [
+        "Transformer",
+        "Dense",
+        "Dense",
+        "MultiVectorMask",
+        "Normalize",
+    ]
+    assert wider.encode_document("pear").shape[1] == 8
+
+
+def test_from_dense_keeps_the_prompts_and_the_head_that_a_model_was_trained_with(minilm, tmp_path):
+    folder = dense_with_head(minilm, tmp_path / "dense")
+    model = ColBERT.from_dense(folder, device="cpu")
+    plain = bare(minilm, tmp_path / "bare")
+    expected = [by_hand(plain, "query: " + q, marker_id=None, weight=head()) for q in QUERIES]
+    assert_same(model.encode_query(QUERIES), expected)
+    expected = [by_hand(plain, "passage: " + d, marker_id=None, weight=head()) for d in DOCUMENTS]
+    assert_same(model.encode_document(DOCUMENTS), expected)
+
+
+def test_load_takes_anything(minilm, tmp_path):
+    folder = pylate(minilm, tmp_path / "pylate")
+    assert_same(load(folder, device="cpu").encode_query(QUERIES), ColBERT(folder, device="cpu").encode_query(QUERIES))
+    assert load(minilm, device="cpu").tokens("pear") == ["[CLS]", "pear", "[SEP]"]
+
+
+def test_from_dense_refuses_a_late_interaction_checkpoint(minilm, tmp_path):
+    folder = pylate(minilm, tmp_path / "pylate")
+    with pytest.raises(InvalidArgumentError, match=r"a late-interaction checkpoint already; load it with ColBERT"):
+        ColBERT.from_dense(folder, device="cpu")
+
+
+def test_a_missing_model_says_what_to_do(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"could not load the model 'nobody/nothing'.*latelier\[demo\]"):
+        ColBERT("nobody/nothing", device="cpu")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelLoadError, match=r"could not load the model .*empty.*the folder has none of config\.json"):
+        ColBERT(tmp_path / "empty", device="cpu")
+
+
+def test_the_pooled_model_is_the_mean_of_our_tokens(minilm):
+    """from_dense really holds the dense model's own token vectors: their mean is its sentence vector."""
+    dense = SentenceTransformer(minilm, device="cpu").encode(DOCUMENTS[0], convert_to_tensor=True)
+    model = ColBERT.from_dense(minilm, device="cpu")
+    with torch.no_grad():
+        hidden = model[0](model.tokenize([DOCUMENTS[0]], is_query=False))["token_embeddings"][0]
+    torch.testing.assert_close(torch.nn.functional.normalize(hidden.mean(0), dim=0), dense, rtol=1e-4, atol=1e-5)

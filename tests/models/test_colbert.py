@@ -1,0 +1,218 @@
+"""What a user calls on a model: encode in all its spellings, forward, scores, tokenize, tokens, errors."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from folders import by_hand
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT, Recipe
+from naive import naive_maxsim
+
+TEXTS = ["Fruits are healthy!", "", "A pear.", "the quick brown fox jumps over the lazy dog"]
+
+
+def assert_equal_lists(left, right):
+    assert [tuple(a.shape) for a in left] == [tuple(b.shape) for b in right]
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("spelling", [{"query_mode": False}, {"is_query": False}, {"task": "document"}])
+def test_three_spellings_of_a_document(fresh, spelling):
+    assert_equal_lists(fresh.encode(TEXTS, **spelling), fresh.encode_document(TEXTS))
+
+
+def test_encode_takes_queries_by_default(fresh):
+    assert_equal_lists(fresh.encode(TEXTS), fresh.encode_query(TEXTS))
+    assert_equal_lists(fresh.encode(texts=TEXTS, query_mode=True), fresh.encode(inputs=TEXTS, is_query=True))
+
+
+def test_reference_arguments_are_accepted(fresh):
+    encoded = fresh.encode(TEXTS, truncation=True, add_special_tokens=False, query_mode=True)
+    assert_equal_lists(encoded, fresh.encode_query(TEXTS))
+
+
+def test_contradicting_spellings_are_refused(fresh):
+    with pytest.raises(InvalidArgumentError, match="is_query=False and task='query' contradict each other"):
+        fresh.encode("a", is_query=False, task="query")
+    with pytest.raises(InvalidArgumentError, match="unknown task 'passage'; expected 'query' or 'document'"):
+        fresh.encode("a", task="passage")
+
+
+def test_a_mistyped_option_is_named(fresh):
+    with pytest.raises(ValueError, match="is_qeury"):
+        fresh.encode("a", is_qeury=True)
+
+
+def test_shapes_of_one_text_a_list_and_nothing(fresh):
+    assert fresh.encode_query("pear").shape == (32, 16)
+    assert [e.shape for e in fresh.encode_query(["pear"])] == [(32, 16)]
+    assert fresh.encode_query([]) == []
+    assert fresh.encode_document("").shape == (3, 16)  # [CLS] [D] [SEP]
+    empty = fresh.encode_document([], packed=True)
+    assert (len(empty), empty.dim, empty.is_torch) == (0, 16, True)
+
+
+def test_packed_and_numpy_hold_the_same_numbers(fresh):
+    expected = fresh.encode_document(TEXTS)
+    packed = fresh.encode_document(TEXTS, packed=True)
+    assert isinstance(packed, TokenEmbeddings)
+    assert_equal_lists(list(packed), expected)
+    arrays = fresh.encode_document(TEXTS, convert_to_numpy=True)
+    assert all(isinstance(array, np.ndarray) for array in arrays)
+    assert_equal_lists(arrays, expected)
+    assert len(fresh.encode_document("one text", packed=True)) == 1
+
+
+def test_encoded_tensors_are_ordinary_tensors(fresh):
+    rows = fresh.encode_query(["pear"])[0]
+    rows *= 2  # inference tensors would refuse both
+    (rows.clone().requires_grad_() * rows).sum().backward()
+    assert not rows.is_inference()
+
+
+def test_batches_do_not_change_the_embeddings(dense):
+    texts = [" ".join(["pear"] * n) for n in (1, 40, 3, 200, 7, 90, 2)]
+    one_by_one = [dense.encode_document(text) for text in texts]
+    assert_equal_lists(dense.encode_document(texts, batch_size=1), one_by_one)
+    assert_equal_lists(dense.encode_document(texts, batch_size=64), one_by_one)
+
+
+def test_many_texts_come_back_in_order(dense):
+    texts = [f"number {i}" for i in range(2060)]  # more than are tokenised at once
+    encoded = dense.encode_document(texts, packed=True)
+    assert len(encoded) == 2060
+    for i in (0, 2047, 2048, 2059):
+        torch.testing.assert_close(encoded[i], dense.encode_document(texts[i]), rtol=1e-4, atol=1e-5)
+
+
+def test_raw_outputs_are_those_of_sentence_transformers(fresh):
+    raw = fresh.encode_document(TEXTS[:2], output_value=None)
+    kept = [item["token_embeddings"][item["attention_mask"].bool()] for item in raw]
+    assert_equal_lists(kept, fresh.encode_document(TEXTS[:2]))
+
+
+def test_forward_is_of_full_length_with_zero_rows_for_padding(fresh):
+    out = fresh(texts=["pear", "a, b"], query_mode=True)
+    assert set(out) == {"embeddings"}
+    assert out["embeddings"].shape == (2, 32, 16)
+    torch.testing.assert_close(out["embeddings"].norm(dim=2), torch.ones(2, 32))  # expansion counts
+    out = fresh(texts=["pear", "a, b"], query_mode=False)["embeddings"]
+    assert out.shape == (2, 350, 16)
+    # [CLS] [D] a , b [SEP]: the comma is read but does not count, and leaves a hole.
+    assert (out.norm(dim=2) > 0)[:, :8].tolist() == [
+        [True] * 4 + [False] * 4,
+        [True, True, True, False, True, True, False, False],
+    ]
+    torch.testing.assert_close(out[1][out[1].norm(dim=1) > 0], fresh.encode_document("a, b"))
+    assert fresh(["pear"], query_mode=False)["embeddings"].shape == (1, 350, 16)
+    assert fresh(texts=[])["embeddings"].shape == (0, 32, 16)
+
+
+def test_scores_are_maxsim_of_what_encode_returns_and_differentiable(fresh):
+    queries, documents = TEXTS[:3], ["Pears are good.", "x", "Nothing, at all."]
+    scores = fresh.scores(queries, documents, batch_size=2, tqdm_bar=False)
+    pairs = zip(fresh.encode_query(queries), fresh.encode_document(documents), strict=True)
+    assert scores.detach().numpy() == pytest.approx([naive_maxsim(q, d) for q, d in pairs], abs=1e-4)
+    scores.sum().backward()
+    assert fresh[1].linear.weight.grad.abs().sum() > 0
+    fresh.zero_grad()
+    assert fresh.scores([], [], tqdm_bar=False).shape == (0,)
+
+
+def test_scores_show_progress_when_asked(fresh, capfd):
+    with torch.no_grad():
+        fresh.scores(["a"], ["b"])
+    assert "Scoring pairs: 100%" in capfd.readouterr().err
+
+
+def test_tokens_name_the_rows(fresh, dense):
+    assert fresh.tokens("a, pear!", is_query=False) == ["[CLS]", "[D] ", "a", "pear", "[SEP]"]
+    tokens = fresh.tokens("a pear")
+    assert tokens == ["[CLS]", "[Q] ", "a", "pear", "[SEP]", *["[MASK]"] * 27]
+    assert len(tokens) == len(fresh.encode_query("a pear"))
+    assert dense.tokens("a, pear!") == ["[CLS]", "a", ",", "pear", "!", "[SEP]"]
+
+
+def test_query_lengths_of_from_dense_are_the_encoders(dense, minilm):
+    assert (dense.max_length_query, dense.max_length_document) == (512, 350)
+    assert dense.encode_query(" ".join(["pear"] * 600)).shape == (512, 384)
+    expected = by_hand(minilm, " ".join(["pear"] * 100), marker_id=None, weight=None)
+    torch.testing.assert_close(dense.encode_query(" ".join(["pear"] * 100)), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_truncation_false_refuses_to_cut(fresh):
+    long = " ".join(["pear"] * 40)
+    with pytest.raises(InvalidArgumentError, match=r"texts\[1\] has 43 tokens, but a query is cut at 32"):
+        fresh.encode(["short", long], truncation=False)
+    assert fresh.encode([long], is_query=False, truncation=False)[0].shape == (43, 16)
+    with pytest.raises(InvalidArgumentError, match="a query is cut at 32"):
+        fresh(texts=[long], truncation=False)
+
+
+@pytest.mark.parametrize("bad", [None, 3, b"bytes"])
+def test_what_is_no_text_is_refused_by_its_position(fresh, bad):
+    with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is .*; expected str"):
+        fresh.encode(["fine", bad])
+    with pytest.raises(InvalidArgumentError, match="received no texts to encode"):
+        fresh.encode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_length_document": 600}, "max_length_document=600, but this encoder reads at most 512 tokens"),
+        ({"max_length_query": 2}, "max_length_query=2 is not a length"),
+        ({"embedding_size": 0}, "embedding_size=0; expected a positive integer"),
+        ({"device": "cuda:99"}, "device 'cuda:99' was asked for, but torch"),
+        ({"device": "gpu"}, "unknown device 'gpu'; expected 'cpu', 'cuda'"),
+    ],
+)
+def test_bad_constructor_arguments(minilm, arguments, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        ColBERT(minilm, **{"device": "cpu", **arguments})
+
+
+def test_unknown_constructor_options_are_named(minilm):
+    with pytest.raises(TypeError, match="query_lenght"):
+        ColBERT(minilm, device="cpu", query_lenght=32)
+
+
+def test_scores_refuse_unequal_sides(fresh):
+    with pytest.raises(InvalidArgumentError, match="received 2 queries and 1 documents; expected pairs"):
+        fresh.scores(["a", "b"], ["c"])
+    with pytest.raises(InvalidArgumentError, match="batch_size=0; expected at least 1"):
+        fresh.scores(["a"], ["c"], batch_size=0)
+
+
+def test_a_fresh_model_says_once_that_it_wants_training(minilm, caplog):
+    with caplog.at_level(logging.WARNING):
+        ColBERT(minilm, device="cpu")
+    messages = [record.message for record in caplog.records if record.name.startswith("latelier")]
+    assert len(messages) == 1
+    assert "want training. To search without training, use ColBERT.from_dense" in messages[0]
+    assert not any("Converting" in record.message for record in caplog.records)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        ColBERT.from_dense(minilm, device="cpu")
+    assert [record.message for record in caplog.records] == []
+
+
+def test_another_recipe(minilm):
+    recipe = Recipe(query_marker="", document_marker="[DOC]", query_expansion=False, skiplist=("pear",))
+    model = ColBERT(minilm, device="cpu", recipe=recipe)
+    assert model.tokens("a pear, two", is_query=True) == ["[CLS]", "a", "pear", ",", "two", "[SEP]"]
+    assert model.tokens("a pear, two", is_query=False) == ["[CLS]", "[DOC]", "a", ",", "two", "[SEP]"]
+    assert model.max_length_query == 32
+
+
+def test_prompts_given_by_the_caller_are_taken_as_they_are(minilm):
+    model = ColBERT(minilm, device="cpu", prompts={"query": "find: "})
+    assert model.tokens("pear")[:4] == ["[CLS]", "find", ":", "pear"]
+    assert model.tokens("pear", is_query=False)[1] == "[D] "
+    explicit = model.encode_query("pear", prompt="")
+    assert explicit.shape == (32, 128)

@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latelier.errors import InvalidArgumentError
+from latelier.utils import batch_by_tokens, resolve_device
+
+
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 100), st.one_of(st.none(), st.integers(1, 5)))
+def test_every_text_comes_once_within_the_budget(lengths, max_tokens, max_rows):
+    batches = [batch.tolist() for batch in batch_by_tokens(lengths, max_tokens, max_rows)]
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        padded = len(batch) * max(lengths[i] for i in batch)
+        assert padded <= max_tokens or len(batch) == 1
+        assert max_rows is None or len(batch) <= max_rows
+    costs = [max(lengths[i] for i in batch) for batch in batches]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_little_padding_on_ragged_texts():
+    lengths = np.random.default_rng(0).lognormal(4.5, 0.7, size=5000).astype(int).clip(3, 350)
+    padded = sum(len(batch) * lengths[batch].max() for batch in batch_by_tokens(lengths, 8192))
+    assert 1 - lengths.sum() / padded < 0.03
+
+
+def test_impossible_budgets_are_refused():
+    with pytest.raises(InvalidArgumentError, match="max_tokens=0"):
+        list(batch_by_tokens([1, 2], 0))
+
+
+def test_the_best_device_is_one_that_is_there():
+    assert resolve_device().type in {"cpu", "cuda", "mps"}
+    assert str(resolve_device("cpu")) == "cpu"
