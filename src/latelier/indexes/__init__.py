@@ -1,0 +1,8 @@
+"""Indexes: documents as token vectors, added, removed and found by MaxSim, in memory or on disk."""
+
+from latelier.indexes.base import Hit, Id, Index, Parameters, Record
+from latelier.indexes.flat import Flat
+from latelier.indexes.opening import open
+from latelier.indexes.report import CheckReport, Damage, VerifyReport
+
+__all__ = ["CheckReport", "Damage", "Flat", "Hit", "Id", "Index", "Parameters", "Record", "VerifyReport", "open"]

@@ -1,0 +1,46 @@
+"""Which metadata keys filters can name, and the columns that hold them.
+
+Each key gets a column of its own, named ``f0``, ``f1``, ... whatever characters the key has. Filters name it by the
+key, as SQL does: ASCII case does not matter, so ``lang`` and ``Lang`` are one field (where one document has both, the
+first counts). The names ``id``, ``text`` and ``metadata`` are the document's own, and there are at most 500 columns;
+a key left without one, or one of several spellings alone, is reached as ``metadata ->> '$.Lang'``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from latelier.indexes.values import fold_name
+
+__all__ = ["RESERVED", "Field", "known_fields", "make_fields"]
+
+RESERVED = ("id", "text", "metadata")
+_MOST = 500
+
+
+class Field(NamedTuple):
+    """A metadata key: its name as SQL compares it, as it was first spelled, and its column."""
+
+    folded: str
+    spelling: str
+    column: str
+
+
+def known_fields(connection: sqlite3.Connection) -> list[Field]:
+    """Return all fields in the order in which they came up."""
+    return [Field(*row) for row in connection.execute("SELECT name, spelling, column FROM field ORDER BY rowid")]
+
+
+def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
+    """Make columns for keys that have none."""
+    known = {field.folded for field in known_fields(connection)}
+    for key in dict.fromkeys(keys):
+        folded = fold_name(key)
+        if folded in known or folded in RESERVED or len(known) == _MOST:
+            continue
+        column = f"f{len(known)}"
+        connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
+        connection.execute("INSERT INTO field VALUES (?, ?, ?)", (folded, key, column))
+        known.add(folded)

@@ -1,0 +1,120 @@
+"""`Flat`: every document is scored exactly. The reference that all other indexes are measured against.
+
+It needs no training, and for tens of thousands of documents it is fast enough on a laptop: a search reads the whole
+index once, as fast as one matrix product per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import PathLike
+from latelier.indexes.segments import Part
+from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
+from latelier.indexes.topk import TopK
+from latelier.scores.packed import maxsim
+
+__all__ = ["Flat"]
+
+_DTYPES = ("float32", "float16")
+# Bounds of the scratch memory: vectors copied and scores held at once.
+_BLOCK_TOKENS = 1 << 16
+_BLOCK_SCORES = 1 << 22
+
+
+class Flat(StoredIndex):
+    """An exact index.
+
+    Parameters
+    ----------
+    path
+        Folder of the index, made if it does not exist; ``None`` keeps it in memory.
+    dtype
+        ``"float32"`` (the default) or ``"float16"``, which halves the space and rounds each number to three digits.
+        Fixed when the index is made.
+    read_only
+        Never write. Set by itself where the folder cannot be written.
+    segment_bytes
+        Size of the batches in which documents are written, which is about the memory that `add` takes.
+
+    Raises
+    ------
+    IndexFormatError
+        If the folder holds something else, or an index of another kind or of a newer version.
+    InvalidArgumentError
+        If the index in the folder has another dtype.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with Flat(folder, dtype="float16") as index:
+    ...     index.add([1, "1"], [np.eye(2), -np.eye(2)], texts=["one", "the string one"])
+    >>> with Flat(folder) as index:
+    ...     index.search(np.array([[0.5, -1.0]]), k=1), index.get("1").text
+    ([[Hit(id='1', score=1.0)]], 'the string one')
+    >>> Flat()
+    Flat(0 documents, in memory)
+    """
+
+    kind = "flat"
+
+    def __init__(
+        self,
+        path: PathLike | None = None,
+        *,
+        dtype: Literal["float32", "float16"] | None = None,
+        read_only: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        if dtype not in (None, *_DTYPES):
+            raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
+        super().__init__(path, {"dtype": dtype or "float32"}, read_only=read_only, segment_bytes=segment_bytes)
+        if dtype not in (None, self.dtype):
+            self.close()
+            raise InvalidArgumentError(
+                f"received dtype={dtype!r}, but the index in {path} has {self.dtype}, which is fixed; leave it out, or "
+                "make a new index."
+            )
+
+    @property
+    def dtype(self) -> str:
+        """Floating type of the stored vectors."""
+        return str(self._storage.settings["dtype"])
+
+    def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        return {"vectors": embeddings.vectors}
+
+    def _decode(self, part: Part) -> TokenEmbeddings:
+        return TokenEmbeddings(part.rows("vectors"), np.concatenate([[0], np.cumsum(part.lengths)]))
+
+    def _search(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+        for part in parts:
+            documents = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
+            for positions in _blocks(part, len(queries)):
+                first, last = positions[0], positions[-1] + 1
+                tokens = int(part.segment.offsets[last] - part.segment.offsets[first])
+                if tokens <= 2 * int(Part(part.segment, positions).lengths.sum()):
+                    # Scoring some documents in vain is cheaper than copying the others together.
+                    scores = maxsim(queries, documents[first:last])[:, positions - first]
+                else:
+                    scores = maxsim(queries, documents[positions])
+                best.add(scores, part.segment.numbers[positions])
+
+
+def _blocks(part: Part, queries: int) -> Iterator[np.ndarray]:
+    """Cut the documents of a part into runs that bound the memory of scoring them."""
+    most = max(1, _BLOCK_SCORES // max(1, queries))
+    ends = np.cumsum(part.lengths)
+    first = 0
+    while first < len(ends):
+        done = ends[first - 1] if first else 0
+        last = int(np.searchsorted(ends, done + _BLOCK_TOKENS, side="right"))
+        last = min(max(last, first + 1), first + most)
+        yield part.positions[first:last]
+        first = last

@@ -1,0 +1,53 @@
+"""`open`: whichever index a folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from latelier.errors import IndexFormatError
+from latelier.indexes.base import Index, PathLike
+from latelier.indexes.flat import Flat
+from latelier.indexes.storage import stored_settings
+
+__all__ = ["open"]
+
+_KINDS = {Flat.kind: Flat}
+
+
+def open(path: PathLike, *, read_only: bool = False) -> Index:
+    """Open the index in a folder, of whichever kind it is.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    read_only
+        Never write.
+
+    Returns
+    -------
+    Index
+        The index, as its class would open it.
+
+    Raises
+    ------
+    IndexFormatError
+        If there is no index, or one that this version does not know.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from latelier import indexes
+    >>> folder = tempfile.mkdtemp()
+    >>> indexes.Flat(folder).close()
+    >>> with indexes.open(folder) as index:
+    ...     type(index).__name__, len(index)
+    ('Flat', 0)
+    """
+    kind = stored_settings(Path(path))["kind"]
+    if kind not in _KINDS:
+        raise IndexFormatError(
+            f"the index in {path} is of kind {kind!r}, this version knows {', '.join(_KINDS)}; upgrade with: "
+            "pip install --upgrade latelier"
+        )
+    return _KINDS[kind](path, read_only=read_only)

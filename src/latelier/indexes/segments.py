@@ -1,0 +1,127 @@
+"""Segments: immutable runs of documents, each a few arrays that are written once and then only read.
+
+A segment knows its documents by itself (their numbers, ids and token ranges), so what a reader has opened keeps
+answering the same, whatever the catalog and other processes do meanwhile. The index's own arrays stand beside that,
+with one row per token: float vectors, or codes of a quantised index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from latelier.indexes.base import Id
+
+__all__ = ["Part", "Segment", "document_arrays", "merge_documents", "merge_rows"]
+
+_DOCUMENTS, _IDS = "documents", "ids"
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Some documents in the order of insertion.
+
+    Parameters
+    ----------
+    arrays
+        ``"documents"``: int64 ``(3, n + 1)``, the number of each document in the catalog, where its tokens begin and
+        where its id begins, with the ends in the last column. ``"ids"``: the ids as JSON, uint8. All others are the
+        index's own, one row per token.
+
+    Examples
+    --------
+    >>> arrays = document_arrays(numbers=[7, 9], ids=["a", 5], lengths=[2, 1])
+    >>> segment = Segment({**arrays, "vectors": np.zeros((3, 4))})
+    >>> segment.numbers, segment.offsets, segment.ids([1, 0])
+    (array([7, 9]), array([0, 2, 3]), [5, 'a'])
+    """
+
+    arrays: dict[str, np.ndarray]
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The number of each document in the catalog, ascending."""
+        return self.arrays[_DOCUMENTS][0, :-1]
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """``(n + 1,)``: document ``i`` has the tokens ``offsets[i]:offsets[i + 1]``."""
+        return self.arrays[_DOCUMENTS][1]
+
+    @cached_property
+    def id_offsets(self) -> np.ndarray:
+        """``(n + 1,)``: the JSON of each id in the array of ids."""
+        return self.arrays[_DOCUMENTS][2]
+
+    def ids(self, positions: Iterable[int]) -> list[Id]:
+        """Return the ids of the documents at `positions`."""
+        blob, starts = self.arrays[_IDS], self.id_offsets
+        return [json.loads(blob[starts[i] : starts[i + 1]].tobytes()) for i in positions]
+
+    def __len__(self) -> int:
+        return self.arrays[_DOCUMENTS].shape[1] - 1
+
+
+class Part(NamedTuple):
+    """Some documents of one segment, by ascending position."""
+
+    segment: Segment
+    positions: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document."""
+        return self.segment.offsets[self.positions + 1] - self.segment.offsets[self.positions]
+
+    def rows(self, name: str) -> np.ndarray:
+        """Return the rows of one array that belong to these documents' tokens; a view where they are contiguous."""
+        return self.segment.arrays[name][_rows(self.segment.offsets, self.positions)]
+
+
+def document_arrays(
+    numbers: Sequence[int] | np.ndarray, ids: Sequence[Id], lengths: Sequence[int] | np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the two arrays of a segment that say which documents it holds."""
+    blobs = [json.dumps(id, ensure_ascii=False).encode() for id in ids]
+    return _document_arrays(np.asarray(numbers), b"".join(blobs), [len(blob) for blob in blobs], np.asarray(lengths))
+
+
+def merge_documents(parts: Sequence[Part]) -> dict[str, np.ndarray]:
+    """Return the same two arrays for the documents of several parts, in order."""
+    numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
+    lengths = np.concatenate([part.lengths for part in parts])
+    sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
+    blobs = [part.segment.arrays[_IDS][_rows(part.segment.id_offsets, part.positions)] for part in parts]
+    return _document_arrays(numbers, np.concatenate(blobs).tobytes(), sizes, lengths)
+
+
+def merge_rows(parts: Sequence[Part]) -> dict[str, np.ndarray]:
+    """Return the index's own arrays for the documents of several parts, in order."""
+    names = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
+    return {name: np.concatenate([part.rows(name) for part in parts]) for name in names}
+
+
+def _document_arrays(
+    numbers: np.ndarray, ids: bytes, id_sizes: Sequence[int] | np.ndarray, lengths: np.ndarray
+) -> dict[str, np.ndarray]:
+    documents = np.zeros((3, len(numbers) + 1), dtype="int64")
+    documents[0] = [*numbers, numbers[-1] + 1]
+    documents[1, 1:] = np.cumsum(lengths)
+    documents[2, 1:] = np.cumsum(id_sizes)
+    return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}
+
+
+def _rows(offsets: np.ndarray, positions: np.ndarray) -> np.ndarray | slice:
+    """Return the rows of the documents at ascending `positions`: a slice where nothing lies between them."""
+    first, last = positions[0], positions[-1]
+    if last - first + 1 == len(positions):
+        return slice(offsets[first], offsets[last + 1])
+    lengths = offsets[positions + 1] - offsets[positions]
+    # Each document's first row, repeated, plus a running count that restarts with every document.
+    starts = np.cumsum(lengths) - lengths
+    return np.repeat(offsets[positions] - starts, lengths) + np.arange(lengths.sum())

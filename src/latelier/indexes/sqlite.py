@@ -1,0 +1,107 @@
+"""One connection to SQLite: how it is set up, how an empty catalog is made, and what its errors mean to users."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from latelier.errors import CorruptedIndexError, LatelierError, ReadOnlyIndexError, StorageError
+from latelier.indexes.gate import Gate
+from latelier.indexes.segment_files import sync_folder
+
+__all__ = ["WAIT_SECONDS", "Connection", "busy", "connect", "make_catalog", "translated"]
+
+# How long a writer waits for another one before it gives up.
+WAIT_SECONDS = 5.0
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose `gate` can be closed to all but questions about documents."""
+
+    gate: Gate
+    immutable = False
+
+
+def make_catalog(path: Path) -> None:
+    """Make an empty catalog and its folders, if there is none.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses, or cannot hold SQLite's log.
+    """
+    if path.is_file() and path.stat().st_size:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"could not make the folder {path.parent}: {error.strerror or error}.") from error
+    with translated(str(path.parent)):
+        connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
+        try:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        finally:
+            connection.close()
+    if mode != "wal":
+        raise StorageError(f"{path.parent} cannot hold SQLite's write-ahead log; choose a folder on a local disk.")
+    sync_folder(path.parent)
+    sync_folder(path.parent.parent)
+
+
+def connect(uri: str) -> Connection:
+    """Open a connection to ``":memory:"`` or to a ``file:`` URI."""
+    connection = sqlite3.connect(
+        uri,
+        uri=uri != ":memory:",
+        timeout=WAIT_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=Connection,
+    )
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_size_limit = 67108864")  # a large write leaves a large log behind
+        # Touches the file, so that one that cannot be read fails here; and loads the JSON table-valued functions,
+        # which the gate would take for a change of the schema.
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        connection.execute("SELECT count(*) FROM json_each('[]'), json_tree('[]')").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    connection.gate = Gate()
+    connection.set_authorizer(connection.gate)
+    return connection
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Turn SQLite's errors into those of the library."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(error, where) from error
+
+
+def _translate(error: sqlite3.Error, where: str) -> LatelierError:
+    reason = str(error)
+    if "locked" in reason:
+        return busy(where)
+    if "readonly" in reason:
+        return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
+    if "malformed" in reason or "not a database" in reason:
+        return CorruptedIndexError(
+            f"the catalog of the index in {where} is damaged: {reason}. Put it back from a copy or build it anew."
+        )
+    return StorageError(
+        f"the catalog of the index in {where} refused: {reason}. What was committed before is still there."
+    )
+
+
+def busy(where: str) -> StorageError:
+    """Return the error of a writer that has waited in vain for another one."""
+    return StorageError(
+        f"another write to the index in {where} has gone on for {WAIT_SECONDS:g} seconds; try again when it is over."
+    )

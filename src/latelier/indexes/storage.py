@@ -1,0 +1,307 @@
+"""The storage of an index: a catalog of documents and immutable segments, tied together by transactions.
+
+On disk an index is a folder of ``catalog.sqlite`` (with SQLite's ``-wal`` and ``-shm`` beside it while it is open)
+and ``segments/``. The catalog is the commit log: a segment counts from the commit that names it until the one that
+does not, so a writer that is killed leaves at most a folder that nobody refers to. Readers work on the latest
+committed snapshot and never wait for a writer. SQLite's log needs a local disk: network file systems will not do.
+
+Nothing here knows what an index keeps of the vectors: it hands over arrays with one row per token.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import CorruptedIndexError, IndexFormatError, LatelierError
+from latelier.indexes import catalog, schema
+from latelier.indexes.base import Id, Parameters, Record
+from latelier.indexes.batches import Documents
+from latelier.indexes.connections import Connections, FileConnections, MemoryConnections
+from latelier.indexes.filters import matching_numbers
+from latelier.indexes.report import Damage, VerifyReport
+from latelier.indexes.segment_files import FileSegments, MemorySegments, Segments
+from latelier.indexes.segments import Segment, merge_documents
+from latelier.indexes.snapshot import Snapshot, load_snapshot
+from latelier.indexes.sqlite import Connection, make_catalog
+from latelier.indexes.values import unknown_ids
+from latelier.indexes.writing import Arrays, Merge, Writer, compaction
+
+__all__ = ["Storage", "stored_settings"]
+
+T = TypeVar("T")
+
+
+class Storage:
+    """The documents of one index.
+
+    Parameters
+    ----------
+    path
+        The index's folder, made if it does not exist; ``None`` for memory.
+    settings
+        Configuration of a new index, JSON values; of an existing one, `settings` is what was stored. ``"kind"``
+        names the class that reads it.
+    read_only
+        Never write. Set by itself where the folder cannot be written.
+
+    Raises
+    ------
+    IndexFormatError
+        If the folder holds something else, another kind of index, or one of a newer version.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], *, read_only: bool = False) -> None:
+        self.path = path
+        self._snapshot: Snapshot | None = None
+        self._loading = threading.Lock()
+        self._connections: Connections
+        self._segments: Segments
+        if path is None:
+            self._connections, self._segments = MemoryConnections(), MemorySegments()
+            self.read_only = False
+        else:
+            self.read_only = read_only or _is_unwritable(path)
+            schema.check_folder(path, create=not self.read_only)
+            if not self.read_only:
+                make_catalog(path / schema.CATALOG)
+            self._connections = FileConnections(path / schema.CATALOG, read_only=self.read_only)
+            self._segments = FileSegments(path / "segments")
+        try:
+            self.settings = self._configure(settings)
+        except BaseException:
+            self._connections.close()
+            raise
+
+    def snapshot(self) -> Snapshot:
+        """Return the latest commit."""
+        return self.read(lambda connection, snapshot: None)[0]
+
+    def read(self, question: Callable[[Connection, Snapshot], T]) -> tuple[Snapshot, T]:
+        """Ask the catalog something about its latest commit; return the snapshot of the same commit as well."""
+        while True:
+            with self._connections.reading() as connection:
+                with self._loading:
+                    snapshot = self._snapshot = load_snapshot(connection, self._segments, self._snapshot)
+                answer = question(connection, snapshot)
+            # A segment may be missing because a newer commit has merged it while we were opening it.
+            if not snapshot.is_damaged or snapshot.generation == self._ask(catalog.read_setting, "generation"):
+                return snapshot, answer
+
+    def select(self, filter: str, parameters: Parameters) -> tuple[Snapshot, np.ndarray]:
+        """Return the latest commit and the numbers of its documents that meet a filter, ascending."""
+        return self.read(lambda connection, _: matching_numbers(connection, filter, parameters))
+
+    def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
+        """Return the latest commit and the numbers of documents in the order asked for.
+
+        Raises
+        ------
+        UnknownIdError
+            If an id is not there.
+        """
+        snapshot, found = self.read(lambda connection, _: catalog.find_numbers(connection, ids))
+        _refuse_unknown(ids, found)
+        return snapshot, np.array([found[id] for id in ids], dtype="int64")
+
+    def records(self, ids: Sequence[Id]) -> list[Record]:
+        """Return texts and metadata in the order asked for.
+
+        Raises
+        ------
+        UnknownIdError
+            If an id is not there.
+        """
+        found = self._ask(catalog.find_records, ids)
+        _refuse_unknown(ids, found)
+        return [found[id] for id in ids]
+
+    def contains(self, id: Id) -> bool:
+        """Whether there is a document of this id."""
+        return bool(self._ask(catalog.find_numbers, [id]))
+
+    def ids(self) -> list[Id]:
+        """Return all ids in the order of insertion."""
+        return self._ask(catalog.all_ids)
+
+    def count(self) -> int:
+        """Return the number of documents."""
+        return self._ask(catalog.count_documents)
+
+    def dim(self) -> int | None:
+        """Return the dim of the documents, ``None`` if there are none."""
+        return self._ask(lambda c: catalog.read_setting(c, "dim") if catalog.count_documents(c) else None)
+
+    def write(
+        self,
+        documents: Documents,
+        encode: Callable[[TokenEmbeddings], Arrays],
+        merge: Merge,
+        *,
+        replace: bool,
+        limit: int,
+    ) -> None:
+        """Store documents in one transaction.
+
+        Parameters
+        ----------
+        documents
+            What to store.
+        encode, merge
+            Make the arrays of a batch, and of the documents of several parts.
+        replace
+            Replace documents that are there; otherwise they are an error.
+        limit
+            Bytes up to which segments of floating vectors would be merged.
+        """
+        with self._writing(merge) as begin:
+            batches = ((batch, encode(batch.embeddings)) for batch in documents.batches(self.dim()))
+            if self.path is None:
+                # What takes long is done before begin() makes readers wait; memory has to hold it all anyway.
+                batches = (pair for pair in list(batches))
+            for batch, arrays in batches:
+                tokens = limit // batch.embeddings.vectors[0].nbytes
+                begin().insert(batch.documents, batch.embeddings, arrays, replace=replace, limit=tokens)
+
+    def remove(self, ids: Sequence[Id], merge: Merge) -> None:
+        """Remove documents in one transaction.
+
+        Raises
+        ------
+        UnknownIdError
+            If an id is not there.
+        """
+        with self._writing(merge) as begin:
+            found = self._ask(catalog.find_numbers, ids)
+            _refuse_unknown(ids, found)
+            if found:
+                begin().remove(list(found.values()))
+
+    def compact(self, merge: Merge, *, limit: int, progress: Callable[[int], Any]) -> None:
+        """Merge segments up to `limit` tokens, drop removed documents, and delete what nobody refers to.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If a segment with living documents cannot be read.
+        """
+        with self._writing(merge) as begin:
+            merged = (
+                (rows, Segment({**merge_documents(parts), **merge(parts)}))
+                for rows, parts in compaction(self.snapshot().living(), limit)
+            )
+            if self.path is None:
+                merged = (pair for pair in list(merged))  # as in write
+            for rows, segment in merged:
+                begin().replace(rows, segment)
+                progress(len(segment))
+        with self._connections.writing() as begin_transaction:
+            # As the only writer: what the catalog does not name now is not about to be named either.
+            referenced = {row.name for row in catalog.read_segments(begin_transaction())}
+            self._segments.delete(set(self._segments.names()) - referenced)
+            begin_transaction().execute("PRAGMA incremental_vacuum").fetchall()
+
+    def verify(self) -> VerifyReport:
+        """Read everything and compare it with what was written."""
+        damages: list[Damage] = []
+        try:
+            problem = self._ask(schema.integrity)
+            rows = self._ask(catalog.read_segments)
+            damages += [Damage(schema.CATALOG, problem, ())] if problem else []
+        except CorruptedIndexError as error:
+            return VerifyReport(files=1, damages=(Damage(schema.CATALOG, str(error), ()),))
+        for row in rows:
+            for file, reason in self._segments.damage(row.name, row.files):
+                if row.name in {current.name for current in self._ask(catalog.read_segments)}:
+                    damages.append(Damage(file, reason, tuple(self._ask(catalog.ids_between, row.first, row.last))))
+        files = 0 if self.path is None else 1 + sum(len(row.files) for row in rows)
+        return VerifyReport(files=files, damages=tuple(damages))
+
+    def close(self) -> None:
+        """Give back connections and memory."""
+        self._connections.close()
+        self._snapshot = None
+
+    def _configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        where = str(self.path)
+        stored = self._ask(schema.read_settings, where)
+        if stored is None and self.read_only:
+            raise IndexFormatError(f"there is no index in {where}; create one without read_only=True.")
+        if stored is None:
+            with self._connections.writing() as begin:
+                # Another process may have been faster.
+                stored = schema.read_settings(begin(), where) or schema.create(begin(), settings)
+        if stored["kind"] != settings["kind"]:
+            raise IndexFormatError(
+                f"the index in {where} is of kind {stored['kind']!r}, not {settings['kind']!r}; indexes.open(path) "
+                "opens either."
+            )
+        return stored
+
+    def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
+        """Ask the catalog one question about its latest commit."""
+        with self._connections.reading() as connection:
+            return question(connection, *arguments)
+
+    @contextmanager
+    def _writing(self, merge: Merge) -> Iterator[Callable[[], Writer]]:
+        """Be the only writer; what was changed through the `Writer` becomes visible at the end, or not at all."""
+        writers: list[Writer] = []
+        try:
+            with self._connections.writing() as begin:
+
+                def writer() -> Writer:
+                    if not writers:
+                        writers.append(Writer(begin(), self._segments, merge))
+                    return writers[0]
+
+                yield writer
+                for used in writers:
+                    used.finish()
+        except BaseException:
+            self._delete_unreferenced([name for used in writers for name in used.written])
+            raise
+        self._segments.delete([name for used in writers for name in used.dropped])
+
+    def _delete_unreferenced(self, names: Sequence[str]) -> None:
+        # Ask, rather than trust that the commit failed: a disk may report an error after it has done the work.
+        with suppress(LatelierError):
+            self._segments.delete(set(names) - {row.name for row in self._ask(catalog.read_segments)})
+
+
+def stored_settings(path: Path) -> dict[str, Any]:
+    """Return the configuration of the index in a folder.
+
+    Raises
+    ------
+    IndexFormatError
+        If there is none.
+    """
+    schema.check_folder(path, create=False)
+    connections = FileConnections(path / schema.CATALOG, read_only=True)
+    try:
+        with connections.reading() as connection:
+            settings = schema.read_settings(connection, str(path))
+    finally:
+        connections.close()
+    if settings is None:
+        raise IndexFormatError(f"there is no index in {path}; create one with indexes.Flat(path).")
+    return settings
+
+
+def _refuse_unknown(ids: Sequence[Id], found: Container[Id]) -> None:
+    unknown = [id for id in dict.fromkeys(ids) if id not in found]
+    if unknown:
+        raise unknown_ids(unknown)
+
+
+def _is_unwritable(path: Path) -> bool:
+    files = (path, path / schema.CATALOG)
+    return any(file.exists() and not os.access(file, os.W_OK) for file in files)

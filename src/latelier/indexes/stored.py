@@ -1,0 +1,204 @@
+"""`StoredIndex`: all of an index but what it keeps of the vectors and how it finds the best of them.
+
+An index on this library's storage derives from it and gives three hooks: `_encode` makes the arrays of a segment,
+`_decode` makes vectors of them again, `_search` finds the best documents. It sees users' arguments only when they
+have been checked.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from tqdm import tqdm
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.indexes.base import Hit, Id, Index, Parameters, PathLike, Record
+from latelier.indexes.batches import Documents
+from latelier.indexes.matrices import pack_queries
+from latelier.indexes.recall import measure_recall
+from latelier.indexes.report import CheckReport, VerifyReport
+from latelier.indexes.segments import Part, merge_rows
+from latelier.indexes.storage import Storage
+from latelier.indexes.topk import TopK
+from latelier.indexes.values import as_id, as_ids, is_single_id
+
+__all__ = ["SEGMENT_BYTES", "StoredIndex"]
+
+# Of float vectors, held in memory while they are written; also the size up to which segments are merged.
+SEGMENT_BYTES = 256 << 20
+
+
+class StoredIndex(Index):
+    """An index on the storage of this library.
+
+    Parameters
+    ----------
+    path
+        Folder of the index; ``None`` keeps it in memory.
+    settings
+        Configuration of a new index; that of an existing one is ``self._storage.settings``.
+    read_only
+        Never write.
+    segment_bytes
+        Size of the batches in which documents are written, and of the segments that are merged from smaller ones.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self, path: PathLike | None, settings: Mapping[str, Any], *, read_only: bool, segment_bytes: int
+    ) -> None:
+        if path is None and read_only:
+            raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
+        self.path = None if path is None else Path(path)
+        self._segment_bytes = segment_bytes
+        self._storage = Storage(self.path, {"kind": self.kind, **settings}, read_only=read_only)
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str:
+        """Floating type in which vectors are handed to `_encode` and returned by `get_embeddings`."""
+
+    @abstractmethod
+    def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        """Return the arrays to keep of some documents, each with one row per token."""
+
+    @abstractmethod
+    def _decode(self, part: Part) -> TokenEmbeddings:
+        """Return the vectors of stored documents."""
+
+    @abstractmethod
+    def _search(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+        """Offer documents of `parts`, which hold all that may be found, to `best`."""
+
+    def _merge(self, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+        """Return the arrays for the documents of several parts; the default copies the rows of their tokens."""
+        return merge_rows(parts)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writing is refused."""
+        return self._storage.read_only
+
+    @property
+    def dim(self) -> int | None:
+        """See `Index.dim`."""
+        return self._storage.dim()
+
+    def add(
+        self,
+        ids: Id | Iterable[Id],
+        embeddings: Any,
+        texts: str | Iterable[str | None] | None = None,
+        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
+        *,
+        show_progress: bool = False,
+    ) -> None:
+        """See `Index.add`."""
+        self._write((ids, embeddings, texts, metadata), replace=False, show_progress=show_progress)
+
+    def update(
+        self,
+        ids: Id | Iterable[Id],
+        embeddings: Any,
+        texts: str | Iterable[str | None] | None = None,
+        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
+        *,
+        show_progress: bool = False,
+    ) -> None:
+        """See `Index.update`."""
+        self._write((ids, embeddings, texts, metadata), replace=True, show_progress=show_progress)
+
+    def remove(self, ids: Id | Iterable[Id]) -> None:
+        """See `Index.remove`."""
+        self._storage.remove(as_ids(ids), self._merge)
+
+    def search(
+        self, queries: Any, k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
+    ) -> list[list[Hit]]:
+        """See `Index.search`."""
+        k = _positive(k, "k")
+        packed = pack_queries(queries, self.dim)
+        if filter is None:
+            snapshot, allowed = self._storage.snapshot(), None
+        else:
+            snapshot, allowed = self._storage.select(filter, parameters)
+        best = TopK(len(packed), min(k, max(1, snapshot.documents)))
+        self._search(snapshot.parts(allowed), packed, best)
+        ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
+        return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
+
+    def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
+        """See `Index.get`."""
+        records = self._storage.records(as_ids(ids))
+        return records[0] if is_single_id(ids) else records
+
+    def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
+        """See `Index.get_embeddings`."""
+        snapshot, numbers = self._storage.find(as_ids(ids))
+        if not len(numbers):
+            return TokenEmbeddings.from_list([], dim=self.dim).to(self.dtype)
+        distinct, asked = np.unique(numbers, return_inverse=True)
+        # Distinct numbers ascend, and so do segments: the groups come in the order of the numbers.
+        parts = [self._decode(part) for part, _ in snapshot.groups(distinct)]
+        return TokenEmbeddings.concatenate(parts)[asked]
+
+    def ids(self) -> list[Id]:
+        """See `Index.ids`."""
+        return self._storage.ids()
+
+    def compact(self, *, show_progress: bool = False) -> None:
+        """See `Index.compact`."""
+        limit = self._segment_bytes // (np.dtype(self.dtype).itemsize * (self.dim or 1))
+        with tqdm(unit=" documents", disable=not show_progress) as progress:
+            self._storage.compact(self._merge, limit=limit, progress=progress.update)
+
+    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
+        """See `Index.check`."""
+        return measure_recall(self, _positive(k, "k"), _positive(queries, "queries"))
+
+    def verify(self) -> VerifyReport:
+        """See `Index.verify`."""
+        return self._storage.verify()
+
+    def close(self) -> None:
+        """See `Index.close`."""
+        self._storage.close()
+
+    def __len__(self) -> int:
+        return self._storage.count()
+
+    def __contains__(self, id: object) -> bool:
+        try:
+            known = as_id(id)
+        except InvalidArgumentError:
+            return False
+        return self._storage.contains(known)
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.path is None else repr(str(self.path))
+        try:
+            snapshot, dim = self._storage.snapshot(), self.dim
+        except LatelierError:
+            return f"{type(self).__name__}(closed or damaged, {where})"
+        if dim is None:
+            return f"{type(self).__name__}(0 documents, {where})"
+        return (
+            f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={dim}, "
+            f"{self.dtype}, {where})"
+        )
+
+    def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
+        documents = Documents(*given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress)
+        self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_bytes)
+
+
+def _positive(value: object, name: str) -> int:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
+        return int(value)
+    raise InvalidArgumentError(f"received {name}={value!r}; expected an integer of at least 1.")
