@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from types import BuiltinFunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from latelier.evaluation.stdlib_source import Definition
 
 __all__ = ["builtin_definitions"]
-
-_BOUND = re.compile(r"\(\$(self|module|type)(, /)?(, )?")
 
 
 def builtin_definitions(module: ModuleType) -> Iterator[Definition]:
@@ -29,10 +26,10 @@ def builtin_definitions(module: ModuleType) -> Iterator[Definition]:
     --------
     >>> import math
     >>> next(d for d in builtin_definitions(math) if d.name == "gcd")
-    Definition(name='gcd', kind='function', signature='(*integers)', doc='Greatest Common Divisor.')
+    Definition(name='gcd', kind='function', doc='Greatest Common Divisor.')
     """
     if module.__doc__:
-        yield Definition("", "module", "", inspect.cleandoc(module.__doc__))
+        yield Definition("", "module", inspect.cleandoc(module.__doc__))
     for name, value in sorted(vars(module).items()):
         # Many modules have an alias of a builtin: socket.error is OSError.
         alias = getattr(value, "__module__", None) == "builtins" != module.__name__
@@ -61,14 +58,10 @@ def _class(name: str, cls: type) -> Iterator[Definition]:
 
 def _definition(name: str, kind: str, value: Any) -> Iterator[Definition]:
     doc = inspect.cleandoc(value.__doc__ or "")
-    leaf, signature = name.rpartition(".")[2], ""
+    leaf = name.rpartition(".")[2]
     # Older C docstrings begin with call forms: "max(iterable, *[, default=obj, key=func]) -> value".
     calls = (f"{leaf}(", f"{name}(", f"{getattr(value, '__name__', leaf)}(")
     while doc.startswith(calls) and "\n" in doc:
-        line, _, rest = doc.partition("\n")
-        signature, doc = signature or line[line.index("(") :], rest.strip()
-    if not signature and kind != "property":
-        # As written in C: "($self, obj, /)". inspect.signature would evaluate defaults that may not exist.
-        signature = " ".join(_BOUND.sub("(", getattr(value, "__text_signature__", None) or "").split())
+        doc = doc.partition("\n")[2].strip()
     if doc and doc != leaf:  # the classes of ast say nothing but their name
-        yield Definition(name, kind, signature, doc)
+        yield Definition(name, kind, doc)

@@ -12,11 +12,10 @@ _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Definition(NamedTuple):
-    """One documented thing: ``name`` inside its module (empty for the module itself), and what ``help`` would say."""
+    """One documented thing: its name inside its module (empty for the module itself), its kind and its docstring."""
 
     name: str
     kind: str
-    signature: str
     doc: str
 
 
@@ -39,11 +38,11 @@ def source_definitions(tree: ast.Module) -> Iterator[Definition]:
     --------
     >>> for definition in source_definitions(ast.parse('class A:\n  def f(self, x=1):\n    "Do f."')):
     ...     print(definition)
-    Definition(name='A.f', kind='method', signature='(x=1)', doc='Do f.')
+    Definition(name='A.f', kind='method', doc='Do f.')
     """
     doc = ast.get_docstring(tree)
     if doc:
-        yield Definition("", "module", "", doc)
+        yield Definition("", "module", doc)
     yield from _scope(tree.body, "", _private_classes(tree))
 
 
@@ -98,7 +97,7 @@ def _scope(body: list[ast.stmt], prefix: str, private: dict[str, ast.ClassDef]) 
             continue
         name, doc = prefix + node.name, ast.get_docstring(node)
         if doc:
-            yield Definition(name, _kind(node, prefix), _signature(node, bool(prefix)), doc)
+            yield Definition(name, _kind(node, prefix), doc)
         if isinstance(node, ast.ClassDef):
             yield from _scope(node.body, f"{name}.", private)
             bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
@@ -113,18 +112,3 @@ def _kind(node: ast.stmt, prefix: str) -> str:
     if any(name.split(".")[-1] in ("property", "cached_property") for name in decorators):
         return "property"
     return "method" if prefix else "function"
-
-
-def _signature(node: ast.stmt, inside_class: bool) -> str:
-    """Return the parameters as written; those of ``__init__`` for a class; ``self`` and ``cls`` left out."""
-    if isinstance(node, ast.ClassDef):
-        inits = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-        init = next(inits, None)
-        return _signature(init, True) if init else ""
-    if not isinstance(node, _Function) or _kind(node, "") == "property":
-        return ""
-    parameters = ast.unparse(node.args)
-    if inside_class:
-        first, _, rest = parameters.partition(", ")
-        parameters = rest if first in ("self", "cls", "self, /") else parameters
-    return f"({parameters.removeprefix('/, ')})"
