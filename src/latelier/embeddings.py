@@ -9,16 +9,16 @@ are on a GPU, so that slicing never waits for the device.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
+from uuid import uuid4
 
 import numpy as np
 import torch
 
 from latelier.arrays import DTYPES, Array, as_tensor, concatenate, dequantize, describe, dtype_name, quantize
-from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 
 __all__ = ["Array", "TokenEmbeddings"]
 
@@ -210,6 +210,10 @@ class TokenEmbeddings(Sequence[Any]):
         """Whether the vectors are a torch tensor rather than a numpy array."""
         return isinstance(self.vectors, torch.Tensor)
 
+    @property
+    def _kind(self) -> str:
+        return "torch" if self.is_torch else "numpy"
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -305,6 +309,11 @@ class TokenEmbeddings(Sequence[Any]):
         path
             The file; an existing one is replaced.
 
+        Raises
+        ------
+        StorageError
+            If the file system refuses, a full disk for one; an existing file is left as it was.
+
         Examples
         --------
         >>> import tempfile, pathlib
@@ -313,25 +322,25 @@ class TokenEmbeddings(Sequence[Any]):
         >>> TokenEmbeddings.load(path)
         TokenEmbeddings(1 texts, 1 tokens, dim=2, float32, numpy)
         """
-        from safetensors.torch import save
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
 
         path = Path(path)
         source = self._torch().to("cpu")
         tensors = {"vectors": source.vectors.contiguous(), "offsets": torch.from_numpy(self.offsets)}
         if source.scales is not None:
             tensors["scales"] = source.scales.contiguous()
-        kind = "torch" if self.is_torch else "numpy"
-        content = save(tensors, metadata={"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": kind})
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        metadata = {"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": self._kind}
+        temporary = path.with_name(f".{path.name}.{uuid4().hex}")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
+            save_file(tensors, temporary, metadata=metadata)
+            with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            temporary.replace(path)
+        except SafetensorError as error:
+            raise StorageError(f"could not write {path}: {error}; what it held before is still there.") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TokenEmbeddings:
