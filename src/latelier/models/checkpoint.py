@@ -18,7 +18,6 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
-from latelier.models.encoding import encode_texts
 from latelier.models.names import check_folder, resolve_name
 from latelier.models.quiet import quiet_conversion
 from latelier.models.recipe import Recipe, build_modules
@@ -31,12 +30,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_EMBEDDING_SIZE = 128
 _QUERY_LENGTH = 32
 _DOCUMENT_LENGTH = 350
-# Options of encode that have said all they have to say once our encoding loop is chosen.
-_UNUSED_OPTIONS = ("output_value", "token_pooling", "normalize_embeddings")
 
 
 class Checkpoint(MultiVectorEncoder):
-    """The loading half of `ColBERT`, whose docstring describes the parameters."""
+    """What `ColBERT` is loaded from or built of; its docstring describes the parameters."""
 
     def __init__(
         self,
@@ -99,17 +96,6 @@ class Checkpoint(MultiVectorEncoder):
         """
         self._check_fitted()
         super().save(str(path), *args, **kwargs)
-
-    def _inference(self, inputs: list[Any], *, device: Any = None, **options: Any) -> Any:
-        """Encode plain texts by token budget; anything else (images, raw outputs) as sentence-transformers does."""
-        encoder = self[0]
-        # With flash attention a batch is flattened, not padded: nothing to win there.
-        ours = isinstance(encoder, Transformer) and not encoder.can_flatten_inputs and options["task"] is not None
-        ours = ours and options["output_value"] is not None and all(isinstance(text, str) for text in inputs)
-        if not ours or options["token_pooling"] is not None or options["normalize_embeddings"]:
-            return super()._inference(inputs, device=device, **options)
-        options = {name: value for name, value in options.items() if name not in _UNUSED_OPTIONS}
-        return encode_texts(self, inputs, device=self._resolve_inference_device(device), **options)
 
     @property
     def _encoder(self) -> Transformer:

@@ -13,22 +13,21 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor, nn
 from tqdm import trange
 
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.checkpoint import DEFAULT_EMBEDDING_SIZE, Checkpoint
+from latelier.models.checkpoint import DEFAULT_EMBEDDING_SIZE
+from latelier.models.encoder import Encoder
 from latelier.models.fitting import fit_pca
 from latelier.models.recipe import UNTRAINED
-from latelier.models.texts import check_lengths, check_pairs, check_texts, resolve_task
+from latelier.models.texts import check_pairs
 from latelier.scores import colbert_scores_pairwise
 
 __all__ = ["ColBERT"]
 
 
-class ColBERT(Checkpoint):
+class ColBERT(Encoder):
     """ColBERT model: texts in, one normalised vector per token out.
 
     Loads late-interaction checkpoints as they were trained (ours, PyLate's of any version, Stanford ColBERT's,
@@ -238,84 +237,6 @@ class ColBERT(Checkpoint):
         vectors = vectors * mask.unsqueeze(-1)
         return {"embeddings": nn.functional.pad(vectors, (0, 0, 0, max(cap - vectors.shape[1], 0)))}
 
-    def encode(  # type: ignore[override]
-        self,
-        texts: str | Sequence[str] | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        *,
-        query_mode: bool | None = None,
-        is_query: bool | None = None,
-        task: str | None = None,
-        truncation: bool = True,
-        add_special_tokens: bool = False,
-        packed: bool = False,
-        inputs: str | Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Encode texts without gradients.
-
-        Parameters
-        ----------
-        texts, inputs
-            One text or many; two names for one argument, the second is sentence-transformers'.
-        prompt_name, prompt
-            What to put before each text instead of the model's own prompt (its marker).
-        query_mode, is_query, task
-            Three spellings of one thing, from neural-cherche, PyLate and sentence-transformers: ``query_mode=True``,
-            ``is_query=True`` and ``task="query"`` encode queries, False and ``"document"`` documents. Default:
-            **queries**, as in the first two libraries. `encode_query` and `encode_document` leave no doubt.
-        truncation
-            False makes a text that is longer than its cap an error rather than cut.
-        add_special_tokens
-            Kept for calls written for neural-cherche; no effect there or here: special tokens are always added.
-        packed
-            Return one `TokenEmbeddings` rather than a list.
-        **kwargs
-            Arguments of `sentence_transformers.MultiVectorEncoder.encode`: ``batch_size``, ``show_progress_bar``,
-            ``convert_to_numpy``, ``normalize_embeddings``, ``token_pooling``, ``device``, ``pool``, ...
-
-        Returns
-        -------
-        list of torch.Tensor
-            One ``(tokens, dim)`` matrix per text, in order; one matrix for one text. With ``packed=True`` a
-            `TokenEmbeddings`, also for one text.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the spellings contradict each other, a text is not a string, or is too long with ``truncation=False``.
-
-        Examples
-        --------
-        >>> from latelier.models import ColBERT
-        >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-        >>> model.encode(["fruits are healthy.", ""], is_query=False, packed=True)
-        TokenEmbeddings(2 texts, 8 tokens, dim=384, float32, cpu)
-        >>> model.encode("fruits", query_mode=True).shape
-        torch.Size([3, 384])
-        """
-        given = inputs if texts is None else texts
-        if given is None:
-            raise InvalidArgumentError("received no texts to encode; give a str or a list of str.")
-        check_texts(given)
-        task = resolve_task(query_mode, is_query, task)
-        if not truncation:
-            check_lengths(self, given, task)
-        if prompt is None and prompt_name is None and task in self.prompts:
-            prompt_name = task
-        self._check_fitted()
-        encoded = super().encode(given, prompt_name, prompt, task=task, **kwargs)
-        if kwargs.get("output_value", "token_embeddings") is None:
-            return encoded
-        single = self.is_singular_input(given)
-        rows = [encoded] if single else encoded
-        if packed and not rows:
-            return TokenEmbeddings(torch.zeros(0, self.embedding_size), [0])
-        if packed:
-            return TokenEmbeddings.from_list(rows)
-        return rows[0] if single else rows
-
     def scores(
         self, queries: Sequence[str], documents: Sequence[str], batch_size: int = 2, tqdm_bar: bool = True
     ) -> Tensor:
@@ -352,97 +273,6 @@ class ColBERT(Checkpoint):
                 colbert_scores_pairwise(query_vectors, document_vectors, queries_mask, documents_mask, backend="torch")
             )
         return torch.cat(batches) if batches else torch.zeros(0, device=self.device)
-
-    def tokenize(  # type: ignore[override]
-        self, texts: Sequence[str], is_query: bool = True, *, truncation: bool = True, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Tokenise texts into features that go straight into the model or a loss.
-
-        Parameters
-        ----------
-        texts
-            The texts.
-        is_query
-            Whether they are queries (marker, expansion) or documents (marker, skiplist).
-        truncation
-            False makes a text that is longer than its cap an error rather than cut.
-        **kwargs
-            Arguments of `preprocess`.
-
-        Returns
-        -------
-        dict
-            ``input_ids`` and ``attention_mask`` ``(n, tokens)``, ``task``, and what else the encoder takes.
-
-        Examples
-        --------
-        >>> from latelier.models import ColBERT
-        >>> model = ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-        >>> model.tokenizer.decode(model.tokenize(["a pear"], is_query=False)["input_ids"][0])
-        '[CLS] [D] a pear [SEP]'
-        """
-        task = "query" if is_query else "document"
-        if not truncation:
-            check_lengths(self, texts, task)
-        return self.preprocess(texts, task=task, **kwargs)
-
-    def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Tokenise texts, with the model's own prompt (its marker) where none is given.
-
-        The sentence-transformers trainer passes no prompt: without this, a model would be trained without the
-        markers that it is used with.
-
-        Parameters
-        ----------
-        inputs
-            The texts.
-        prompt
-            What to put before each; None means the model's prompt for the task, ``""`` none.
-        **kwargs
-            ``task`` (``"query"`` or ``"document"``) and other arguments of the encoder's tokenisation.
-
-        Returns
-        -------
-        dict
-            Features, with ``task`` among them where it is known.
-        """
-        task = kwargs.get("task")
-        if prompt is None and task is not None:
-            prompt = self.prompts.get(task) or None
-        features = super().preprocess(inputs, prompt=prompt, **kwargs)
-        if features and task is not None:
-            features["task"] = task
-        return features
-
-    def tokens(self, text: str, is_query: bool = True) -> list[str]:
-        """Return the word pieces that the rows of a text's embedding stand for.
-
-        Parameters
-        ----------
-        text
-            One text.
-        is_query
-            Whether it is a query.
-
-        Returns
-        -------
-        list of str
-            As many as `encode` returns rows, in the same order.
-
-        Examples
-        --------
-        >>> from latelier.models import ColBERT
-        >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-        >>> model.tokens("unhealthy fruits")
-        ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruits', '[SEP]']
-        """
-        features = self.tokenize([text], is_query=is_query)
-        task = features["task"]
-        for module in self:
-            if isinstance(module, MultiVectorMask):
-                features = module(features, task=task)
-        counted = features["input_ids"][0][features["attention_mask"][0].bool().cpu()]
-        return list(self.tokenizer.convert_ids_to_tokens(counted.tolist()))
 
     def fit_projection(self, texts: Iterable[str], batch_size: int = 32, show_progress_bar: bool = False) -> ColBERT:
         """Fit the projection of a model made with ``from_dense(..., projection="pca")``, in closed form.

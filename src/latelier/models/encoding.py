@@ -13,7 +13,7 @@ from tqdm import tqdm
 from latelier.utils import batch_by_tokens
 
 if TYPE_CHECKING:
-    from latelier.models.checkpoint import Checkpoint
+    from latelier.models.encoder import Encoder
 
 __all__ = ["encode_texts"]
 
@@ -22,7 +22,7 @@ _WINDOW = 2048
 
 
 def encode_texts(
-    model: Checkpoint,
+    model: Encoder,
     texts: Sequence[str],
     task: str,
     batch_size: int,

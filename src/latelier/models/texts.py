@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from latelier.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from latelier.models.colbert import ColBERT
+    from latelier.models.encoder import Encoder
 
 __all__ = ["check_lengths", "check_pairs", "check_texts", "resolve_task"]
 
@@ -47,7 +47,7 @@ def check_pairs(queries: Sequence[str], documents: Sequence[str]) -> tuple[list[
     return left, right
 
 
-def check_lengths(model: ColBERT, texts: str | Sequence[str], task: str) -> None:
+def check_lengths(model: Encoder, texts: str | Sequence[str], task: str) -> None:
     """Refuse the first text that would be cut, rather than cut it."""
     cap = model.max_length_query if task == "query" else model.max_length_document
     prompt = model.prompts.get(task) or ""
