@@ -18,6 +18,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.models.checkpoint import Checkpoint
 from latelier.models.encoding import encode_texts
 from latelier.models.texts import check_lengths, check_texts, resolve_task
+from latelier.models.workers import PackedChunk, PackingQueue
 
 __all__ = ["Encoder"]
 
@@ -207,3 +208,13 @@ class Encoder(Checkpoint):
             return super()._inference(inputs, device=device, **options)
         options = {name: value for name, value in options.items() if name not in _UNUSED_OPTIONS}
         return encode_texts(self, inputs, device=self._resolve_inference_device(device), **options)
+
+    @classmethod
+    def _multi_process_worker(cls, target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
+        packing: Any = PackingQueue(results_queue)
+        super()._multi_process_worker(target_device, model, input_queue, packing)
+
+    @staticmethod
+    def _get_worker_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
+        chunk, output = Checkpoint._get_worker_result(pool, *args, **kwargs)
+        return [chunk, output.unpack() if isinstance(output, PackedChunk) else output]

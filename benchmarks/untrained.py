@@ -1,0 +1,99 @@
+"""How well late interaction without training ranks, beside the pooled vector it comes from, and what not to do.
+
+    python benchmarks/untrained.py path/to/scifact [--split test] [--documents 300] [--json results.json]
+
+The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). Every system ranks all
+documents exactly; the measures are those of `latelier.evaluation.evaluate`. The encoder is all-MiniLM-L6-v2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from latelier.evaluation import Collection, evaluate, load_beir
+from latelier.models import DEFAULT_MODEL, ColBERT, Recipe
+from latelier.models.names import resolve_name
+from latelier.scores import colbert_scores
+
+MEASURES = ("nDCG@10", "R@100", "Success@1")
+
+
+def pooled(documents: list[str], queries: list[str], length: int) -> torch.Tensor:
+    model = SentenceTransformer(resolve_name(DEFAULT_MODEL), device="cpu")
+    model.max_seq_length = length
+    document_vectors = model.encode(documents, convert_to_tensor=True, normalize_embeddings=True)
+    return model.encode(queries, convert_to_tensor=True, normalize_embeddings=True) @ document_vectors.T
+
+
+def late(model: ColBERT, documents: list[str], queries: list[str]) -> torch.Tensor:
+    return colbert_scores(model.encode_query(queries, packed=True), model.encode_document(documents, packed=True))
+
+
+def systems(documents: list[str], queries: list[str], length: int) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    def untrained(projection: str | None = None) -> torch.Tensor:
+        model = ColBERT.from_dense(DEFAULT_MODEL, projection, 128, "cpu", max_length_document=length)
+        if projection == "pca":
+            model.fit_projection(documents[:1000])
+        return late(model, documents, queries)
+
+    def recipe(attend: bool) -> torch.Tensor:
+        chosen = Recipe(attend_to_expansion=attend)
+        model = ColBERT(DEFAULT_MODEL, device="cpu", max_length_document=length, recipe=chosen)
+        return late(model, documents, queries)
+
+    yield "pooled vector", lambda: pooled(documents, queries, length)
+    yield "from_dense, 384 dims", untrained
+    yield "from_dense, orthogonal 128", lambda: untrained("orthogonal")
+    yield "from_dense, PCA 128", lambda: untrained("pca")
+    yield "fresh ColBERT(...), not trained", lambda: recipe(False)
+    yield "the same, attending to [MASK]", lambda: recipe(True)
+
+
+def measure(collection: Collection, length: int) -> list[dict[str, float | str]]:
+    ids, documents = zip(*collection.texts().items(), strict=True)
+    names, queries = zip(*collection.queries.items(), strict=True)
+    rows = []
+    for name, compute in systems(list(documents), list(queries), length):
+        begin = time.perf_counter()
+        best = compute().topk(min(100, len(ids)), dim=1)
+        run = {
+            query: {ids[i]: score for i, score in zip(places, scores, strict=True)}
+            for query, places, scores in zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
+        }
+        seconds = time.perf_counter() - begin
+        row = {"system": name, **evaluate(run, collection.qrels, MEASURES), "seconds": round(seconds, 1)}
+        print("  ".join(f"{value:.4f}" if isinstance(value, float) else f"{value:32}" for value in row.values()))
+        rows.append(row)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("LATELIER_BENCH_COLLECTION"))
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--documents", type=int, default=300, help="cap on document length, in tokens")
+    parser.add_argument("--json", type=Path, help="write the table there too")
+    options = parser.parse_args()
+    if options.folder is None:
+        print("skipped: give a folder in BEIR layout, or set LATELIER_BENCH_COLLECTION", file=sys.stderr)
+        return 0
+    collection = load_beir(options.folder, options.split, on_problem="warn")
+    print(collection)
+    print("  ".join([f"{'system':32}", *MEASURES, "seconds"]))
+    rows = measure(collection, options.documents)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
