@@ -1,0 +1,85 @@
+"""`rerank`: late interaction over the candidates that something else has found (BM25, a dense model, a reader's list).
+
+The arguments are PyLate's, so its calls work here. Each query is scored against its own candidates without padding:
+a document whose true score is negative keeps it, where zero-padding would lift it to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.indexes import Hit
+from latelier.scores import colbert_scores
+
+__all__ = ["rerank"]
+
+
+def rerank(
+    documents_ids: Sequence[Sequence[str | int]],
+    queries_embeddings: Any,
+    documents_embeddings: Sequence[Any],
+    k: int | None = None,
+) -> list[list[Hit]]:
+    """Order each query's candidates by their MaxSim score.
+
+    Parameters
+    ----------
+    documents_ids
+        One list of ids per query; the lists may differ in length, and an empty one gives an empty result.
+    queries_embeddings
+        `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, or padded ``(queries, tokens, dim)``.
+    documents_embeddings
+        For each query the embeddings of its candidates, in the order of their ids: `TokenEmbeddings`, a list of
+        ``(tokens, dim)`` matrices, or padded ``(candidates, tokens, dim)``, where rows of zeros are padding.
+    k
+        Keep the best `k` of each query; None keeps all.
+
+    Returns
+    -------
+    list of list of Hit
+        ``(id, score)``, best first; equal scores in the order given.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the numbers of queries, lists of ids and lists of embeddings differ, those of one query's ids and
+        embeddings do, or `k` is less than 1.
+    EmbeddingsError
+        If a candidate has no token, or the shapes do not fit together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> queries = [np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])]
+    >>> a, b = np.array([[0.5, 0.5]]), np.array([[1.0, -2.0]])
+    >>> rerank([["a", "b"], ["b"]], queries, [[a, b], [b]])
+    [[Hit(id='b', score=1.0), Hit(id='a', score=0.5)], [Hit(id='b', score=-2.0)]]
+    """
+    if k is not None and k < 1:
+        raise InvalidArgumentError(f"received k={k}; expected at least 1, or None to keep all candidates.")
+    counts = (len(documents_ids), len(queries_embeddings), len(documents_embeddings))
+    if len(set(counts)) > 1:
+        raise InvalidArgumentError(
+            f"received {counts[0]} lists of ids, {counts[1]} queries and {counts[2]} lists of document embeddings; "
+            "expected one of each per query."
+        )
+    triples = zip(documents_ids, queries_embeddings, documents_embeddings, strict=True)
+    return [_rank(i, list(ids), query, documents, k) for i, (ids, query, documents) in enumerate(triples)]
+
+
+def _rank(i: int, ids: list[str | int], query: Any, documents: Any, k: int | None) -> list[Hit]:
+    if len(ids) != len(documents):
+        raise InvalidArgumentError(
+            f"query {i} has {len(ids)} candidate ids and {len(documents)} document embeddings; expected one per id."
+        )
+    if not ids:
+        return []
+    scores = colbert_scores(query, documents)[0].detach().cpu().numpy()
+    if np.isneginf(scores).any():
+        raise EmbeddingsError(f"candidate {ids[int(np.argmin(scores))]!r} of query {i} has no token, so no score.")
+    best = np.argsort(-scores, kind="stable")[:k]
+    return [Hit(ids[j], float(scores[j])) for j in best]

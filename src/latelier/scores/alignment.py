@@ -1,0 +1,65 @@
+"""Which document token answers which query token: the inside of one MaxSim score."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from latelier.arrays import as_tensor
+from latelier.errors import EmbeddingsError
+
+__all__ = ["Alignment", "align"]
+
+
+class Alignment(NamedTuple):
+    """Best document token of each query token: ``positions (q,)`` int64 and ``similarities (q,)`` float32."""
+
+    positions: np.ndarray
+    similarities: np.ndarray
+
+
+def align(query: Any, document: Any) -> Alignment:
+    """Find the document token with the highest similarity for each query token.
+
+    Parameters
+    ----------
+    query
+        ``(q, dim)``, numpy or torch, of any floating dtype.
+    document
+        ``(n, dim)``, with at least one token.
+
+    Returns
+    -------
+    Alignment
+        Of equal similarities, the first token is taken. The similarities sum to the MaxSim score.
+
+    Raises
+    ------
+    EmbeddingsError
+        If the shapes do not fit together, or the document has no token.
+
+    Examples
+    --------
+    >>> align(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[-0.5, -1.0], [0.5, 0.25]]))
+    Alignment(positions=array([1, 1]), similarities=array([0.5 , 0.25], dtype=float32))
+    """
+    rows, columns = _matrix(query, "query"), _matrix(document, "document")
+    if rows.shape[1] != columns.shape[1]:
+        raise EmbeddingsError(
+            f"the query has dim {rows.shape[1]}, the document {columns.shape[1]}; they must be equal."
+        )
+    if not len(columns):
+        raise EmbeddingsError("the document has no token, so there is nothing to align the query with.")
+    similarities, positions = (rows @ columns.T).max(dim=1)
+    return Alignment(positions.numpy(), similarities.numpy())
+
+
+def _matrix(value: Any, name: str) -> torch.Tensor:
+    if not isinstance(value, (np.ndarray, torch.Tensor)) or value.ndim != 2:
+        shape = getattr(value, "shape", None)
+        raise EmbeddingsError(
+            f"received a {name} of type {type(value).__name__} and shape {shape}; expected one (tokens, dim) matrix."
+        )
+    return as_tensor(value).detach().cpu().float()

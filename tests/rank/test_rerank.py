@@ -1,0 +1,91 @@
+"""Reranking against a naive loop, and the cases in which padding or lengths used to go wrong elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.indexes import Hit
+from latelier.rank import rerank
+from naive import naive_maxsim, ragged
+
+IDS = [["a", "b", "c"], ["c", 7], []]
+
+
+def candidates(seed):
+    return [ragged([3, 1, 5], seed=seed), ragged([2, 4], seed=seed + 1), []]
+
+
+def test_scores_and_order_are_those_of_a_naive_loop():
+    queries, documents = ragged([4, 2, 3], seed=1), candidates(2)
+    ranked = rerank(IDS, queries, documents)
+    for query, ids, matrices, hits in zip(queries, IDS, documents, ranked, strict=True):
+        expected = {id_: naive_maxsim(query, matrix) for id_, matrix in zip(ids, matrices, strict=True)}
+        assert [hit.id for hit in hits] == sorted(expected, key=lambda id_: -expected[id_])
+        assert [hit.score for hit in hits] == pytest.approx([expected[hit.id] for hit in hits], abs=1e-5)
+    assert ranked[2] == []
+
+
+@pytest.mark.parametrize("form", ["list", "packed", "numpy", "padded"])
+def test_all_forms_of_embeddings_give_the_same(form):
+    queries, documents = ragged([4, 2], seed=1), candidates(2)[:2]
+    expected = rerank(IDS[:2], queries, documents)
+    if form == "packed":
+        queries, documents = TokenEmbeddings.from_list(queries), [TokenEmbeddings.from_list(d) for d in documents]
+    elif form == "numpy":
+        queries, documents = [q.numpy() for q in queries], [[m.numpy() for m in d] for d in documents]
+    elif form == "padded":
+        queries = TokenEmbeddings.from_list(queries).pad()[0]
+        documents = [TokenEmbeddings.from_list(d).pad()[0] for d in documents]
+    ranked = rerank(IDS[:2], queries, documents)
+    assert [[hit.id for hit in hits] for hits in ranked] == [[hit.id for hit in hits] for hits in expected]
+    for hits, wanted in zip(ranked, expected, strict=True):
+        assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in wanted], abs=1e-5)
+
+
+def test_a_short_document_with_a_negative_score_is_not_lifted_by_padding():
+    query = np.array([[1.0, 0.0]])
+    short, long = np.array([[-2.0, 0.0]]), np.array([[-3.0, 0.0], [-3.0, 1.0], [-4.0, 0.0]])
+    assert rerank([["long", "short"]], [query], [[long, short]]) == [[Hit("short", -2.0), Hit("long", -3.0)]]
+
+
+def test_ties_keep_the_given_order_and_k_cuts():
+    query, same = np.array([[1.0, 0.0]]), np.array([[0.5, 1.0]])
+    better = np.array([[0.75, 0.0]])
+    ids = [["z", "a", "best", "m"]]
+    ranked = rerank(ids, [query], [[same, same, better, same]])
+    assert [hit.id for hit in ranked[0]] == ["best", "z", "a", "m"]
+    assert rerank(ids, [query], [[same, same, better, same]], k=2) == [[Hit("best", 0.75), Hit("z", 0.5)]]
+    assert len(rerank(ids, [query], [[same, same, better, same]], k=9)[0]) == 4
+
+
+def test_scores_are_plain_floats_and_gradients_do_not_matter():
+    query = torch.ones(1, 2, requires_grad=True)
+    (hit,) = rerank([[1]], [query], [[torch.ones(1, 2, dtype=torch.float32)]])[0]
+    assert hit == Hit(1, 2.0)
+    assert type(hit.score) is float
+
+
+def test_no_queries():
+    assert rerank([], [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([["a"]], ragged([2, 2]), [[], []]), "received 1 lists of ids, 2 queries and 2 lists of document embeddings"),
+        (([["a", "b"]], ragged([2]), [ragged([1])]), "query 0 has 2 candidate ids and 1 document embeddings"),
+        (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0; expected at least 1"),
+    ],
+)
+def test_lengths_that_do_not_fit(arguments, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        rerank(*arguments)
+
+
+def test_documents_that_cannot_be_scored():
+    with pytest.raises(EmbeddingsError, match="candidate 'empty' of query 0 has no token"):
+        rerank([["a", "empty"]], ragged([2]), [ragged([1, 0])])
+    with pytest.raises(EmbeddingsError, match="dim"):
+        rerank([["a"]], ragged([2], dim=8), [ragged([1], dim=4)])
