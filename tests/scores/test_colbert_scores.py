@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
+from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 
 BACKENDS = ["packed", "torch"]
 # Half-precision inputs are rounded before either side sees them; only the accumulation may differ.
@@ -255,7 +255,7 @@ def test_wrong_shapes_say_what_was_received(call, message):
 
 
 def test_unknown_or_unfit_backends_are_named():
-    with pytest.raises(InvalidArgumentError, match="unknown backend 'cuda'; expected 'auto', 'packed', 'torch'"):
+    with pytest.raises(InvalidArgumentError, match="unknown backend 'cuda'; expected 'auto', 'packed', 'int8'"):
         colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="cuda")
     with pytest.raises(InvalidArgumentError, match="gradients are needed; use 'torch'"):
         colbert_scores(torch.randn(1, 2, 4, requires_grad=True), torch.randn(1, 2, 4), backend="packed")

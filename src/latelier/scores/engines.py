@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.scores import packed, padded
+from latelier.scores import packed, padded, quantized
 from latelier.scores.inputs import Side
 
 __all__ = ["Backend", "Engine", "choose_engine"]
 
-Backend: TypeAlias = Literal["auto", "packed", "torch"]
+Backend: TypeAlias = Literal["auto", "packed", "int8", "torch"]
 
 
 class Engine(NamedTuple):
@@ -44,14 +46,16 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     Parameters
     ----------
     backend
-        ``"auto"``, or an engine by name: ``"packed"`` (CPU, no gradient) or ``"torch"`` (any device, gradients).
+        ``"auto"``, or an engine by name: ``"packed"`` (CPU, no gradient), ``"int8"`` (the same, with integer products)
+        or ``"torch"`` (any device, gradients).
     queries, documents
         The inputs.
 
     Returns
     -------
     Engine
-        With ``"auto"``: packed for the CPU where no gradient is asked for, torch elsewhere.
+        With ``"auto"``: on the CPU where no gradient is asked for, int8 for int8 documents and packed for others;
+        torch elsewhere.
 
     Raises
     ------
@@ -67,21 +71,29 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     gradient = torch.is_grad_enabled() and (queries.vectors.requires_grad or documents.vectors.requires_grad)
     on_cpu = queries.vectors.device.type == "cpu" and documents.vectors.device.type == "cpu"
     if backend == "auto":
-        return _ENGINES["packed" if on_cpu and not gradient else "torch"]
+        quantised = documents.vectors.dtype == torch.int8
+        return _ENGINES[("int8" if quantised else "packed") if on_cpu and not gradient else "torch"]
     if backend not in _ENGINES:
         raise InvalidArgumentError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, _ENGINES))}.")
-    if backend == "packed" and (gradient or not on_cpu):
+    if backend != "torch" and (gradient or not on_cpu):
         why = "gradients are needed" if gradient else f"the documents are on {documents.vectors.device}"
-        raise InvalidArgumentError(f"backend 'packed' is for the CPU without gradients, but {why}; use 'torch'.")
+        raise InvalidArgumentError(f"backend {backend!r} is for the CPU without gradients, but {why}; use 'torch'.")
     return _ENGINES[backend]
 
 
-def _packed_all(queries: Side, documents: Side) -> torch.Tensor:
-    return torch.from_numpy(packed.maxsim(queries.packed, documents.packed))
+def _on_cpu(name: str, maxsim: Callable[[TokenEmbeddings, TokenEmbeddings], np.ndarray]) -> Engine:
+    """Make an engine of a function that scores all pairs of packed texts."""
 
+    def all_pairs(queries: Side, documents: Side) -> torch.Tensor:
+        return torch.from_numpy(maxsim(queries.packed, documents.packed))
 
-def _packed_grouped(queries: Side, documents: Side) -> torch.Tensor:
-    return torch.from_numpy(packed.maxsim_grouped(queries.packed, documents.packed))
+    def grouped(queries: Side, documents: Side) -> torch.Tensor:
+        left, right = queries.packed, documents.packed
+        n = len(right) // max(len(left), 1)
+        rows = [maxsim(left[i : i + 1], right[i * n : (i + 1) * n]) for i in range(len(left))]
+        return torch.from_numpy(np.concatenate([np.empty((0, n), dtype=np.float32), *rows]))
+
+    return Engine(name, all_pairs, grouped)
 
 
 def _torch_all(queries: Side, documents: Side) -> torch.Tensor:
@@ -112,6 +124,7 @@ def _prepare(queries: Side, documents: Side) -> tuple[torch.Tensor, torch.Tensor
 
 
 _ENGINES = {
-    "packed": Engine("packed", _packed_all, _packed_grouped),
+    "packed": _on_cpu("packed", packed.maxsim),
+    "int8": _on_cpu("int8", quantized.maxsim),
     "torch": Engine("torch", _torch_all, _torch_grouped),
 }

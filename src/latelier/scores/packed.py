@@ -1,7 +1,8 @@
 """MaxSim on packed embeddings, on the CPU and without gradients: no padding is ever multiplied.
 
-All query tokens of a batch are the columns of one matrix product, document tokens its rows, in blocks small enough
-that the similarities are still in cache when their maximum is taken.
+Where the processor has AVX-512 a fused kernel takes the maxima as it goes. Elsewhere all query tokens of a batch are
+the columns of one matrix product, document tokens its rows, in blocks small enough that the similarities are still
+in cache when their maximum is taken. Threads: as many as `torch.set_num_threads` says.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
-from latelier.scores.kernels import segment_max_sum
+from latelier.scores.kernels import choose_kernel, segment_max_sum
+from latelier.scores.threads import for_ranges
 
-__all__ = ["maxsim", "maxsim_grouped"]
+__all__ = ["document_blocks", "maxsim"]
 
 # Similarities of one block: 256k float32 = 1 MiB, what a core's second-level cache holds.
 _BLOCK_ELEMENTS = 1 << 18
@@ -47,52 +50,53 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     scores = np.empty((len(queries), len(documents)), dtype=np.float32)
     for first, last in _blocks(queries.offsets, _QUERY_TOKENS):
         block = queries[first:last]
-        _score_block(_matrix(block).T, block.offsets, documents, scores[first:last])
+        _score(block, documents, scores[first:last])
     return scores
 
 
-def maxsim_grouped(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
-    """Score query ``i`` against its own documents ``i * n`` to ``(i + 1) * n - 1``.
-
-    Parameters
-    ----------
-    queries
-        ``b`` queries.
-    documents
-        ``b * n`` documents, those of one query next to each other.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(b, n)`` float32.
-    """
-    n = len(documents) // max(len(queries), 1)
-    scores = np.empty((len(queries), n), dtype=np.float32)
-    for i in range(len(queries)):
-        query = queries[i : i + 1]
-        _score_block(_matrix(query).T, query.offsets, documents[i * n : (i + 1) * n], scores[i : i + 1])
-    return scores
+def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
+    """Fill ``scores (q, d)`` with the best kernel that this processor can run."""
+    if choose_kernel() == "avx512" and queries.num_tokens:
+        _score_fused(queries, documents, scores)
+    else:
+        _score_products(queries, documents, scores)
 
 
-def _score_block(
-    columns: torch.Tensor, query_offsets: np.ndarray, documents: TokenEmbeddings, scores: np.ndarray
-) -> None:
-    """Fill ``scores (q, d)``; `columns` are the query tokens, ``(dim, tokens)`` float32."""
+def _score_fused(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
+    from latelier.scores.kernels.fused import pack_queries, score_range
+
+    left = (pack_queries(_rows(queries)), queries.offsets)
+
+    def score(first: int, last: int) -> None:
+        block = documents[first:last]
+        score_range((_rows(block), block.offsets), left, scores[:, first:last], 0, len(block))
+
+    for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
+
+
+def _score_products(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
+    columns = torch.from_numpy(_rows(queries).copy()).T  # (dim, query tokens)
     width = columns.shape[1]
-    budget = max(1, _BLOCK_ELEMENTS // max(width, 1))
     buffer = torch.empty(0)
-    for first, last in _blocks(documents.offsets, budget):
+    for first, last in document_blocks(documents.offsets, width):
         block = documents[first:last]
         if buffer.numel() < block.num_tokens * width:
             buffer = torch.empty(block.num_tokens * width)
         similarities = buffer[: block.num_tokens * width].view(block.num_tokens, width)
-        torch.mm(_matrix(block), columns, out=similarities)
-        segment_max_sum(similarities.numpy(), block.offsets, query_offsets, scores[:, first:last])
+        torch.mm(as_tensor(_rows(block)), columns, out=similarities)
+        segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores[:, first:last])
 
 
-def _matrix(embeddings: TokenEmbeddings) -> torch.Tensor:
-    """All tokens as one float32 CPU tensor ``(tokens, dim)``; a view where the vectors are float32 already."""
-    return embeddings.to("torch").to("cpu").to("float32").vectors.detach()
+def document_blocks(offsets: np.ndarray, query_tokens: int) -> Iterator[tuple[int, int]]:
+    """Cut documents into ranges whose similarities with `query_tokens` columns stay in cache."""
+    return _blocks(offsets, max(1, _BLOCK_ELEMENTS // max(query_tokens, 1)))
+
+
+def _rows(embeddings: TokenEmbeddings) -> np.ndarray:
+    """All tokens as float32 rows ``(tokens, dim)``; a view where the vectors are that already."""
+    vectors = embeddings.to("float32").vectors
+    array = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
+    return np.ascontiguousarray(array)
 
 
 def _blocks(offsets: np.ndarray, tokens: int) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,9 @@
-"""CPU kernels compiled by numba on first use and cached on disk; scoring and indexes share them."""
+"""CPU kernels compiled by numba on first use and cached on disk; scoring and indexes share them.
 
+`fused` and `vnni` hold AVX-512 instructions: they are imported only where `choose_kernel` says so.
+"""
+
+from latelier.scores.kernels.processor import KERNELS, choose_kernel
 from latelier.scores.kernels.segment_max import segment_max_sum
 
-__all__ = ["segment_max_sum"]
+__all__ = ["KERNELS", "choose_kernel", "segment_max_sum"]

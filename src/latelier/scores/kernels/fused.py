@@ -1,0 +1,116 @@
+"""Float32 MaxSim in one pass, for processors with AVX-512: no score matrix is ever written.
+
+A matrix product as narrow as a query runs at half the speed of the processor and then its result has to be read
+again for the maxima. Here sixteen query tokens are the lanes of a register, eight document tokens are scored at a
+time in eight registers, and the running maximum stays in a register too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from latelier.scores.kernels.vectors import FLOATS, LANES, ROWS, at, constant, declare, splat
+
+__all__ = ["pack_queries", "score_range"]
+
+
+@intrinsic
+def _max_of_rows(typing_context: Any, rows: Any, query: Any, best: Any, dim: Any) -> Any:
+    """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for eight rows.
+
+    All arguments but the last are addresses: of the rows ``(8, dim)`` float32, a packed query group ``(dim, 16)``
+    float32 and its maxima ``(16,)`` float32.
+    """
+    signature = types.void(*[types.int64] * 4)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        rows, query, best, dim = arguments
+        fma = declare(builder.module, "llvm.fma.v16f32", [FLOATS] * 3, FLOATS)
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(ROWS)]
+        stride = builder.mul(dim, constant(4))
+        with cgutils.for_range(builder, dim) as loop:
+            lanes_at = builder.add(query, builder.mul(loop.index, constant(4 * LANES)))
+            lanes = builder.load(at(builder, lanes_at, FLOATS), align=4)
+            column = builder.add(rows, builder.mul(loop.index, constant(4)))
+            for r in range(ROWS):
+                place = builder.add(column, builder.mul(stride, constant(r)))
+                row = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
+                builder.store(builder.call(fma, [row, lanes, builder.load(sums[r])]), sums[r])
+        highest = builder.load(at(builder, best, FLOATS), align=4)
+        for total in map(builder.load, sums):
+            highest = builder.select(builder.fcmp_ordered(">", total, highest), total, highest)
+        builder.store(highest, at(builder, best, FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def pack_queries(vectors: np.ndarray) -> np.ndarray:
+    """Arrange query tokens ``(tokens, dim)`` float32 as the kernel reads them: ``(groups, dim, 16)``, zeros behind.
+
+    Examples
+    --------
+    >>> pack_queries(np.array([[1, 2, 3], [4, 5, 6]], dtype="float32"))[0, :, :3]
+    array([[1., 4., 0.],
+           [2., 5., 0.],
+           [3., 6., 0.]], dtype=float32)
+    """
+    tokens, dim = vectors.shape
+    groups = -(-tokens // LANES)
+    padded = np.zeros((groups * LANES, dim), dtype=np.float32)
+    padded[:tokens] = vectors
+    return np.ascontiguousarray(padded.reshape(groups, LANES, dim).transpose(0, 2, 1))
+
+
+@numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+def score_range(
+    documents: tuple[np.ndarray, np.ndarray],
+    queries: tuple[np.ndarray, np.ndarray],
+    scores: np.ndarray,
+    first: int,
+    last: int,
+) -> None:
+    """Score documents ``first`` to ``last - 1`` against all queries.
+
+    Parameters
+    ----------
+    documents
+        Vectors ``(tokens, dim)`` float32, rows contiguous; offsets ``(documents + 1,)`` int64.
+    queries
+        From `pack_queries`; offsets ``(queries + 1,)`` int64.
+    scores
+        ``(queries, documents)`` float32, written in place.
+    first, last
+        The range of documents.
+    """
+    vectors, offsets = documents
+    packed, query_offsets = queries
+    groups, dim = packed.shape[0], packed.shape[1]
+    buffer = np.empty((ROWS, dim), dtype=np.float32)
+    best = np.empty(groups * LANES, dtype=np.float32)
+    for d in range(first, last):
+        begin, end = offsets[d], offsets[d + 1]
+        best[:] = -np.inf
+        for token in range(begin, end, ROWS):
+            if token + ROWS <= end:
+                rows = vectors[token:].ctypes.data
+            else:
+                # Past the end of a document its last token is scored again: a maximum does not mind.
+                for r in range(ROWS):
+                    buffer[r] = vectors[min(token + r, end - 1)]
+                rows = buffer.ctypes.data
+            for g in range(groups):
+                maxima = best[g * LANES :].ctypes.data
+                _max_of_rows(rows, packed[g].ctypes.data, maxima, dim)  # type: ignore[call-arg]  # context is filled in
+        for q in range(len(query_offsets) - 1):
+            total = 0.0
+            for column in range(query_offsets[q], query_offsets[q + 1]):
+                total += best[column]
+            scores[q, d] = total if begin < end else -np.inf

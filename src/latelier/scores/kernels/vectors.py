@@ -1,0 +1,35 @@
+"""Words shared by the kernels that write LLVM's vector instructions: sixteen 32-bit lanes, one query token each."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "splat"]
+
+LANES = 16  # query tokens in one register
+ROWS = 8  # document tokens scored together, in one register each
+
+INTS = ir.VectorType(ir.IntType(32), LANES)
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+
+
+def constant(value: int) -> ir.Constant:
+    """Return a 64-bit integer."""
+    return ir.Constant(ir.IntType(64), value)
+
+
+def declare(module: ir.Module, name: str, operands: list[ir.Type], result: ir.Type) -> ir.Function:
+    """Return one of LLVM's own functions, declared once per module."""
+    return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, operands), name)
+
+
+def at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    """Return a pointer to `kind` from an address."""
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def splat(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """Return a vector with the same value in every lane."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(single, undefined, ir.Constant(INTS, [0] * LANES))

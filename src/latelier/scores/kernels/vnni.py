@@ -1,0 +1,144 @@
+"""Int8 MaxSim in one pass, for processors with AVX-512 VNNI: no score matrix is ever written.
+
+Sixteen query tokens are the lanes of a vector register, eight document tokens are scored at a time in eight
+registers, and the running maximum stays in a register too. The instruction multiplies unsigned by signed bytes, so
+document codes are shifted by 128 on the way in, and the accumulators start at minus what that adds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
+
+__all__ = ["pack_queries", "score_range"]
+
+# LLVM 21 spells the operands of the dot product as bytes, earlier releases as words.
+_OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
+
+
+@intrinsic
+def _max_of_rows(typing_context: Any, rows: Any, scales: Any, query: Any, start: Any, best: Any, words: Any) -> Any:
+    """``best[lane] = max(best[lane], scale[r] * <rows[r], query[lane]>)`` for eight rows.
+
+    All arguments but the last are addresses: of the rows ``(8, words * 4)`` uint8, their scales ``(8,)`` float32, a
+    packed query group ``(words, 16, 4)`` int8, its starting sums ``(16,)`` int32 and its maxima ``(16,)`` float32.
+    """
+    signature = types.void(*[types.int64] * 6)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        rows, scales, query, start, best, words = arguments
+        word = ir.IntType(32)
+        dot = declare(builder.module, "llvm.x86.avx512.vpdpbusd.512", [INTS, _OPERAND, _OPERAND], INTS)
+        begin = builder.load(at(builder, start, INTS), align=4)
+        sums = [cgutils.alloca_once_value(builder, begin) for _ in range(ROWS)]
+        stride = builder.mul(words, constant(4))
+        with cgutils.for_range(builder, words) as loop:
+            lanes_at = builder.add(query, builder.mul(loop.index, constant(4 * LANES)))
+            lanes = builder.bitcast(builder.load(at(builder, lanes_at, INTS), align=4), _OPERAND)
+            column = builder.add(rows, builder.mul(loop.index, constant(4)))
+            for r in range(ROWS):
+                place = builder.add(column, builder.mul(stride, constant(r)))
+                row = splat(builder, builder.load(at(builder, place, word), align=4), INTS)
+                total = builder.call(dot, [builder.load(sums[r]), builder.bitcast(row, _OPERAND), lanes])
+                builder.store(total, sums[r])
+        highest = builder.load(at(builder, best, FLOATS), align=4)
+        for r in range(ROWS):
+            place = builder.add(scales, constant(4 * r))
+            scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
+            value = builder.fmul(builder.sitofp(builder.load(sums[r]), FLOATS), scale)
+            highest = builder.select(builder.fcmp_ordered(">", value, highest), value, highest)
+        builder.store(highest, at(builder, best, FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def pack_queries(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Arrange query tokens as the kernel reads them.
+
+    Parameters
+    ----------
+    codes
+        ``(query_tokens, dim)`` int8.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Groups of 16 tokens ``(groups, words, 16, 4)`` int8, zeros where tokens or dims are missing, and what the
+        sums start with ``(groups, 16)`` int32.
+
+    Examples
+    --------
+    >>> packed, start = pack_queries(np.array([[1, 2, 3], [0, 0, -1]], dtype="int8"))
+    >>> packed.shape, packed[0, 0, :2].tolist(), start[0, :2].tolist()
+    ((1, 1, 16, 4), [[1, 2, 3, 0], [0, 0, -1, 0]], [-768, 128])
+    """
+    tokens, dim = codes.shape
+    groups, words = -(-tokens // LANES), -(-dim // 4)
+    padded = np.zeros((groups * LANES, words * 4), dtype=np.int8)
+    padded[:tokens, :dim] = codes
+    start = -128 * padded.astype(np.int32).sum(axis=1, dtype=np.int32)
+    packed = padded.reshape(groups, LANES, words, 4).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(packed), start.reshape(groups, LANES)
+
+
+@numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+def score_range(
+    documents: tuple[np.ndarray, np.ndarray, np.ndarray],
+    queries: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    scores: np.ndarray,
+    first: int,
+    last: int,
+) -> None:
+    """Score documents ``first`` to ``last - 1`` against all queries.
+
+    Parameters
+    ----------
+    documents
+        Codes ``(tokens, dim)`` int8, scales ``(tokens,)`` float32, offsets ``(documents + 1,)`` int64.
+    queries
+        Both arrays of `pack_queries`, scales ``(query_tokens,)`` float32, offsets ``(queries + 1,)`` int64.
+    scores
+        ``(queries, documents)`` float32, written in place.
+    first, last
+        The range of documents.
+    """
+    codes, scales, offsets = documents
+    packed, start, query_scales, query_offsets = queries
+    dim = codes.shape[1]
+    groups, words = packed.shape[0], packed.shape[1]
+    rows = np.full((ROWS, words * 4), 128, dtype=np.uint8)
+    row_scales = np.empty(ROWS, dtype=np.float32)
+    best = np.empty(groups * LANES, dtype=np.float32)
+    for d in range(first, last):
+        begin, end = offsets[d], offsets[d + 1]
+        best[:] = -np.inf
+        for token in range(begin, end, ROWS):
+            for r in range(ROWS):
+                # Past the end of a document its last token is scored again: a maximum does not mind.
+                source = min(token + r, end - 1)
+                row_scales[r] = scales[source]
+                for i in range(dim):
+                    rows[r, i] = np.uint8(codes[source, i]) ^ np.uint8(128)
+            for g in range(groups):
+                _max_of_rows(  # type: ignore[call-arg]  # numba fills in the typing context
+                    rows.ctypes.data,
+                    row_scales.ctypes.data,
+                    packed[g].ctypes.data,
+                    start[g].ctypes.data,
+                    best[g * LANES :].ctypes.data,
+                    words,
+                )
+        for q in range(len(query_offsets) - 1):
+            total = 0.0
+            for column in range(query_offsets[q], query_offsets[q + 1]):
+                total += best[column] * query_scales[column]
+            scores[q, d] = total if begin < end else -np.inf

@@ -1,0 +1,132 @@
+"""Each kernel that this processor can run, against the naive loop and against each other."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
+from latelier.scores.kernels import KERNELS, choose_kernel
+from latelier.scores.threads import for_ranges
+from naive import naive_matrix, ragged
+
+LENGTHS = [0, 1, 2, 7, 8, 9, 16, 33, 0, 5]
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request, monkeypatch):
+    if request.param == "avx512" and choose_kernel() != "avx512":
+        pytest.skip("this processor has no AVX-512 VNNI")
+    monkeypatch.setenv("LATELIER_KERNELS", request.param)
+    return request.param
+
+
+def sides(dim, query_lengths=(5, 0, 1, 17, 32), seed=0, shift=0.0):
+    queries = TokenEmbeddings.from_list(ragged(query_lengths, dim, seed, shift=shift))
+    return queries, TokenEmbeddings.from_list(ragged(LENGTHS, dim, seed + 1, shift=-shift))
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 96, 130])
+@pytest.mark.parametrize("shift", [0.0, 2.0], ids=["mixed", "negative"])
+def test_float_kernels_equal_the_double_loop(kernel, dim, shift):
+    queries, documents = sides(dim, shift=shift)
+    scores = packed.maxsim(queries, documents)
+    np.testing.assert_allclose(scores, _expected(queries, documents), rtol=2e-5, atol=2e-5 * dim)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 96, 130])
+@pytest.mark.parametrize("shift", [0.0, 2.0], ids=["mixed", "negative"])
+def test_int8_kernels_equal_the_double_loop_over_the_scaled_codes(kernel, dim, shift):
+    queries, documents = (side.to("int8") for side in sides(dim, shift=shift))
+    scores = quantized.maxsim(queries, documents)
+    np.testing.assert_allclose(scores, _expected(queries, documents), rtol=2e-6, atol=2e-6 * dim)
+
+
+def test_int8_kernels_agree_to_the_last_bit(monkeypatch):
+    if choose_kernel() != "avx512":
+        pytest.skip("this processor has no AVX-512 VNNI")
+    queries, documents = sides(128)
+    fast = quantized.maxsim(queries, documents)
+    monkeypatch.setenv("LATELIER_KERNELS", "portable")
+    assert np.array_equal(fast, quantized.maxsim(queries, documents))
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 40), st.floats(0.01, 100), st.integers(0, 1000))
+def test_int8_scores_stay_within_the_stated_bound(dim, size, seed):
+    queries, documents = sides(dim, seed=seed)
+    queries = TokenEmbeddings(queries.vectors * size, queries.offsets)
+    real = np.ix_(queries.lengths > 0, documents.lengths > 0)
+    difference = np.abs(quantized.maxsim(queries, documents)[real] - packed.maxsim(queries, documents)[real])
+    assert (difference <= quantized.error_bound(queries, documents)[real] * (1 + 1e-4) + 1e-5).all()
+
+
+def test_the_bound_is_of_the_right_size():
+    unit = [torch.nn.functional.normalize(m, dim=1) for m in ragged([32], 128)]
+    queries = TokenEmbeddings.from_list(unit)
+    # By Cauchy-Schwarz sqrt(128) / 254 from each side if every number were at its worst; codes use their range better.
+    assert 32 * 0.02 < quantized.error_bound(queries, queries)[0, 0] < 32 * 2 * np.sqrt(128) / 254
+
+
+def test_auto_takes_integers_for_int8_documents_only():
+    queries, documents = sides(128)
+    small = documents.to("int8")
+    assert np.array_equal(colbert_scores(queries, small).numpy(), quantized.maxsim(queries, small))
+    assert np.array_equal(colbert_scores(queries, documents).numpy(), packed.maxsim(queries, documents))
+    forced = colbert_scores(queries, documents, backend="int8").numpy()
+    assert np.array_equal(forced, quantized.maxsim(queries, small))
+    grouped = colbert_kd_scores(queries, small[:], backend="int8")
+    everything = quantized.maxsim(queries, small)
+    assert grouped.tolist() == [everything[i, 2 * i : 2 * i + 2].tolist() for i in range(5)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_change_the_scores(kernel, threads):
+    queries = TokenEmbeddings.from_list(ragged([64], 128))
+    documents = TokenEmbeddings.from_list(ragged([200, 0, 1, 300] * 80, 128, seed=1))
+    before = torch.get_num_threads()
+    alone = packed.maxsim(queries, documents), quantized.maxsim(queries, documents)
+    torch.set_num_threads(threads)
+    try:
+        np.testing.assert_allclose(packed.maxsim(queries, documents), alone[0], rtol=1e-5)
+        assert np.array_equal(quantized.maxsim(queries, documents), alone[1])
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(st.lists(st.integers(0, 50_000), max_size=12), st.integers(1, 1 << 16))
+def test_ranges_cover_every_document_once(lengths, work):
+    seen = []
+    for_ranges(lambda first, last: seen.extend(range(first, last)), np.cumsum([0, *lengths]), work)
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_what_a_thread_raises_is_raised():
+    def fail(first, last):
+        raise ValueError(f"documents {first} to {last}")
+
+    with pytest.raises(ValueError, match="documents 0 to"):
+        for_ranges(fail, np.arange(0, 10_000_000, 1000), 1 << 16)
+
+
+def test_read_only_and_half_precision_documents(kernel):
+    queries, documents = sides(16)
+    expected = packed.maxsim(queries, documents)
+    vectors = documents.vectors.numpy()
+    vectors.setflags(write=False)
+    assert np.array_equal(packed.maxsim(queries, TokenEmbeddings(vectors, documents.offsets)), expected)
+    half = documents.to("float16")
+    np.testing.assert_allclose(packed.maxsim(queries, half), _expected(queries, half), rtol=2e-5, atol=1e-4)
+
+
+def test_unknown_kernels_are_refused(monkeypatch):
+    monkeypatch.setenv("LATELIER_KERNELS", "sse2")
+    with pytest.raises(InvalidArgumentError, match="LATELIER_KERNELS='sse2'; expected one of avx512, portable"):
+        choose_kernel()
+
+
+def _expected(queries, documents):
+    return naive_matrix(list(queries), list(documents))
