@@ -1,4 +1,4 @@
-"""Index a few documents and search them, offline, with no training: python examples/quickstart.py"""
+"""Index a few documents and search them, offline, with no training: `python examples/quickstart.py`."""
 
 from latelier.retrieve import Retriever
 

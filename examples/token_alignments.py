@@ -1,9 +1,10 @@
+"""Which words matched? Runs cell by cell in an editor, or as a whole: `python examples/token_alignments.py`."""
+
 # %% [markdown]
 # # Which words matched?
 #
 # Late interaction scores a document by letting each token of the query choose the document token that is most
-# similar to it. So every score can be read: this script, in cells that an editor can run one by one, looks at the
-# matrix of similarities behind a score. Offline: `python examples/token_alignments.py`.
+# similar to it. So every score can be read: here is the matrix of similarities behind one.
 
 # %%
 import numpy as np

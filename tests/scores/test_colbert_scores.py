@@ -22,7 +22,7 @@ def backend(request):
     return request.param
 
 
-def check(scores, expected):
+def check_scores(scores, expected):
     assert scores.dtype == torch.float32
     np.testing.assert_allclose(scores.numpy(), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -35,7 +35,7 @@ def padded(matrices):
 def test_all_pairs_equal_the_double_loop(backend, dtype):
     queries = ragged([5, 1, 3], seed=1, dtype=dtype)
     documents = ragged([7, 1, 4, 2], seed=2, dtype=dtype)
-    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+    check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
 
 
 @pytest.mark.parametrize("form", ["list", "packed", "padded", "numpy-list", "numpy-padded", "single"])
@@ -55,7 +55,7 @@ def test_all_forms_of_input_give_the_same_scores(backend, form):
         masks = {"queries_mask": qm.long().numpy(), "documents_mask": dm.float().numpy()}
     else:
         queries, expected = queries[0], expected[:1]
-    check(colbert_scores(queries, documents, backend=backend, **masks), expected)
+    check_scores(colbert_scores(queries, documents, backend=backend, **masks), expected)
 
 
 def test_masks_with_holes_drop_exactly_the_masked_tokens(backend):
@@ -65,7 +65,7 @@ def test_masks_with_holes_drop_exactly_the_masked_tokens(backend):
     kept_queries = [q[m] for q, m in zip(queries, queries_mask, strict=True)]
     kept_documents = [d[m] for d, m in zip(documents, documents_mask, strict=True)]
     scores = colbert_scores(queries, documents, queries_mask, documents_mask, backend=backend)
-    check(scores, naive_matrix(kept_queries, kept_documents))
+    check_scores(scores, naive_matrix(kept_queries, kept_documents))
 
 
 def test_negative_similarities_are_not_beaten_by_padding(backend):
@@ -73,9 +73,9 @@ def test_negative_similarities_are_not_beaten_by_padding(backend):
     expected = naive_matrix(queries, documents)
     assert (expected < 0).all()
     (q, qm), (d, dm) = padded(queries), padded(documents)
-    check(colbert_scores(q, d, qm, dm, backend=backend), expected)
+    check_scores(colbert_scores(q, d, qm, dm, backend=backend), expected)
     # Without masks, the rows of zeros that padding left are known for what they are.
-    check(colbert_scores(q, d, backend=backend), expected)
+    check_scores(colbert_scores(q, d, backend=backend), expected)
 
 
 def test_empty_documents_score_minus_infinity_and_empty_queries_zero(backend):
@@ -100,15 +100,15 @@ def test_thousands_of_tiny_documents_and_one_huge_one(backend):
     packed = colbert_scores(queries, documents, backend="packed")
     assert packed[:, 2].tolist() == [-np.inf, -np.inf]
     sample = [0, 1, 3, 2799, 2800, 2801]
-    check(packed[:, sample], naive_matrix(queries, [documents[i] for i in sample]))
+    check_scores(packed[:, sample], naive_matrix(queries, [documents[i] for i in sample]))
     if backend == "torch":
         small = documents[2790:2800]
-        check(colbert_scores(queries, small, backend=backend), packed[:, 2790:2800].numpy())
+        check_scores(colbert_scores(queries, small, backend=backend), packed[:, 2790:2800].numpy())
 
 
 def test_many_queries_are_scored_in_several_passes():
     queries, documents = ragged([32] * 70, dim=4), ragged([3, 2], dim=4, seed=1)
-    check(colbert_scores(queries, documents), naive_matrix(queries, documents))
+    check_scores(colbert_scores(queries, documents), naive_matrix(queries, documents))
 
 
 def test_non_contiguous_input(backend):
@@ -116,14 +116,14 @@ def test_non_contiguous_input(backend):
     documents = torch.randn(3, 8, 10).transpose(1, 2)[:, ::2]
     assert not queries.is_contiguous()
     assert not documents.is_contiguous()
-    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+    check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
 
 
 def test_reversed_and_read_only_numpy(backend):
     documents = np.random.default_rng(0).normal(size=(3, 5, 8)).astype("float32")[:, ::-1]
     queries = np.ones((1, 2, 8), dtype="float32")
     queries.setflags(write=False)
-    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+    check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
 
 
 def test_groups_come_out_query_major(backend):
@@ -141,34 +141,34 @@ def test_group_masks(backend):
     mask = torch.rand(2, 4, 5) > 0.3
     mask[..., 0] = True
     expected = [[naive_maxsim(queries[i], documents[i, m][mask[i, m]]) for m in range(4)] for i in range(2)]
-    check(colbert_kd_scores(queries, documents, documents_mask=mask, backend=backend), expected)
+    check_scores(colbert_kd_scores(queries, documents, documents_mask=mask, backend=backend), expected)
     everything = colbert_scores(queries, documents, documents_mask=mask, backend=backend)
-    check(everything[0, :4], expected[0])
-    check(everything[1, 4:], expected[1])
+    check_scores(everything[0, :4], expected[0])
+    check_scores(everything[1, 4:], expected[1])
 
 
 def test_kd_takes_nested_lists_and_packed_documents(backend):
     queries, documents = ragged([3, 2]), ragged([2, 5, 1, 4], seed=7)
     expected = [[naive_maxsim(queries[i], documents[2 * i + m]) for m in range(2)] for i in range(2)]
-    check(colbert_kd_scores(queries, [documents[:2], documents[2:]], backend=backend), expected)
-    check(colbert_kd_scores(queries, TokenEmbeddings.from_list(documents), backend=backend), expected)
+    check_scores(colbert_kd_scores(queries, [documents[:2], documents[2:]], backend=backend), expected)
+    check_scores(colbert_kd_scores(queries, TokenEmbeddings.from_list(documents), backend=backend), expected)
 
 
 def test_pairwise_is_the_diagonal(backend):
     queries, documents = ragged([3, 2, 4]), ragged([5, 1, 2], seed=6)
     expected = np.diag(naive_matrix(queries, documents))
-    check(colbert_scores_pairwise(queries, documents, backend=backend), expected)
+    check_scores(colbert_scores_pairwise(queries, documents, backend=backend), expected)
 
 
 def test_mixed_dtypes_are_promoted(backend):
     queries, documents = ragged([3]), ragged([4, 2], seed=1, dtype=torch.bfloat16)
-    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
+    check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
 
 
 def test_int8_embeddings_score_their_scaled_values(backend):
     queries = ragged([3, 2])
     documents = TokenEmbeddings.from_list(ragged([4, 2, 3], seed=1)).to("int8")
-    check(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, list(documents)))
+    check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, list(documents)))
 
 
 @pytest.mark.parametrize("function", [colbert_scores, colbert_kd_scores, colbert_scores_pairwise])

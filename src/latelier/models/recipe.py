@@ -39,6 +39,14 @@ class Recipe:
     projection
         ``"learned"``: a linear head to train, orthogonal at first; ``"orthogonal"``: the same head, meant to stay;
         ``"pca"``: a head fitted on texts (`ColBERT.fit_projection`); None: no head, the encoder's own dimension.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT
+    >>> recipe = Recipe(query_expansion=False, skiplist=(".",))
+    >>> model = ColBERT("all-MiniLM-L6-v2", device="cpu", recipe=recipe)
+    >>> model.tokens("a pear, a fig."), model.tokens("a pear, a fig.", is_query=False)[-3:]
+    (['[CLS]', '[Q] ', 'a', 'pear', ',', 'a', 'fig', '.', '[SEP]'], ['a', 'fig', '[SEP]'])
     """
 
     query_marker: str = "[Q] "
