@@ -58,6 +58,8 @@ def test_ties_keep_the_given_order_and_k_cuts():
     assert [hit.id for hit in ranked[0]] == ["best", "z", "a", "m"]
     assert rerank(ids, [query], [[same, same, better, same]], k=2) == [[Hit("best", 0.75), Hit("z", 0.5)]]
     assert len(rerank(ids, [query], [[same, same, better, same]], k=9)[0]) == 4
+    many = list(range(100, 0, -1))  # more than a sorting algorithm handles as a special case
+    assert [hit.id for hit in rerank([many], [query], [[same, better] * 50])[0]] == many[1::2] + many[::2]
 
 
 def test_scores_are_plain_floats_and_gradients_do_not_matter():
