@@ -162,7 +162,8 @@ class FileConnections:
         try:
             return connect(f"{uri}?mode=ro")
         except sqlite3.OperationalError:
-            if not self.path.is_file() or self.path.with_name(f"{self.path.name}-wal").exists():
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if not self.path.is_file() or (log.exists() and log.stat().st_size):
                 raise
             # A folder that nobody can write: SQLite cannot make the files that processes share.
             connection = connect(f"{uri}?mode=ro&immutable=1")

@@ -2,8 +2,9 @@
 
 Each key gets a column of its own, named ``f0``, ``f1``, ... whatever characters the key has. Filters name it by the
 key, as SQL does: ASCII case does not matter, so ``lang`` and ``Lang`` are one field (where one document has both, the
-first counts). The names ``id``, ``text`` and ``metadata`` are the document's own, and there are at most 500 columns;
-a key left without one, or one of several spellings alone, is reached as ``metadata ->> '$.Lang'``.
+first counts). The names ``id``, ``text`` and ``metadata`` are the document's own, ``true`` and ``false`` are SQL's,
+and there are at most 500 columns; a key left without one, or one of several spellings alone, is reached as
+``metadata ->> '$.Lang'``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from latelier.indexes.values import fold_name
 __all__ = ["RESERVED", "Field", "known_fields", "make_fields"]
 
 RESERVED = ("id", "text", "metadata")
+_CONSTANTS = ("true", "false")  # even in quotes, SQLite takes no column of a subquery by these names
 _MOST = 500
 
 
@@ -38,9 +40,14 @@ def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
     known = {field.folded for field in known_fields(connection)}
     for key in dict.fromkeys(keys):
         folded = fold_name(key)
-        if folded in known or folded in RESERVED or len(known) == _MOST:
+        if folded in known or not _is_nameable(folded) or len(known) == _MOST:
             continue
         column = f"f{len(known)}"
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
         connection.execute("INSERT INTO field VALUES (?, ?, ?)", (folded, key, column))
         known.add(folded)
+
+
+def _is_nameable(folded: str) -> bool:
+    # SQLite reads a statement up to its first null character.
+    return folded not in RESERVED and folded not in _CONSTANTS and "\0" not in folded

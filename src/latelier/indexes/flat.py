@@ -23,7 +23,7 @@ __all__ = ["Flat"]
 
 _DTYPES = ("float32", "float16")
 # Bounds of the scratch memory: vectors copied and scores held at once.
-_BLOCK_TOKENS = 1 << 16
+_BLOCK_TOKENS = 1 << 15
 _BLOCK_SCORES = 1 << 22
 
 

@@ -139,9 +139,9 @@ def _check_dim(received: int, expected: int, name: str) -> None:
 def _finite(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dtype: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         converted = vectors.astype(dtype, copy=False)
-    finite = np.isfinite(converted).all(axis=1)
+    finite = np.isfinite(converted)
     if not finite.all():
-        row = int(np.argmin(finite))
+        row = int(np.argmin(finite.all(axis=1)))
         name = names[int(np.searchsorted(offsets, row, side="right")) - 1]
         given = vectors[row]
         if np.isfinite(given).all():

@@ -44,7 +44,7 @@ def open(path: PathLike, *, read_only: bool = False) -> Index:
     ...     type(index).__name__, len(index)
     ('Flat', 0)
     """
-    kind = stored_settings(Path(path))["kind"]
+    kind = stored_settings(Path(path).absolute())["kind"]
     if kind not in _KINDS:
         raise IndexFormatError(
             f"the index in {path} is of kind {kind!r}, this version knows {', '.join(_KINDS)}; upgrade with: "

@@ -122,3 +122,11 @@ def integrity(connection: sqlite3.Connection) -> str:
         "(SELECT coalesce(sum(documents - removed), 0) FROM segment)"
     ).fetchone()
     return "" if len(set(counts)) == 1 else "its tables name {} documents, {} texts and {} in segments".format(*counts)
+
+
+def give_back_pages(connection: sqlite3.Connection) -> None:
+    """Shrink the file by the pages that nothing uses any more."""
+    unused = connection.execute("PRAGMA freelist_count").fetchone()[0]
+    for _ in range(unused):
+        # Works page by page, and Python asks for the first one only.
+        connection.execute("PRAGMA incremental_vacuum")

@@ -84,7 +84,10 @@ class FileSegments:
         name = secrets.token_hex(8)
         temporary = self.folder / f".{name}"
         try:
-            temporary.mkdir(parents=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir()
+                sync_folder(self.folder.parent)
+            temporary.mkdir()
             files = {f"{key}.npy": _write(temporary / f"{key}.npy", array) for key, array in arrays.items()}
             sync_folder(temporary)
             temporary.rename(self.folder / name)

@@ -97,7 +97,12 @@ class Storage:
 
     def select(self, filter: str, parameters: Parameters) -> tuple[Snapshot, np.ndarray]:
         """Return the latest commit and the numbers of its documents that meet a filter, ascending."""
-        return self.read(lambda connection, _: matching_numbers(connection, filter, parameters))
+
+        def matching(connection: Connection, snapshot: Snapshot) -> np.ndarray:
+            # Without documents every field would be unknown.
+            return matching_numbers(connection, filter, parameters) if snapshot.documents else np.zeros(0, "int64")
+
+        return self.read(matching)
 
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
         """Return the latest commit and the numbers of documents in the order asked for.
@@ -206,7 +211,7 @@ class Storage:
             # As the only writer: what the catalog does not name now is not about to be named either.
             referenced = {row.name for row in catalog.read_segments(begin_transaction())}
             self._segments.delete(set(self._segments.names()) - referenced)
-            begin_transaction().execute("PRAGMA incremental_vacuum").fetchall()
+            schema.give_back_pages(begin_transaction())
 
     def verify(self) -> VerifyReport:
         """Read everything and compare it with what was written."""

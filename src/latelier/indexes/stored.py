@@ -55,7 +55,8 @@ class StoredIndex(Index):
     ) -> None:
         if path is None and read_only:
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
-        self.path = None if path is None else Path(path)
+        # Absolute: connections and segments are still opened after the process has changed its folder.
+        self.path = None if path is None else Path(path).absolute()
         self._segment_bytes = segment_bytes
         self._storage = Storage(self.path, {"kind": self.kind, **settings}, read_only=read_only)
 

@@ -156,5 +156,5 @@ def _sql_value(value: Any) -> SqlValue:
     if isinstance(value, (list, dict)):
         return _dump(value)
     if isinstance(value, int) and int(value) not in _INT64:
-        return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, value)
+        return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
     return int(value) if isinstance(value, bool) else value

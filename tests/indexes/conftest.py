@@ -1,0 +1,26 @@
+"""The indexes that the contract suite runs over: a new one needs one line here."""
+
+import pytest
+
+from latelier import indexes
+
+# One function per index, from the folder it may use.
+KINDS = {
+    "flat-memory": lambda folder: indexes.Flat(),
+    "flat-disk": lambda folder: indexes.Flat(folder),
+    "flat-disk-float16": lambda folder: indexes.Flat(folder, dtype="float16"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def index(request, tmp_path):
+    """An empty index of each kind."""
+    with KINDS[request.param](tmp_path / "index") as index:
+        yield index
+
+
+@pytest.fixture(params=[name for name in KINDS if "memory" not in name])
+def disk_index(request, tmp_path):
+    """An empty index of each kind that has a folder."""
+    with KINDS[request.param](tmp_path / "index") as index:
+        yield index

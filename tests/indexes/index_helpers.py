@@ -1,0 +1,68 @@
+"""Documents to store, the answer an index must give, and code run in a child process."""
+
+import json
+import os
+import traceback
+
+import numpy as np
+
+from naive import naive_matrix
+
+
+def matrices(lengths, dim=4, seed=0):
+    """Return one random float32 matrix (tokens, dim) per length; the numbers are exact in float16 as well."""
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(-16, 17, size=(n, dim)) / 8).astype("float32") for n in lengths]
+
+
+def expected_hits(index, queries, k, keep=lambda id: True):
+    """Rank the stored vectors with the double loop; equal scores in the order of insertion."""
+    ids = [id for id in index.ids() if keep(id)]
+    scores = naive_matrix(queries, list(index.get_embeddings(ids)))
+    ranked = [sorted(range(len(ids)), key=lambda d: -row[d])[:k] for row in scores]
+    return [[(ids[d], row[d]) for d in best] for row, best in zip(scores, ranked, strict=True)]
+
+
+def check_hits(hits, expected):
+    """Compare hits with pairs of id and score; scores are single precision."""
+    assert [[hit.id for hit in row] for row in hits] == [[id for id, _ in row] for row in expected]
+    for row, wanted in zip(hits, expected, strict=True):
+        np.testing.assert_allclose([hit.score for hit in row], [score for _, score in wanted], rtol=1e-5, atol=1e-5)
+
+
+def contents(index):
+    """Return everything an index holds, to compare it before and after."""
+    ids = index.ids()
+    vectors = [matrix.tolist() for matrix in index.get_embeddings(ids)]
+    return list(zip(index.get(ids), vectors, strict=True))
+
+
+def start_child(function):
+    """Run a function in a forked child process; return a function that waits for its JSON result.
+
+    Fork before starting threads: what another thread has locked stays locked in the child.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = {"result": function()}
+        except BaseException:  # noqa: BLE001 (whatever it is, the parent shows it)
+            answer = {"error": traceback.format_exc()}
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writer)
+
+    def result():
+        with os.fdopen(reader) as pipe:
+            answer = json.load(pipe)
+        os.waitpid(child, 0)
+        assert "error" not in answer, answer.get("error")
+        return answer["result"]
+
+    return result
+
+
+def in_child(function):
+    """Run a function in a forked child process and return its JSON result."""
+    return start_child(function)()

@@ -1,0 +1,267 @@
+"""What users hand in: every accepted form means the same, everything else is refused before anything changes."""
+
+import numpy as np
+import pytest
+import torch
+from index_helpers import contents, matrices
+
+from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import DuplicateIdError, EmbeddingsError, InvalidArgumentError, LatelierError, UnknownIdError
+
+NAN = float("nan")
+
+
+def one(*rows):
+    return np.array(rows, dtype="float32")
+
+
+FINE = one([1, 0])
+
+
+def as_generator(found):
+    return (matrix for matrix in found)
+
+
+FORMS = {
+    "arrays": lambda found: found,
+    "tuple of tensors": lambda found: tuple(torch.from_numpy(matrix) for matrix in found),
+    "mixed kinds": lambda found: [torch.from_numpy(found[0]).bfloat16(), *(m.astype("float64") for m in found[1:])],
+    "float16": lambda found: [torch.from_numpy(matrix).half() for matrix in found],
+    "with gradient": lambda found: [torch.from_numpy(matrix).requires_grad_() for matrix in found],
+    "not contiguous": lambda found: [np.asfortranarray(matrix)[:, ::-1][:, ::-1] for matrix in found],
+    "nested lists": lambda found: [matrix.tolist() for matrix in found],
+    "packed": TokenEmbeddings.from_list,
+    "packed bfloat16": lambda found: TokenEmbeddings.from_list(found).to("bfloat16"),
+    "generator of matrices": as_generator,
+    "generator of batches": lambda found: (TokenEmbeddings.from_list([matrix]) for matrix in found),
+    "batches and matrices": lambda found: iter([found[0], TokenEmbeddings.from_list(found[1:])]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_every_form_of_embeddings_means_the_same(index, form):
+    found = matrices([2, 1, 3])
+    index.add(["a", "b", "c"], form(found))
+    for stored, given in zip(index.get_embeddings(["a", "b", "c"]), found, strict=True):
+        np.testing.assert_array_equal(stored, given)
+
+
+def test_int8_with_scales_is_dequantised(index):
+    packed = TokenEmbeddings.from_list(matrices([2, 3])).to("int8")
+    index.add(["a", "b"], packed)
+    np.testing.assert_allclose(index.get_embeddings("b")[0], packed[1], atol=2e-3)
+
+
+def test_one_document_needs_no_lists(index):
+    index.add("a", FINE, texts="the text", metadata={"x": 1})
+    index.add(5, [FINE.tolist()])
+    index.update("b", TokenEmbeddings.from_list([FINE]))
+    assert index.ids() == ["a", 5, "b"]
+    assert index.get("a") == ("a", "the text", {"x": 1})
+
+
+def test_numpy_ids_become_plain_ones(index):
+    index.add(np.arange(2), [FINE, FINE])
+    index.add(np.array(["x"]), [FINE])
+    assert [(id, type(id)) for id in index.ids()] == [(0, int), (1, int), ("x", str)]
+    assert np.int64(1) in index
+    assert index.get(np.int64(1)).id == 1
+
+
+def test_all_columns_may_be_generators(index):
+    count = 2500  # more than one part
+    ids = (f"d{i}" for i in range(count))
+    vectors = (one([i % 7, 1]) for i in range(count))
+    index.add(ids, vectors, texts=(str(i) for i in range(count)), metadata=({"n": i} for i in range(count)))
+    assert len(index) == count
+    assert index.get("d2499") == ("d2499", "2499", {"n": 2499})
+
+
+def test_nothing_to_add_is_fine(index):
+    index.add([], [])
+    index.update(iter(()), iter(()))
+    index.remove([])
+    assert (len(index), index.get([])) == (0, [])
+
+
+REFUSED_DOCUMENTS = {
+    "nan": (["b"], [one([NAN, 0])], EmbeddingsError, "document 'b' holds NaN or infinity"),
+    "inf": (["b", 3], [FINE, one([0, 1], [0, float("inf")])], EmbeddingsError, "document 3 holds NaN or infinity"),
+    "no token": (["b", "c"], [FINE, FINE[:0]], EmbeddingsError, "document 'c' has no token"),
+    "other dim": (["b", "c"], [FINE, one([1, 2, 3])], EmbeddingsError, "document 'c' has dim 3, .* dim 2"),
+    "not the index's dim": (["b"], [one([1, 2, 3])], EmbeddingsError, "document 'b' has dim 3, .* dim 2"),
+    "packed dim": (["b"], TokenEmbeddings.from_list([one([1, 2, 3])]), EmbeddingsError, "'b' has dim 3, .* dim 2"),
+    "dim 0": (["b"], [np.zeros((2, 0))], EmbeddingsError, "document 'b' has dim 0"),
+    "padded": (["b"], np.zeros((1, 2, 2)), EmbeddingsError, r"shape \(1, 2, 2\).*from_padded"),
+    "padded inside": (["b"], [torch.zeros(1, 2, 2)], EmbeddingsError, r"'b' has .* shape \(1, 2, 2\).*from_padded"),
+    "vector": (["b"], [np.zeros(2)], EmbeddingsError, r"document 'b' has embeddings of shape \(2,\)"),
+    "integers": (["b"], [np.ones((1, 2), dtype="int8")], EmbeddingsError, "dtype int8.*scales"),
+    "words": (["b"], ["word"], EmbeddingsError, "document 'b' came with str"),
+    "one matrix": (["b", "c"], np.ones((2, 2)), InvalidArgumentError, "one matrix goes with one id"),
+    "no embeddings": (["b"], None, InvalidArgumentError, "received NoneType as embeddings"),
+    "twice": (["b", "c", "b"], [FINE] * 3, DuplicateIdError, "'b' came twice in this call"),
+    "empty id": ([""], [FINE], InvalidArgumentError, "received '' .*as an id"),
+    "bool id": ([True], [FINE], InvalidArgumentError, "received True .bool. as an id"),
+    "float id": ([1.5], [FINE], InvalidArgumentError, "received 1.5 .float. as an id"),
+    "wide id": ([2**63], [FINE], InvalidArgumentError, "int of 64 bits"),
+    "broken id": (["\ud800"], [FINE], InvalidArgumentError, "valid Unicode"),
+    "no ids": (None, [FINE], InvalidArgumentError, "received None as ids"),
+    "few ids": (["b"], [FINE, FINE], InvalidArgumentError, "ids ran out after 1 documents"),
+    "few embeddings": (
+        ["b", "c"],
+        [FINE],
+        InvalidArgumentError,
+        "embeddings ran out after 1 documents, while ids go on",
+    ),
+    "few packed": (["b", "c"], TokenEmbeddings.from_list([FINE]), InvalidArgumentError, "2 ids, 1 embeddings: embed"),
+}
+
+
+@pytest.mark.parametrize(("ids", "embeddings", "error", "message"), REFUSED_DOCUMENTS.values(), ids=REFUSED_DOCUMENTS)
+def test_documents_are_refused_by_name(index, ids, embeddings, error, message):
+    index.add("a", FINE, texts="kept")
+    before = contents(index)
+    for write in (index.add, index.update):
+        with pytest.raises(error, match=message):
+            write(ids, embeddings)
+    assert contents(index) == before
+
+
+REFUSED_BESIDES = {
+    "one text": ({"texts": "t"}, "one text or one dict of metadata goes with one id"),
+    "one dict": ({"metadata": {"x": 1}}, "one text or one dict of metadata goes with one id"),
+    "few texts": ({"texts": ["t"]}, "2 ids, 1 texts: texts ran out first"),
+    "few texts, late": ({"texts": iter(["t"])}, "texts ran out after 1 documents"),
+    "more texts": ({"texts": iter("tuv")}, "embeddings ran out after 2 documents, while texts go on"),
+    "number as text": ({"texts": ["t", 5]}, "document 'c' came with int as its text"),
+    "broken text": ({"texts": ["t", "\udcff"]}, "document 'c' came with a text that is not valid Unicode"),
+    "number as texts": ({"texts": 5}, "received int as texts"),
+    "list as metadata": ({"metadata": [{}, []]}, "document 'c' came with list as its metadata"),
+    "nan": ({"metadata": [{}, {"x": [NAN]}]}, "metadata of document 'c' holds nan under 'x'"),
+    "tuple": ({"metadata": [{}, {"x": (1,)}]}, "document 'c' holds a tuple under 'x'"),
+    "numpy": ({"metadata": [{}, {"x": np.int64(1)}]}, "document 'c' holds a int64 under 'x'"),
+    "empty key": ({"metadata": [{}, {"": 1}]}, "document 'c' has the key ''"),
+    "number as key": ({"metadata": [{}, {1: 1}]}, "document 'c' has the key 1"),
+    "number as inner key": ({"metadata": [{}, {"x": {1: 1}}]}, "document 'c' holds the key 1 under 'x'"),
+    "broken value": ({"metadata": [{}, {"x": "\ud800"}]}, "not valid Unicode under 'x'"),
+}
+
+
+@pytest.mark.parametrize(("columns", "message"), REFUSED_BESIDES.values(), ids=REFUSED_BESIDES)
+def test_texts_and_metadata_are_refused_by_name(columns, message):
+    index = indexes.Flat()
+    columns = {name: list(column) if isinstance(column, list) else column for name, column in columns.items()}
+    with pytest.raises(InvalidArgumentError, match=message):
+        index.add(["b", "c"], [FINE, FINE], **columns)
+    assert len(index) == 0
+
+
+def test_metadata_nested_too_deeply_is_refused():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidArgumentError, match="document 'a' is nested too deeply"):
+        indexes.Flat().add("a", FINE, metadata={"x": deep})
+
+
+def test_present_ids_are_refused_by_add_naming_some(index):
+    index.add(range(20), [FINE] * 20)
+    with pytest.raises(DuplicateIdError, match=r"0, 1, 2, 3, 4 and 3 more is in the index already; update\(\)"):
+        index.add([*range(8), "new"], [FINE] * 9)
+    assert "new" not in index
+
+
+@pytest.mark.parametrize("use", ["remove", "get", "get_embeddings"])
+def test_unknown_ids_are_named(index, use):
+    index.add(["1", "b"], [FINE, FINE])
+    with pytest.raises(UnknownIdError, match=r"no document has the id 1, 'zzz'; .*1 is not '1'"):
+        getattr(index, use)(["b", 1, "zzz", 1])
+    with pytest.raises(InvalidArgumentError, match="received float as ids"):
+        getattr(index, use)(2.5)
+    assert index.ids() == ["1", "b"]
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.0, "3", None, True])
+def test_k_is_a_positive_integer(index, k):
+    index.add("a", FINE)
+    for use in (lambda: index.search(FINE, k=k), lambda: index.check(k=k), lambda: index.check(queries=k)):
+        with pytest.raises(InvalidArgumentError, match=f"={k!r}; expected an integer of at least 1"):
+            use()
+    assert len(index.search(FINE, k=np.int64(1))[0]) == 1
+
+
+REFUSED_QUERIES = {
+    "nan": ([FINE, one([NAN, 1])], "query 1 holds NaN or infinity"),
+    "no token": ([FINE, FINE[:0]], "query 1 has no token"),
+    "packed, no token": (TokenEmbeddings.from_list([FINE, FINE[:0]]), "query 1 has no token"),
+    "dim": ([one([1, 2, 3])], "query 0 has dim 3, .* dim 2"),
+    "padded": (np.zeros((1, 2, 2)), "from_padded"),
+    "vector": (np.zeros(2), r"array of shape \(2,\)"),
+    "text": ("a text", "received str as queries"),
+    "generator": (iter([FINE]), "received list_iterator as queries"),
+}
+
+
+@pytest.mark.parametrize(("queries", "message"), REFUSED_QUERIES.values(), ids=REFUSED_QUERIES)
+def test_queries_are_refused_by_number(index, queries, message):
+    index.add("a", FINE)
+    with pytest.raises(EmbeddingsError, match=message):
+        index.search(queries)
+
+
+def test_float16_refuses_what_it_cannot_hold(tmp_path):
+    with indexes.Flat(tmp_path / "index", dtype="float16") as index:
+        with pytest.raises(EmbeddingsError, match="document 'a' holds -70000, more than float16 can"):
+            index.add("a", one([1, -70000]))
+        assert len(index) == 0
+
+
+def test_streams_are_read_in_bounded_portions(tmp_path):
+    """What has been read ahead of what has been stored stays within the size of a batch."""
+    stored, ahead = [], []
+    vectors = np.ones((100, 64), dtype="float32")  # 25,600 bytes
+
+    with indexes.Flat(tmp_path / "index", segment_bytes=1 << 18) as index:
+
+        def documents():
+            for i in range(100):
+                segments = list((tmp_path / "index" / "segments").glob("*/vectors.npy"))
+                stored.append(sum(path.stat().st_size for path in segments) // vectors.nbytes)
+                ahead.append(i - stored[-1])
+                yield vectors
+
+        index.add(range(100), documents())
+        assert len(index) == 100
+    assert max(ahead) <= 22  # one batch of eleven documents, and one part of the next
+
+
+def test_an_error_in_a_stream_leaves_the_index_as_it_was(disk_index):
+    disk_index.add("a", FINE, texts="kept")
+    before = contents(disk_index)
+
+    def broken():
+        yield FINE
+        yield FINE
+        raise RuntimeError("the encoder failed")
+
+    with pytest.raises(RuntimeError, match="the encoder failed"):
+        disk_index.update(["a", "b", "c"], broken())
+    assert contents(disk_index) == before
+    assert len(list((disk_index.path / "segments").iterdir())) == 1
+
+
+def test_an_id_that_comes_twice_in_a_long_stream_is_refused(tmp_path):
+    with indexes.Flat(tmp_path / "index", segment_bytes=1000) as index:
+        index.add("x", FINE)
+        for write in (index.add, index.update):
+            with pytest.raises(DuplicateIdError, match="'d0' came twice in this call"):
+                write([*(f"d{i}" for i in range(5000)), "d0"], [FINE] * 5001)
+        assert index.ids() == ["x"]
+
+
+def test_dtype_is_one_of_two():
+    with pytest.raises(InvalidArgumentError, match="dtype='int8'; expected one of float32, float16"):
+        indexes.Flat(dtype="int8")
+    with pytest.raises(LatelierError, match="in memory begins empty; read_only=True needs a path"):
+        indexes.Flat(read_only=True)

@@ -1,0 +1,192 @@
+"""Several threads, index objects and processes at once: everyone sees whole commits, nobody waits for a writer."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from index_helpers import start_child
+
+from latelier import indexes
+from latelier.errors import StorageError
+from latelier.indexes import sqlite
+
+ONE = np.ones((1, 2))
+posix = pytest.mark.skipif(os.name == "nt", reason="needs fork")
+
+
+def run_threads(*functions):
+    """Run functions at once and raise what any of them raises."""
+    errors = []
+
+    def guarded(function):
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 (raised again below)
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_searching_threads_see_whole_commits(index):
+    """Each commit moves all documents to one version; a search that mixed two of them would show two scores."""
+    ids = list(range(12))
+
+    def version(number):
+        index.update(ids, [np.full((1, 2), float(number))] * 12, metadata=[{"version": number}] * 12)
+
+    version(1)
+    done = threading.Event()
+    seen = set()
+
+    def search():
+        while not done.is_set():
+            for filter in (None, "version > 0"):
+                hits = index.search(ONE, k=20, filter=filter)[0]
+                assert [hit.id for hit in hits] == ids
+                assert len({hit.score for hit in hits}) == 1
+                seen.add(hits[0].score)
+                assert len({record.metadata["version"] for record in index.get(ids)}) == 1
+
+    def write():
+        try:
+            for number in range(2, 30):
+                version(number)
+                if number % 10 == 0:
+                    index.compact()
+        finally:
+            done.set()
+
+    run_threads(write, search, search, search)
+    assert len(seen) > 1
+    assert index.search(ONE, k=1)[0][0].score == 58.0
+
+
+def test_writing_threads_take_turns(index):
+    def writer(name):
+        return lambda: [index.add(f"{name}{i}", ONE) for i in range(8)]
+
+    run_threads(*(writer(name) for name in "abcd"))
+    assert sorted(index.ids()) == sorted(f"{name}{i}" for name in "abcd" for i in range(8))
+    assert index.check().recall == 1.0
+
+
+def test_searching_never_waits_for_a_writer(index):
+    """While a stream is being added, its consumer searches, and so does another thread: both see the old state."""
+    index.add("old", ONE)
+    found = []
+
+    def stream():
+        for i in range(3):
+            thread = threading.Thread(target=lambda: found.append(index.search(ONE)[0]))
+            thread.start()
+            thread.join(timeout=3)
+            found.append(index.search(ONE)[0])
+            yield np.full((1, 2), float(i))
+
+    index.add([0, 1, 2], stream())
+    assert found == [[("old", 2.0)]] * 6
+    assert index.ids() == ["old", 0, 1, 2]
+
+
+def test_a_second_writer_waits_and_then_says_so(disk_index, monkeypatch):
+    monkeypatch.setattr(sqlite, "WAIT_SECONDS", 0.4)
+    with indexes.open(disk_index.path) as other:
+        times = []
+
+        def stream():
+            for write in (lambda: disk_index.add("x", ONE), lambda: other.add("x", ONE), lambda: other.remove([])):
+                begun = time.monotonic()
+                with pytest.raises(StorageError, match=r"another write to the index in .* has gone on for 0.4 seconds"):
+                    write()
+                times.append(time.monotonic() - begun)
+            yield ONE
+
+        disk_index.add("first", stream())
+        assert min(times) > 0.3
+        assert other.ids() == ["first"]
+        other.add("second", ONE)
+        assert disk_index.ids() == ["first", "second"]
+
+
+def test_a_second_writer_gets_in_when_the_first_is_done(disk_index):
+    with indexes.open(disk_index.path) as other:
+        waiting = threading.Thread(target=lambda: other.add("second", ONE))
+
+        def stream():
+            waiting.start()
+            time.sleep(0.2)
+            yield ONE
+
+        disk_index.add("first", stream())
+        waiting.join()
+        assert disk_index.ids() == ["first", "second"]
+
+
+def test_another_index_object_sees_each_commit_at_its_next_call(disk_index):
+    with indexes.open(disk_index.path) as other:
+        assert other.search(ONE) == [[]]
+        disk_index.add(["a", "b"], [ONE, 2 * ONE], metadata=[{"n": 1}, {"n": 2}])
+        assert other.search(ONE) == [[("b", 4.0), ("a", 2.0)]]
+        disk_index.remove("b")
+        assert other.search(ONE, filter="n > 0") == [[("a", 2.0)]]
+        disk_index.update("a", 3 * ONE)
+        disk_index.compact()
+        assert other.search(ONE) == [[("a", 6.0)]]
+        assert (len(other), "b" in other) == (1, False)
+
+
+@posix
+def test_processes_see_whole_commits_while_another_one_writes_and_compacts(disk_index):
+    """Opening anew each time, so that segments are often merged away between reading of them and opening them."""
+    ids = [f"d{i}" for i in range(6)]
+    disk_index.add(ids, [ONE / 2] * 6)
+    path, stop = disk_index.path, disk_index.path.parent / "stop"
+    disk_index.close()
+
+    def write():
+        number = 0
+        with indexes.open(path) as index:
+            while not stop.exists():
+                number += 1
+                index.update(ids, [np.full((1, 2), float(number))] * 6)
+                index.add(f"passing {number}", -ONE)
+                index.remove(f"passing {number}")
+                index.compact()
+        return number
+
+    written = start_child(write)
+    versions = set()
+    end = time.monotonic() + 2
+    try:
+        while time.monotonic() < end:
+            with indexes.open(path, read_only=len(versions) % 2 == 0) as index:
+                scores = {hit.score for hit in index.search(ONE, k=6)[0]}
+                assert len(scores) == 1
+                versions |= scores
+                assert index.get_embeddings(ids).num_tokens == 6
+    finally:
+        stop.touch()
+        count = written()
+    assert count > 3
+    assert len(versions) > 3
+    with indexes.open(path) as index:
+        assert index.search(ONE, k=1)[0][0].score == 2.0 * count
+        assert index.verify().is_whole
+
+
+def test_reading_does_not_keep_the_log_from_shrinking(tmp_path):
+    """Searches hold no transaction open while idle, so SQLite can fold its log into the catalog."""
+    with indexes.Flat(tmp_path / "index") as index, indexes.open(tmp_path / "index") as reader:
+        for i in range(60):
+            index.add(i, ONE, texts="long text " * 5000)
+            assert len(reader.search(ONE)[0]) == min(i + 1, 10)
+        assert (tmp_path / "index" / "catalog.sqlite-wal").stat().st_size < 6e6
+        assert len(index) == 60

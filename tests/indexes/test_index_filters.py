@@ -1,0 +1,209 @@
+"""Filters: what they find, how they say what is wrong, and what a hostile one cannot do."""
+
+import sqlite3
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_helpers import matrices
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError
+
+ROWS = {
+    "a": {"year": 2019, "lang": "en", "open": True, "tags": ["x", "y"], "score": 0.5},
+    "b": {"year": 2020, "lang": "de", "open": False, "author": {"name": "Ada", "born": 1815}},
+    "c": {"year": 2021, "lang": "EN", "big": 2**70, "id": "metadata", "Text": "metadata"},
+    4: {"year": "2021", 'odd "name" é': 1, "number": 9, "number_": 8, "rowid": 7, "f0": 6, "select": 5, "": None},
+    "e": None,
+}
+del ROWS[4][""]
+
+
+@pytest.fixture
+def index(index):
+    texts = ["plain", None, "it's", "four", "x"]
+    index.add(list(ROWS), matrices([1] * len(ROWS)), texts=texts, metadata=list(ROWS.values()))
+    return index
+
+
+@pytest.fixture(scope="module")
+def attacked():
+    index = indexes.Flat()
+    index.add(["a", "b"], matrices([1, 1]), metadata=[{"year": 1, "secret": "s"}, {"year": 2}])
+    return index
+
+
+def found(index, filter, parameters=()):
+    hits = index.search(matrices([1])[0], filter=filter, parameters=parameters)[0]
+    return sorted((hit.id for hit in hits), key=str)
+
+
+@pytest.mark.parametrize(
+    ("filter", "parameters", "ids"),
+    [
+        ("year >= 2020 AND lang = ?", ("de",), ["b"]),
+        ("year >= :from AND year < :to", {"from": 2019, "to": 2021}, ["a", "b"]),
+        ("YEAR = ?", (np.int64(2019),), ["a"]),
+        ("year = '2021'", (), [4]),
+        ("lang LIKE 'en'", (), ["a", "c"]),
+        ("lang IN ('en', 'de') -- the rest", (), ["a", "b"]),
+        ("open", (), ["a"]),
+        ("open = ?", (False,), ["b"]),
+        ("open IS NULL", (), [4, "c", "e"]),
+        ("NOT open OR score BETWEEN 0.4 AND 0.6", (), ["a", "b"]),
+        ("big > 1e20", (), ["c"]),
+        ("id IN ('a', 4, '5')", (), [4, "a"]),
+        ("id = '4'", (), []),
+        ("text = 'it''s'", (), ["c"]),
+        ("text IS NULL", (), ["b"]),
+        ("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", ("y",), ["a"]),
+        ("json_extract(author, '$.born') < 1900", (), ["b"]),
+        ("metadata ->> '$.id' = 'metadata' AND json_extract(metadata, '$.Text') = 'metadata'", (), ["c"]),
+        ('"odd ""name"" é" = 1', (), [4]),
+        ('[odd "name" é] = 1 AND `select` = 5', (), [4]),
+        ("number = 9 AND number_ = 8 AND rowid = 7 AND f0 = 6", (), [4]),
+        ("lower(lang) = 'en' /* ; ) */ AND ';)' <> '('", (), ["a", "c"]),
+        ("1", (), [4, "a", "b", "c", "e"]),
+        ("NULL", (), []),
+    ],
+)
+def test_filters_find_what_sql_would(index, filter, parameters, ids):
+    assert found(index, filter, parameters) == ids
+
+
+def test_names_ignore_case_and_the_first_spelling_in_a_document_counts(index):
+    both = {"LANG": "fr", "lang": "it"}
+    index.add(["both", "other"], matrices([1, 1]), metadata=[both, {"Lang": "fr"}])
+    assert found(index, "lang = 'fr'") == ["both", "other"]
+    assert found(index, "metadata ->> '$.lang' = 'it'") == ["both"]
+    assert index.get("both").metadata == both
+
+
+def test_filters_follow_updates_and_removals(index):
+    index.update("a", matrices([1])[0], metadata={"year": 1900, "fresh": 1})
+    index.remove("b")
+    assert found(index, "year < 2021") == ["a"]
+    assert found(index, "fresh") == ["a"]
+    index.compact()
+    assert found(index, "year <= 2021") == ["a", "c"]
+
+
+def test_more_keys_than_columns_are_reached_through_the_json(attacked):
+    index = indexes.Flat()
+    index.add("a", matrices([1])[0], metadata={f"k{i}": i for i in range(600)})
+    assert found(index, "k499 = 499 AND metadata ->> '$.k599' = 599") == ["a"]
+    with pytest.raises(InvalidArgumentError, match=r"unknown field 'k599'.*and 473 more"):
+        found(index, "k599 = 599")
+
+
+@pytest.mark.parametrize(
+    ("filter", "parameters", "message"),
+    [
+        ("yaer > 2020", (), r"unknown field 'yaer'. Did you mean 'year'\? The fields are: year, lang, open"),
+        ('"lagn" = 1', (), r"unknown field 'lagn'. Did you mean 'lang'\?.* Strings take single quotes"),
+        ("zzzzz = 1", (), r"'zzzzz'. The fields are: year.*, id, text, metadata\.$"),
+        ("year >", (), r"filter 'year >' cannot be evaluated: .*syntax error"),
+        ("year > ?", (), "cannot be evaluated: Incorrect number of bindings"),
+        ("year > :x", {"y": 1}, "cannot be evaluated: .*binding"),
+        ("year > ?", ([1],), "cannot be evaluated: .*(type|parameter)"),
+        ("year > ?", (2**70,), "cannot be evaluated: .*too large"),
+        ("year > ?", "x", "received str as the filter's parameters"),
+        ("year > ?", 5, "received int as the filter's parameters"),
+        ("json_extract(lang, '$.x')", (), "cannot be evaluated: malformed JSON"),
+        ("", (), "received '' as a filter"),
+        (5, (), "received 5 as a filter"),
+    ],
+)
+def test_what_is_wrong_with_a_filter_is_said(index, filter, parameters, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        found(index, filter, parameters)
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        "1) UNION SELECT number FROM document --",
+        "1) OR (1",
+        "1); DROP TABLE document; --",
+        "1; DROP TABLE document",
+        "1 /* ) UNION SELECT 1",
+        "1 ' ) UNION SELECT 1",
+        '1 " ) UNION SELECT 1',
+        "1 ` ) UNION SELECT 1",
+        "1 [ ) UNION SELECT 1",
+        "1 \x00 ) UNION SELECT 1",
+        "1 OR (1",
+        "1 UNION SELECT number FROM document",
+        "1 ORDER BY (SELECT 1)",
+        "1 LIMIT 1",
+        "1, 2",
+        "SELECT 1; ATTACH 'x' AS y",
+        "EXISTS (SELECT 1 FROM sqlite_master)",
+        "EXISTS (SELECT 1 FROM setting)",
+        "EXISTS (SELECT 1 FROM pragma_database_list)",
+        "EXISTS (SELECT 1 FROM segment WHERE first = 0)",
+        "EXISTS (WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT 1 FROM c WHERE x < 0)",
+        "load_extension('x')",
+        "length(randomblob(1000000000)) > 0",
+        "printf('%1000000000d', 1) = 1",
+        "zeroblob(1000000000) IS NULL",
+        "writefile('x', 'y')",
+        "fts3_tokenizer('x')",
+        "RAISE(ABORT, 'x')",
+        "DELETE FROM document",
+        "(DELETE FROM document)",
+        "EXISTS (PRAGMA user_version)",
+    ],
+)
+def test_hostile_filters_are_refused(attacked, filter):
+    with pytest.raises(InvalidArgumentError, match=r"the filter .* (is not one SQL expression|refused|evaluated)"):
+        found(attacked, filter)
+    assert attacked.ids() == ["a", "b"]
+    assert found(attacked, "year = 1 AND secret = 's'") == ["a"]
+
+
+def test_the_catalog_can_still_be_written_after_a_filter(attacked):
+    assert found(attacked, "year") == ["a", "b"]
+    attacked.add("c", matrices([1])[0], metadata={"brand new": 1})
+    assert found(attacked, '"Brand New" = 1') == ["c"]
+    attacked.remove("c")
+    assert attacked.ids() == ["a", "b"]
+
+
+KEYWORDS = ["true", "FALSE", "null", "id", "Metadata", "rowid", "oid", "select", "number", "current_time", "f1", "\0"]
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8) | st.sampled_from(KEYWORDS)
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(codec="utf-8"), max_size=8),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.dictionaries(names, values, min_size=1, max_size=4))
+def test_any_key_can_be_named_and_any_value_found(metadata):
+    """Of keys that differ by ASCII case the first one counts; a few names are SQL's or the document's own."""
+    index = indexes.Flat()
+    index.add(["it", "other"], matrices([1, 1]), metadata=[metadata, None])
+    assert index.get("it").metadata == metadata
+    seen = {"id", "text", "metadata", "true", "false"}
+    for key, value in metadata.items():
+        folded = "".join(c.lower() if c.isascii() else c for c in key)
+        if folded not in seen and "\0" not in key:
+            name = '"' + key.replace('"', '""') + '"'
+            assert found(index, f"{name} IS ?", (value,)) == (["it", "other"] if value is None else ["it"])
+        seen.add(folded)
+
+
+def test_filtered_searches_do_not_open_a_second_database(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add("a", matrices([1])[0], metadata={"year": 1})
+        target = (tmp_path / "other.sqlite").as_posix()
+        with pytest.raises(InvalidArgumentError, match=r"cannot be evaluated|refused"):
+            found(index, f"ATTACH '{target}' AS other")
+    assert not (tmp_path / "other.sqlite").exists()
+    assert sqlite3.connect(tmp_path / "index" / "catalog.sqlite").execute("PRAGMA user_version").fetchone() == (1,)

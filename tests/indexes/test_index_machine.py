@@ -1,0 +1,115 @@
+"""Any sequence of writes, compactions and reopenings leaves exactly what a dict would hold."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from index_helpers import check_hits
+
+from latelier import indexes
+from latelier.errors import DuplicateIdError, UnknownIdError
+from naive import naive_maxsim
+
+# Few ids, so that they meet again; both types of one number among them.
+IDS = st.sampled_from([0, 1, 2, "0", "1", "a", "b", "é'\""])
+BATCHES = st.lists(IDS, unique=True, max_size=5)
+
+
+class Machine(RuleBasedStateMachine):
+    """The index beside its model: an ordered dict from id to vectors, text and metadata."""
+
+    on_disk = False
+
+    @initialize()
+    def begin(self):
+        self.folder = Path(tempfile.mkdtemp()) / "index" if self.on_disk else None
+        self.index = indexes.Flat(self.folder, segment_bytes=400)
+        self.model = {}
+        self.serial = 0
+
+    def teardown(self):
+        self.index.close()
+        if self.folder:
+            shutil.rmtree(self.folder.parent)
+
+    def made(self, ids):
+        """Return new vectors, texts and metadata for some ids, as columns."""
+        columns = ([], [], [])
+        for _ in ids:
+            self.serial += 1
+            rng = np.random.default_rng(self.serial)
+            columns[0].append(rng.integers(-8, 9, size=(rng.integers(1, 5), 3)).astype("float32"))
+            columns[1].append(f"text {self.serial}")
+            columns[2].append({"serial": self.serial, "odd": self.serial % 2})
+        return columns
+
+    @rule(ids=BATCHES)
+    def add(self, ids):
+        columns = self.made(ids)
+        if any(id in self.model for id in ids):
+            with pytest.raises(DuplicateIdError, match="in the index already"):
+                self.index.add(ids, *columns)
+        else:
+            self.index.add(ids, *columns)
+            self.model.update(zip(ids, zip(*columns, strict=True), strict=True))
+
+    @rule(ids=BATCHES)
+    def update(self, ids):
+        columns = self.made(ids)
+        self.index.update(iter(ids), *map(iter, columns))
+        for id, made in zip(ids, zip(*columns, strict=True), strict=True):
+            self.model.pop(id, None)
+            self.model[id] = made
+
+    @rule(ids=BATCHES)
+    def remove(self, ids):
+        if all(id in self.model for id in ids):
+            self.index.remove(ids)
+            for id in ids:
+                del self.model[id]
+        else:
+            with pytest.raises(UnknownIdError, match="no document has the id"):
+                self.index.remove(ids)
+
+    @rule()
+    def compact(self):
+        self.index.compact()
+        assert self.index.verify().is_whole
+
+    @precondition(lambda self: self.on_disk)
+    @rule()
+    def reopen(self):
+        self.index.close()
+        self.index = indexes.open(self.folder)
+
+    @rule(k=st.integers(1, 9), odd=st.booleans())
+    def search(self, k, odd):
+        query = np.random.default_rng(k).integers(-8, 9, size=(2, 3)).astype("float32")
+        scores = {id: naive_maxsim(query, made[0]) for id, made in self.model.items() if made[2]["odd"] or not odd}
+        expected = sorted(scores.items(), key=lambda item: -item[1])[:k]
+        check_hits(self.index.search(query, k=k, filter="odd" if odd else None), [expected])
+
+    @invariant()
+    def holds_what_the_model_holds(self):
+        assert self.index.ids() == list(self.model)
+        assert len(self.index) == len(self.model)
+        records = self.index.get(list(self.model))
+        assert [(record.text, record.metadata) for record in records] == [made[1:] for made in self.model.values()]
+        stored = self.index.get_embeddings(list(self.model))
+        assert [matrix.tolist() for matrix in stored] == [made[0].tolist() for made in self.model.values()]
+
+
+class DiskMachine(Machine):
+    on_disk = True
+
+
+quickly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+TestInMemory = Machine.TestCase
+TestInMemory.settings = settings(max_examples=60, stateful_step_count=25, **quickly)
+TestOnDisk = DiskMachine.TestCase
+TestOnDisk.settings = settings(max_examples=25, stateful_step_count=20, **quickly)

@@ -1,0 +1,197 @@
+"""How segments come, grow and go: few after many writes, whole after compaction, no leftovers, bounded memory."""
+
+import itertools
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_helpers import check_hits, contents, expected_hits, matrices
+
+from latelier import indexes
+from latelier.indexes import flat, segments
+from latelier.indexes.topk import TopK
+
+
+def sizes(index):
+    """Tokens of each segment, in order."""
+    return [int(part.segment.offsets[-1]) for part in index._storage.snapshot().parts()]
+
+
+def folders(index):
+    return sorted(path.name for path in (index.path / "segments").iterdir())
+
+
+def test_a_thousand_single_documents_make_few_segments():
+    index = indexes.Flat()
+    rng = np.random.default_rng(0)
+    for i in range(1000):
+        index.add(i, np.full((rng.integers(1, 20), 2), float(i)))
+        if i % 50 == 0:
+            found = sizes(index)
+            assert all(left > 2 * right for left, right in itertools.pairwise(found))
+    assert len(sizes(index)) <= 10
+    assert index.ids() == list(range(1000))
+    assert [hit.id for hit in index.search(np.ones((1, 2)), k=3)[0]] == [999, 998, 997]
+
+
+def test_segments_are_not_merged_beyond_their_size(tmp_path):
+    with indexes.Flat(tmp_path / "index", segment_bytes=100 * 2 * 4) as index:  # 100 tokens
+        for i in range(30):
+            index.add(i, np.full((20, 2), float(i)))
+        assert max(sizes(index)) <= 100
+        assert len(sizes(index)) <= 12
+        index.compact()
+        assert sizes(index) == [100] * 6
+        assert len(folders(index)) == 6
+        kept = folders(index)
+        index.add("new", np.ones((1, 2)))
+        index.compact()
+        assert set(kept) < set(folders(index))  # full and clean segments are not written again
+
+
+def test_files_of_merged_segments_are_deleted(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        for i in range(20):
+            index.add(i, matrices([2])[0])
+            assert len(folders(index)) == len(sizes(index))
+        index.remove(range(10))
+        assert index.search(matrices([1]), k=20) is not None
+        index.compact()
+        assert len(folders(index)) == len(sizes(index)) == 1
+        index.remove(range(10, 20))
+        assert folders(index) == []
+
+
+def test_compact_deletes_the_leftovers_of_killed_writers(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add(["a", "b"], matrices([1, 2]))
+        before = contents(index)
+        for name in (".0123456789abcdef", "0123456789abcdef"):
+            (tmp_path / "index" / "segments" / name).mkdir()
+            (tmp_path / "index" / "segments" / name / "vectors.npy").write_bytes(b"half")
+        index.compact()
+        assert len(folders(index)) == 1
+        assert contents(index) == before
+
+
+def test_compact_gives_back_the_space_of_removed_documents(tmp_path):
+    def size():
+        return sum(path.stat().st_size for path in (tmp_path / "index").rglob("*") if path.is_file())
+
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add(range(500), [np.ones((40, 8))] * 500, texts=["some text " * 100] * 500)
+    full = size()
+    with indexes.open(tmp_path / "index") as index:
+        index.remove(range(50, 500))
+        index.compact()
+    assert size() < full / 5
+
+
+def test_a_snapshot_answers_after_its_segments_were_compacted_away(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add(["a", "b", "c"], [np.full((300_000, 1), i) for i in (1.0, 2.0, 3.0)])  # large enough to be mapped
+        snapshot = index._storage.snapshot()
+        index.remove("b")
+        index.compact()
+        assert len(folders(index)) == 1
+        best = TopK(1, 3)
+        index._search(snapshot.parts(), indexes.matrices.pack_queries(np.ones((1, 1)), 1), best)
+        assert snapshot.ids(best.numbers[0]) == ["c", "b", "a"]
+        assert [hit.id for hit in index.search(np.ones((1, 1)))[0]] == ["c", "a"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.data())
+def test_scanning_any_selection_in_any_blocks_equals_the_double_loop(lengths, data):
+    """Slices, copies and skipped blocks, with the block size turned down so that all of them occur."""
+    index = indexes.Flat()
+    ids = list(range(len(lengths)))
+    index.add(ids, matrices(lengths), metadata=[{"n": i} for i in ids])
+    chosen = data.draw(st.lists(st.sampled_from(ids), unique=True))
+    queries = matrices([2, 3], seed=9)
+    kept = flat._BLOCK_TOKENS, flat._BLOCK_SCORES
+    flat._BLOCK_TOKENS, flat._BLOCK_SCORES = data.draw(st.integers(1, 12)), data.draw(st.integers(2, 12))
+    try:
+        hits = index.search(queries, k=4, filter=f"n IN ({', '.join(map(str, chosen))})")
+    finally:
+        flat._BLOCK_TOKENS, flat._BLOCK_SCORES = kept
+    check_hits(hits, expected_hits(index, queries, 4, keep=lambda id: id in chosen))
+
+
+def test_searching_takes_bounded_memory(tmp_path):
+    """A small part of what the vectors take, also when most documents are filtered out or removed."""
+    with indexes.Flat(tmp_path / "index", dtype="float16") as index:
+        count, tokens = 3000, 100
+        vectors = np.random.default_rng(0).standard_normal((tokens, 64)).astype("float16")
+        index.add(range(count), (vectors for _ in range(count)), metadata=({"n": i % 3} for i in range(count)))
+        stored = count * vectors.nbytes  # 38 MB
+        index.search(np.ones((2, 64)))
+        tracemalloc.start()
+        assert len(index.search(np.ones((2, 64)), k=5)[0]) == 5
+        assert len(index.search(np.ones((2, 64)), k=5, filter="n = 1")[0]) == 5
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < stored / 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(-3, 3), max_size=6), max_size=6),
+    st.integers(1, 5),
+)
+def test_the_running_top_k_equals_one_stable_sort(blocks, k):
+    best = TopK(1, k)
+    start = 0
+    for block in blocks:
+        best.add(np.array([block], dtype="float32"), np.arange(start, start + len(block)))
+        start += len(block)
+    scores = np.array([*itertools.chain(*blocks)], dtype="float32")
+    order = np.argsort(-scores, kind="stable")[:k]
+    assert best.numbers[0].tolist() == order.tolist()
+    assert best.scores[0].tolist() == scores[order].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.data())
+def test_merged_parts_hold_the_documents_in_order(lengths, data):
+    """Any ascending selection of two segments: numbers, ids, lengths and rows."""
+    total = sum(lengths)
+    rows = np.arange(total)[:, None]
+    ids = [f"é{i}" if i % 2 else i for i in range(len(lengths))]
+    one = segments.Segment({**segments.document_arrays(range(len(ids)), ids, lengths), "rows": rows})
+    two = segments.Segment({**segments.document_arrays(range(50, 50 + len(ids)), ids, lengths), "rows": rows + 1000})
+    parts = []
+    for segment in (one, two):
+        chosen = data.draw(st.lists(st.integers(0, len(ids) - 1), unique=True, min_size=1).map(sorted))
+        parts.append(segments.Part(segment, np.array(chosen)))
+    merged = segments.Segment({**segments.merge_documents(parts), **segments.merge_rows(parts)})
+    starts = np.cumsum([0, *lengths])
+    place = 0
+    for segment, part in zip((one, two), parts, strict=True):
+        for position in part.positions:
+            assert merged.numbers[place] == segment.numbers[position]
+            assert merged.ids([place]) == [ids[position]]
+            found = merged.arrays["rows"][merged.offsets[place] : merged.offsets[place + 1]]
+            assert found.tolist() == segment.arrays["rows"][starts[position] : starts[position + 1]].tolist()
+            place += 1
+    assert place == len(merged)
+
+
+def test_recall_is_measured_not_assumed():
+    """An index whose search leaves out the best document, or returns the worst ones, is found out."""
+
+    class Lossy(indexes.Flat):
+        def _search(self, parts, queries, best):
+            parts = [segments.Part(part.segment, part.positions[1::2]) for part in parts]
+            super()._search(parts, queries, best)
+
+    index = Lossy()
+    index.add(range(40), matrices([3] * 40))
+    report = index.check(k=5, queries=10)
+    assert 0.2 < report.recall < 0.8
+    assert report.worst <= report.recall
+    assert indexes.Flat.search(index, matrices([1]))[0][0].id % 2 == 1
+    with pytest.raises(AttributeError, match="recall"):
+        report.recall = 1.0
