@@ -1,0 +1,180 @@
+"""How a batch may be laid out: one dict per column, all documents in one dict, or both; and what is refused."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_losses import Lexicon, features, vocabulary_texts
+from torch import nn
+
+from latelier.errors import InvalidArgumentError
+from latelier.losses import Contrastive, Distillation
+from latelier.losses.columns import embed_columns
+
+QUERIES = ["are fruits healthy?", "how do planes fly?"]
+DOCUMENTS = [
+    ["Fruits are good (very good!) for health.", "Fruits...", "Fruits are sold by weight, or by the piece."],
+    ["Planes are made of metal, mostly.", "Wings push air down; the air pushes back.", "Birds fly."],
+]
+ALL_DOCUMENTS = [text for rows in DOCUMENTS for text in rows]
+LABELS = torch.tensor([[0.9, 0.1, 0.4], [0.2, 0.8, 0.5]])
+
+
+def no_warning(message):
+    raise AssertionError(message)
+
+
+class Both(nn.Module):
+    """Distillation and contrastive loss of one batch."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.losses = [Distillation(model), Contrastive(model)]
+
+    def forward(self, batch):
+        return [self.losses[0](batch, LABELS).item(), self.losses[1](batch).item()]
+
+
+def test_one_dict_and_one_dict_per_column_give_the_same_loss(colbert):
+    queries = colbert.tokenize(QUERIES, is_query=True)
+    columns = [colbert.tokenize([rows[j] for rows in DOCUMENTS], is_query=False) for j in range(3)]
+    flat = colbert.tokenize(ALL_DOCUMENTS, is_query=False)
+    last_two = colbert.tokenize([text for rows in DOCUMENTS for text in rows[1:]], is_query=False)
+    losses = Both(colbert)
+    expected = losses([queries, flat])
+    assert losses([queries, *columns]) == pytest.approx(expected, abs=1e-4)
+    assert losses([queries, columns[0], last_two]) == pytest.approx(expected, abs=1e-4)
+    in_turn = colbert.tokenize([rows[j] for j in range(3) for rows in DOCUMENTS], is_query=False)
+    assert losses([queries, in_turn]) != pytest.approx(expected, abs=1e-2)
+
+
+@given(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 100))
+@settings(max_examples=25)
+def test_documents_come_out_grouped_by_query_in_the_order_given(b, sizes, seed):
+    model = Lexicon()
+    queries, n = vocabulary_texts(b, seed), sum(sizes)
+    documents = [vocabulary_texts(n, seed + 1 + i) for i in range(b)]
+    batch, start = [features(queries, "query")], 0
+    for size in sizes:
+        batch.append(features([text for rows in documents for text in rows[start : start + size]], "document"))
+        start += size
+    out = embed_columns(model, batch, no_warning)
+    assert out.documents.shape[:2] == out.documents_mask.shape[:2] == (b, n)
+    for i in range(b):
+        torch.testing.assert_close(out.queries[i][out.queries_mask[i]], model.one(queries[i], "query"))
+        for j in range(n):
+            found = out.documents[i, j][out.documents_mask[i, j]]
+            torch.testing.assert_close(found, model.one(documents[i][j], "document"))
+
+
+def test_documents_go_through_the_model_in_one_pass(colbert):
+    shapes = []
+    colbert.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append((kwargs["task"], tuple(args[0]["input_ids"].shape))), with_kwargs=True
+    )
+    columns = [colbert.tokenize([rows[j] for rows in DOCUMENTS], is_query=False) for j in range(3)]
+    widths = [column["input_ids"].shape[1] for column in columns]
+    assert len(set(widths)) > 1
+    Contrastive(colbert)([colbert.tokenize(QUERIES), *columns])
+    assert shapes == [("query", (2, 12)), ("document", (6, max(widths)))]
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("prompt_length", [2, 2, 3]),
+        ("token_type_ids", [torch.zeros(2, 7).long(), None, None]),
+        ("pixel_values", [torch.zeros(2, 3, 4)] * 3),
+        ("prompt_length", [torch.tensor(2)] * 3),
+        ("inputs_embeds", [torch.zeros(2, 7)] * 3),
+    ],
+    ids=["other-values", "other-keys", "images", "scalars", "floats"],
+)
+def test_columns_that_are_not_token_ids_alone_are_embedded_apart(key, values):
+    model, passes = Lexicon(), []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    texts = [[[5, 6, 7, 8, 9, 10, j + 11], [j + 14]] for j in range(3)]
+    batch = [features([[4], [5]], "query"), *[features(column, "document") for column in texts]]
+    expected = Contrastive(model)(batch).item()
+    assert len(passes) == 2
+    for column, value in zip(batch[1:], values, strict=True):
+        column.update({} if value is None else {key: value})
+    assert Contrastive(model)(batch).item() == pytest.approx(expected, abs=1e-6)
+    assert len(passes) == 2 + 4
+
+
+@pytest.mark.parametrize("length", [2, 3], ids=["joined", "apart"])
+def test_the_given_features_are_not_written_into(length):
+    model = Lexicon()
+    batch = [features(vocabulary_texts(2, seed), "document" if seed else "query") for seed in range(4)]
+    for column, prompt_length in zip(batch, [2, 2, 2, length], strict=True):
+        column["prompt_length"] = prompt_length
+    before = [{k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in column.items()} for column in batch]
+    first = Distillation(model)(batch, LABELS).item()
+    for column, old in zip(batch, before, strict=True):
+        assert column.keys() == old.keys()
+        assert all(torch.equal(column[k], v) for k, v in old.items() if isinstance(v, torch.Tensor))
+    assert Distillation(model)(batch, LABELS).item() == first
+
+
+@pytest.mark.parametrize("loss", [Distillation, Contrastive])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([3, 4], r"sentence_features\[1\] has 4 rows for 3 queries; expected .* a multiple of the queries' rows"),
+        ([3, 3, 2], r"sentence_features\[2\] has 2 rows for 3 queries"),
+        ([3, 6, 7], r"sentence_features\[2\] has 7 rows for 3 queries"),
+        ([3], r"sentence_features holds 1 dicts; expected the queries' features, then the documents'"),
+        ([], r"sentence_features holds 0 dicts"),
+    ],
+)
+def test_rows_that_cannot_be_shared_out_are_refused(loss, rows, message):
+    batch = [features(vocabulary_texts(n, i), "document" if i else "query") for i, n in enumerate(rows)]
+    with pytest.raises(InvalidArgumentError, match=message):
+        loss(Lexicon())(batch, torch.ones(3, 1))
+
+
+def test_no_rows_are_refused():
+    nothing = {"input_ids": torch.zeros(0, 3).long(), "attention_mask": torch.zeros(0, 3).long()}
+    with pytest.raises(InvalidArgumentError, match=r"sentence_features\[1\] has 0 rows for 0 queries"):
+        Contrastive(Lexicon())([nothing, nothing])
+
+
+def test_texts_and_empty_dicts_are_no_features(colbert):
+    loss = Contrastive(colbert)
+    with pytest.raises(InvalidArgumentError, match=r"\[0\] is 'are fruits healthy\?'; .*is_query=True\)"):
+        loss([QUERIES[0], DOCUMENTS[0]])
+    with pytest.raises(InvalidArgumentError, match=r"\[1\] is \{\}; .*tokenize\(texts, is_query=False\)"):
+        loss([colbert.tokenize(QUERIES), dict(colbert.tokenize([], is_query=False))])
+
+
+def test_a_document_of_which_nothing_is_scored_is_named():
+    batch = [features([[5], [6]], "query"), features([[7, 1], [8]], "document"), features([[4], [1, 2, 3]], "document")]
+    with pytest.raises(InvalidArgumentError, match="document 1 of query 1 has no token that is scored"):
+        Contrastive(Lexicon())(batch)
+
+
+@pytest.mark.parametrize(
+    ("sides", "position", "expected"), [((False, False), 0, "query"), ((True, True), 1, "document")]
+)
+def test_texts_tokenised_for_the_other_side_are_warned_of_once(colbert, sides, position, expected):
+    batch = [colbert.tokenize(QUERIES, is_query=sides[0]), colbert.tokenize(QUERIES, is_query=sides[1])]
+    loss = Contrastive(colbert)
+    message = rf"sentence_features\[{position}\] was tokenised as .*, where a loss expects '{expected}'"
+    with pytest.warns(UserWarning, match=message):
+        first = loss(batch).item()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loss(batch).item() == first
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_features_from_the_tokeniser_follow_the_model_to_its_device(colbert):
+    batch = [colbert.tokenize(QUERIES), colbert.tokenize(ALL_DOCUMENTS, is_query=False)]
+    expected = Distillation(colbert)(batch, LABELS).item()
+    loss = Distillation(colbert.cuda())(batch, LABELS)
+    assert loss.device.type == "cuda"
+    assert loss.item() == pytest.approx(expected, rel=1e-2)

@@ -1,0 +1,116 @@
+"""`Contrastive` against a loop over single documents, and what it refuses and warns of."""
+
+import warnings
+
+import pytest
+import torch
+from naive_losses import Lexicon, embed, features, naive_contrastive, score_each, vocabulary_texts
+
+from latelier.errors import InvalidArgumentError
+from latelier.losses import Contrastive
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2}
+COLUMNS = {
+    "anchor": ["are fruits healthy?", "how do planes fly?", "where is Rome?"],
+    "positive": ["Fruits are good (very good!) for health.", "Wings push air down.", "Rome is in Italy; so is Milan."],
+    "negative": ["Fruits...", "Planes are made of metal, mostly - as are trains.", "Rome, Georgia."],
+}
+
+
+def small_batch(negatives, model, b=3, seed=0):
+    """Random texts of a lexicon: features of each column, and loop scores of each query against all documents."""
+    queries = vocabulary_texts(b, seed, lowest=4)
+    documents = [vocabulary_texts(1 + negatives, seed + 10 + i) for i in range(b)]
+    columns = [features([documents[i][j] for i in range(b)], "document") for j in range(1 + negatives)]
+    all_documents = [model.one(document, "document") for group in documents for document in group]
+    return [features(queries, "query"), *columns], [score_each(model.one(q, "query"), all_documents) for q in queries]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("mean", [True, False], ids=["mean", "sum"])
+@pytest.mark.parametrize("negatives", [0, 1, 3])
+def test_value_and_gradient_equal_the_loop(negatives, mean, temperature, dtype):
+    model = Lexicon(dtype=dtype)
+    batch, scores = small_batch(negatives, model)
+    loss = Contrastive(model, size_average=mean, temperature=temperature)(batch)
+    expected = naive_contrastive(scores, 1 + negatives, temperature, mean)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    loss_gradient, expected_gradient = (torch.autograd.grad(x, model.table.weight)[0] for x in (loss, expected))
+    scale = expected_gradient.abs().max()
+    assert scale > 1e-2
+    torch.testing.assert_close(loss_gradient / scale, expected_gradient / scale, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("columns", [2, 3], ids=["pairs", "triplets"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-5), (torch.bfloat16, 0.1)])
+def test_a_real_model_gives_the_value_of_one_text_at_a_time(colbert, dtype, tolerance, columns):
+    colbert.to(dtype)
+
+    texts = list(COLUMNS.values())[:columns]
+    documents = [embed(colbert, column[i], False) for i in range(3) for column in texts[1:]]
+    scores = [score_each(embed(colbert, query, True), documents) for query in texts[0]]
+    batch = [colbert.tokenize(column, is_query=column is texts[0]) for column in texts]
+    loss = Contrastive(colbert)(batch)
+    expected = naive_contrastive(scores, columns - 1)
+    assert loss.item() == pytest.approx(expected.item(), rel=tolerance, abs=tolerance)
+    gradients = [torch.autograd.grad(x, colbert[1].linear.weight)[0].float() for x in (loss, expected)]
+    scale = gradients[1].abs().max()
+    assert scale > 1e-3
+    torch.testing.assert_close(gradients[0] / scale, gradients[1] / scale, rtol=0, atol=max(tolerance, 1e-3) * 2)
+
+
+def test_the_positive_is_the_first_document_of_each_query():
+    model = Lexicon()
+    with torch.no_grad():
+        model.table.weight.copy_(torch.eye(30)[:, :6] + 0.0)
+        model.table.weight[4:7] = torch.eye(6)[:3]
+    batch = [features([[4], [5]], "query"), features([[4], [5]], "document"), features([[5], [6]], "document")]
+    # Query 0: positive 1, own negative 0, documents of query 1: 0 and 0. Query 1 sees query 0's negative as its twin.
+    e = torch.e
+    expected = (-torch.log(torch.tensor(e / (e + 3))) - torch.log(torch.tensor(e / (2 * e + 2)))) / 2
+    assert Contrastive(model)(batch).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_order_of_the_queries_and_of_the_negatives_does_not_matter():
+    model = Lexicon()
+    batch, _ = small_batch(3, model)
+    loss = Contrastive(model)
+    expected = loss(batch).item()
+    rows = torch.tensor([2, 0, 1])
+    turned = [{k: v[rows] if isinstance(v, torch.Tensor) else v for k, v in column.items()} for column in batch]
+    assert loss(turned).item() == pytest.approx(expected, abs=1e-6)
+    assert loss([*batch[:2], *batch[:1:-1]]).item() == pytest.approx(expected, abs=1e-6)
+    assert abs(loss([batch[0], *batch[2:], batch[1]]).item() - expected) > 1e-3
+
+
+def test_labels_are_not_looked_at():
+    model = Lexicon()
+    batch, _ = small_batch(1, model)
+    loss = Contrastive(model)
+    assert loss(batch, labels=torch.tensor([1, 0, 1])).item() == loss(batch).item()
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf")])
+def test_temperatures_that_are_not_positive_are_refused(temperature):
+    with pytest.raises(InvalidArgumentError, match=r"temperature=.*; expected a positive number"):
+        Contrastive(Lexicon(), temperature=temperature)
+
+
+def test_nothing_to_contrast_is_said_once():
+    model = Lexicon()
+    batch = [features([[4]], "query"), features([[5]], "document")]
+    loss = Contrastive(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert loss(batch).item() == 0
+        assert loss(batch).item() == 0
+        assert Contrastive(model)([*batch, features([[6]], "document")]).item() > 0
+    assert [str(w.message).split(",")[0] for w in caught] == ["the batch holds one query and one document"]
+
+
+def test_settings_for_the_model_card():
+    loss = Contrastive(Lexicon(), temperature=0.5)
+    assert loss.get_config_dict() == {"score_metric": "colbert_scores", "size_average": True, "temperature": 0.5}
+    assert loss.citation.strip().startswith("@inproceedings{khattab-zaharia-2020-colbert,")

@@ -1,0 +1,94 @@
+"""A few sentences to train on, and what every training run here shares."""
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+
+from latelier.models import ColBERT
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Batches are tiny here, and threads that wait for one another make a busy machine ten times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def model(minilm):
+    torch.manual_seed(0)
+    # Two of the six layers: what is tested here does not depend on how well the model reads.
+    return ColBERT(minilm, 16, "cpu", config_kwargs={"num_hidden_layers": 2})
+
+
+@pytest.fixture(scope="session")
+def triplets():
+    return Dataset.from_dict(
+        {
+            "anchor": ["are fruits healthy?", "how do planes fly?", "where is Rome?", "what is rust?"],
+            "positive": [
+                "Fruits (and berries) are good for your health.",
+                "Wings push air down.",
+                "Rome is the capital of Italy; it lies on the Tiber.",
+                "Iron and oxygen form a red oxide.",
+            ],
+            "negative": [
+                "Fruits are sold by weight.",
+                "Planes are made of metal.",
+                "Rome, Georgia, has 38,000 inhabitants.",
+                "Rust is a novel by Philipp Meyer.",
+            ],
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def scored(triplets):
+    """The same sentences with a third candidate and a teacher's scores."""
+    columns = triplets.rename_columns({"anchor": "query", "positive": "document_1", "negative": "document_2"})
+    third = ["Cars are fast.", "Fish swim.", "Paris is in France.", "Gold does not rust."]
+    scores = [[0.9, 0.3, 0.0], [0.8, 0.4, 0.1], [1.0, 0.2, 0.3], [0.9, 0.2, 0.4]]
+    return columns.add_column("document_3", third).add_column("scores", scores)
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """Arguments of a short run without logs, files or progress bars."""
+
+    def make(kind=MultiVectorEncoderTrainingArguments, **changes):
+        settings = {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 3,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+        }
+        return kind(**{**settings, **changes})
+
+    return make
+
+
+@pytest.fixture
+def train(arguments):
+    """Train with the stock trainer; return it."""
+
+    def run(loss, dataset, evaluator=None, eval_dataset=None, **changes):
+        trainer = MultiVectorEncoderTrainer(
+            model=loss.model,
+            args=arguments(**changes),
+            train_dataset=dataset,
+            eval_dataset=eval_dataset,
+            loss=loss,
+            evaluator=evaluator,
+        )
+        trainer.train()
+        return trainer
+
+    return run
