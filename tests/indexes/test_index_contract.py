@@ -187,6 +187,24 @@ def test_repr_says_what_it_holds(filled):
     assert "5 documents, 11 tokens" in repr(filled)
 
 
+def test_settings_are_kept_with_the_index(filled):
+    assert (dict(filled.settings), "model" in filled.settings) == ({}, False)
+    filled.settings["model"] = {"name": "m", "options": [1, None]}
+    filled.settings["generation"] = "mine"
+    assert dict(filled.settings) == {"generation": "mine", "model": {"name": "m", "options": [1, None]}}
+    filled.compact()
+    assert filled.settings["model"]["name"] == "m"
+    del filled.settings["generation"]
+    assert repr(filled.settings) == "Settings({'model': {'name': 'm', 'options': [1, None]}})"
+    for missing in (lambda: filled.settings["x"], lambda: filled.settings.pop("x")):
+        with pytest.raises(KeyError, match="x"):
+            missing()
+    for name, value in [("", 1), (1, 1), ("x", {1}), ("x", float("nan"))]:
+        with pytest.raises(InvalidArgumentError, match="the setting"):
+            filled.settings[name] = value
+    assert len(filled) == 6
+
+
 def test_a_closed_index_says_so(filled):
     filled.close()
     filled.close()

@@ -32,13 +32,14 @@ def test_an_index_reopens_as_it_was(disk_index):
     disk_index.add(["a", 1], matrices([2, 3]), texts=["x", None], metadata=[{"n": 1}, None])
     disk_index.remove("a")
     disk_index.add("b", matrices([1]))
+    disk_index.settings["model"] = "ours"
     before, found = contents(disk_index), disk_index.search(matrices([2]))
     disk_index.close()
     for reopen in (type(disk_index), indexes.open):
         with reopen(disk_index.path) as index:
             assert type(index) is type(disk_index)
             assert (contents(index), index.search(matrices([2])), index.dtype) == (before, found, disk_index.dtype)
-            assert index.path == disk_index.path
+            assert (index.path, index.settings["model"]) == (disk_index.path, "ours")
 
 
 def test_a_closed_index_may_be_moved_and_leaves_no_side_files(folder, tmp_path):

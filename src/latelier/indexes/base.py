@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -32,14 +32,27 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 class Hit(NamedTuple):
-    """One found document: its id and its MaxSim score, the higher the better."""
+    """One found document: its id and its MaxSim score, the higher the better.
+
+    Examples
+    --------
+    >>> hit = Hit("a", 3.5)
+    >>> hit.id, hit.score
+    ('a', 3.5)
+    """
 
     id: Id
     score: float
 
 
 class Record(NamedTuple):
-    """What is stored beside the vectors of one document; ``metadata`` is ``{}`` where none was given."""
+    """What is stored beside the vectors of one document; ``metadata`` is ``{}`` where none was given.
+
+    Examples
+    --------
+    >>> Record("a", None, {"year": 2024}).metadata["year"]
+    2024
+    """
 
     id: Id
     text: str | None
@@ -213,6 +226,11 @@ class Index(ABC):
     @abstractmethod
     def dim(self) -> int | None:
         """Numbers per token, ``None`` while the index is empty."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> MutableMapping[str, Any]:
+        """JSON values that users and tools keep with the index, each assignment a commit of its own."""
 
     @abstractmethod
     def compact(self, *, show_progress: bool = False) -> None:

@@ -85,7 +85,7 @@ class Flat(StoredIndex):
     @property
     def dtype(self) -> str:
         """Floating type of the stored vectors."""
-        return str(self._storage.settings["dtype"])
+        return str(self._storage.configuration["dtype"])
 
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         return {"vectors": embeddings.vectors}

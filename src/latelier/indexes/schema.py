@@ -2,6 +2,8 @@
 
 ``setting``
     The configuration as JSON values, and the counters of the storage: ``generation`` changes with every commit.
+``user_setting``
+    What users and tools keep with the index.
 ``segment``
     The segments and their files. Their numbers ``first`` to ``last`` do not overlap; ordered by them, the documents
     stand in the order of insertion.
@@ -43,6 +45,7 @@ APPLICATION_ID = int.from_bytes(b"LATL", "big")
 
 _TABLES = (
     "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE user_setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE segment (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, "
     "documents INTEGER NOT NULL, removed INTEGER NOT NULL, tokens INTEGER NOT NULL, files TEXT NOT NULL)",
     "CREATE TABLE tombstone (segment TEXT, number INTEGER, PRIMARY KEY (segment, number)) WITHOUT ROWID",

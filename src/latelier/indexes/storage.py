@@ -20,18 +20,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, IndexFormatError, LatelierError
+from latelier.errors import IndexFormatError, LatelierError
 from latelier.indexes import catalog, schema
 from latelier.indexes.base import Id, Parameters, Record
 from latelier.indexes.batches import Documents
 from latelier.indexes.connections import Connections, FileConnections, MemoryConnections
 from latelier.indexes.filters import matching_numbers
-from latelier.indexes.report import Damage, VerifyReport
+from latelier.indexes.report import VerifyReport
 from latelier.indexes.segment_files import FileSegments, MemorySegments, Segments
 from latelier.indexes.segments import Segment, merge_documents
+from latelier.indexes.settings import Settings
 from latelier.indexes.snapshot import Snapshot, load_snapshot
 from latelier.indexes.sqlite import Connection, make_catalog
 from latelier.indexes.values import unknown_ids
+from latelier.indexes.verifying import verify
 from latelier.indexes.writing import Arrays, Merge, Writer, compaction
 
 __all__ = ["Storage", "stored_settings"]
@@ -46,9 +48,9 @@ class Storage:
     ----------
     path
         The index's folder, made if it does not exist; ``None`` for memory.
-    settings
-        Configuration of a new index, JSON values; of an existing one, `settings` is what was stored. ``"kind"``
-        names the class that reads it.
+    configuration
+        That of a new index, JSON values; the attribute of this name is what is stored. ``"kind"`` names the class
+        that reads it.
     read_only
         Never write. Set by itself where the folder cannot be written.
 
@@ -58,7 +60,7 @@ class Storage:
         If the folder holds something else, another kind of index, or one of a newer version.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any], *, read_only: bool = False) -> None:
+    def __init__(self, path: Path | None, configuration: Mapping[str, Any], *, read_only: bool = False) -> None:
         self.path = path
         self._snapshot: Snapshot | None = None
         self._loading = threading.Lock()
@@ -75,10 +77,15 @@ class Storage:
             self._connections = FileConnections(path / schema.CATALOG, read_only=self.read_only)
             self._segments = FileSegments(path / "segments")
         try:
-            self.settings = self._configure(settings)
+            self.configuration = self._configure(configuration)
         except BaseException:
             self._connections.close()
             raise
+
+    @property
+    def settings(self) -> Settings:
+        """What users keep with the index."""
+        return Settings(self._connections)
 
     def snapshot(self) -> Snapshot:
         """Return the latest commit."""
@@ -215,26 +222,14 @@ class Storage:
 
     def verify(self) -> VerifyReport:
         """Read everything and compare it with what was written."""
-        damages: list[Damage] = []
-        try:
-            problem = self._ask(schema.integrity)
-            rows = self._ask(catalog.read_segments)
-            damages += [Damage(schema.CATALOG, problem, ())] if problem else []
-        except CorruptedIndexError as error:
-            return VerifyReport(files=1, damages=(Damage(schema.CATALOG, str(error), ()),))
-        for row in rows:
-            for file, reason in self._segments.damage(row.name, row.files):
-                if row.name in {current.name for current in self._ask(catalog.read_segments)}:
-                    damages.append(Damage(file, reason, tuple(self._ask(catalog.ids_between, row.first, row.last))))
-        files = 0 if self.path is None else 1 + sum(len(row.files) for row in rows)
-        return VerifyReport(files=files, damages=tuple(damages))
+        return verify(self._connections, self._segments)
 
     def close(self) -> None:
         """Give back connections and memory."""
         self._connections.close()
         self._snapshot = None
 
-    def _configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _configure(self, configuration: Mapping[str, Any]) -> dict[str, Any]:
         where = str(self.path)
         stored = self._ask(schema.read_settings, where)
         if stored is None and self.read_only:
@@ -242,11 +237,11 @@ class Storage:
         if stored is None:
             with self._connections.writing() as begin:
                 # Another process may have been faster.
-                stored = schema.read_settings(begin(), where) or schema.create(begin(), settings)
-        if stored["kind"] != settings["kind"]:
+                stored = schema.read_settings(begin(), where) or schema.create(begin(), configuration)
+        if stored["kind"] != configuration["kind"]:
             raise IndexFormatError(
-                f"the index in {where} is of kind {stored['kind']!r}, not {settings['kind']!r}; indexes.open(path) "
-                "opens either."
+                f"the index in {where} is of kind {stored['kind']!r}, not {configuration['kind']!r}; "
+                "indexes.open(path) opens either."
             )
         return stored
 

@@ -23,6 +23,7 @@ from latelier.indexes.matrices import pack_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport, VerifyReport
 from latelier.indexes.segments import Part, merge_rows
+from latelier.indexes.settings import Settings
 from latelier.indexes.storage import Storage
 from latelier.indexes.topk import TopK
 from latelier.indexes.values import as_id, as_ids, is_single_id
@@ -40,8 +41,8 @@ class StoredIndex(Index):
     ----------
     path
         Folder of the index; ``None`` keeps it in memory.
-    settings
-        Configuration of a new index; that of an existing one is ``self._storage.settings``.
+    configuration
+        That of a new index; that of an existing one is ``self._storage.configuration``.
     read_only
         Never write.
     segment_bytes
@@ -51,14 +52,14 @@ class StoredIndex(Index):
     kind: ClassVar[str]
 
     def __init__(
-        self, path: PathLike | None, settings: Mapping[str, Any], *, read_only: bool, segment_bytes: int
+        self, path: PathLike | None, configuration: Mapping[str, Any], *, read_only: bool, segment_bytes: int
     ) -> None:
         if path is None and read_only:
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         # Absolute: connections and segments are still opened after the process has changed its folder.
         self.path = None if path is None else Path(path).absolute()
         self._segment_bytes = segment_bytes
-        self._storage = Storage(self.path, {"kind": self.kind, **settings}, read_only=read_only)
+        self._storage = Storage(self.path, {"kind": self.kind, **configuration}, read_only=read_only)
 
     @property
     @abstractmethod
@@ -90,6 +91,11 @@ class StoredIndex(Index):
     def dim(self) -> int | None:
         """See `Index.dim`."""
         return self._storage.dim()
+
+    @property
+    def settings(self) -> Settings:
+        """See `Index.settings`."""
+        return self._storage.settings
 
     def add(
         self,

@@ -25,6 +25,7 @@ __all__ = [
     "check_text",
     "duplicate_ids",
     "encode_metadata",
+    "encode_setting",
     "fold_name",
     "is_single_id",
     "unknown_ids",
@@ -90,6 +91,17 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, dict[str, SqlValue]]
     except (ValueError, RecursionError) as error:
         reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidArgumentError(f"the metadata of document {id!r} {reason}.") from error
+
+
+def encode_setting(name: object, value: object) -> str:
+    """Return a setting of a user as JSON, or say why it cannot be stored."""
+    try:
+        _key(name)
+        _check_json(value)
+        return _dump(value)
+    except (ValueError, RecursionError) as error:
+        reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidArgumentError(f"the setting {name!r} {reason}.") from error
 
 
 def fold_name(name: str) -> str:

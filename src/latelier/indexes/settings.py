@@ -1,0 +1,61 @@
+"""`Settings`: what users and tools keep with an index, such as the name of the model that filled it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+from latelier.indexes.connections import Connections
+from latelier.indexes.values import encode_setting
+
+__all__ = ["Settings"]
+
+
+class Settings(MutableMapping[str, Any]):
+    """JSON values by name, read from the catalog at each access and written to it at each assignment.
+
+    Parameters
+    ----------
+    connections
+        To the catalog.
+
+    Examples
+    --------
+    >>> from latelier import indexes
+    >>> index = indexes.Flat()
+    >>> index.settings["model"] = {"name": "my-colbert", "max_length": 350}
+    >>> index.settings["model"]["name"], index.settings.get("language"), len(index.settings)
+    ('my-colbert', None, 1)
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def __getitem__(self, name: str) -> Any:
+        with self._connections.reading() as connection:
+            row = connection.execute("SELECT value FROM user_setting WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise KeyError(name)
+        return json.loads(row[0])
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        row = (name, encode_setting(name, value))
+        with self._connections.writing() as begin:
+            begin().execute("INSERT OR REPLACE INTO user_setting VALUES (?, ?)", row)
+
+    def __delitem__(self, name: str) -> None:
+        with self._connections.writing() as begin:
+            if not begin().execute("DELETE FROM user_setting WHERE name = ?", (name,)).rowcount:
+                raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        with self._connections.reading() as connection:
+            names = connection.execute("SELECT name FROM user_setting ORDER BY name").fetchall()
+        return (name for (name,) in names)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"Settings({dict(self)})"
