@@ -1,0 +1,107 @@
+"""Documents on their way into an index: read, numbered and encoded in chunks.
+
+A chunk is what one transaction stores, so it bounds memory and says what an interrupted call has kept. Ids are checked
+before their texts are encoded, which takes a thousand times longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from latelier.errors import DuplicateIdError, InvalidArgumentError
+from latelier.indexes import Id, Index
+from latelier.models import ColBERT
+from latelier.retrieve.documents import Document, read_documents
+
+__all__ = ["Chunk", "chunks", "encode"]
+
+# Texts encoded at once: enough for batches of similar length, few enough for a progress bar that moves.
+_PIECE = 256
+
+
+class Chunk(NamedTuple):
+    """Documents of one transaction, and the bar that counts them."""
+
+    ids: list[Id]
+    texts: list[str]
+    metadata: list[dict[str, Any]]
+    progress: Any
+
+
+def chunks(documents: Iterable[Any], index: Index, size: int, *, replace: bool, show_progress: bool) -> Iterator[Chunk]:
+    """Read documents in chunks, with ids that the index can take.
+
+    Parameters
+    ----------
+    documents
+        See `latelier.retrieve.documents.read_documents`.
+    index
+        Where they will go.
+    size
+        Documents per chunk.
+    replace
+        Whether ids that are there already are replaced; otherwise they are an error.
+    show_progress
+        Count documents on standard error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a document is invalid; it is named by its position.
+    DuplicateIdError
+        If an id is given twice in a chunk, or is in the index already.
+    """
+    if size < 1:
+        raise InvalidArgumentError(f"received chunk_size={size}; expected at least 1.")
+    read = read_documents(documents)
+    total = len(documents) if isinstance(documents, Sized) else None
+    start = 0
+    with tqdm(total=total, desc="Indexing", unit=" documents", disable=not show_progress) as progress:
+        while chunk := list(itertools.islice(read, size)):
+            ids = _ids(chunk, start, index, replace)
+            yield Chunk(ids, [document.text for document in chunk], [d.metadata for d in chunk], progress)
+            start += len(chunk)
+
+
+def encode(model: ColBERT, texts: list[str], batch_size: int, progress: Any) -> list[Any]:
+    """Return one ``(tokens, dim)`` matrix per text, in order; texts of similar length are encoded together."""
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+    matrices: list[Any] = [None] * len(texts)
+    for first in range(0, len(order), _PIECE):
+        piece = order[first : first + _PIECE]
+        encoded = model.encode_document([texts[i] for i in piece], packed=True, batch_size=batch_size).to("cpu")
+        for i, matrix in zip(piece, encoded, strict=True):
+            matrices[i] = matrix
+        progress.update(len(piece))
+    return matrices
+
+
+def _ids(chunk: list[Document], start: int, index: Index, replace: bool) -> list[Id]:
+    """Return the ids of a chunk, new ones for documents without."""
+    numbers: Iterator[int] | None = None
+    positions: dict[Id, int] = {}
+    for position, document in enumerate(chunk, start):
+        id_ = document.id
+        if id_ is None:
+            if replace:
+                raise InvalidArgumentError(
+                    f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
+                )
+            numbers = numbers or itertools.count(_next_number(index))
+            id_ = next(numbers)
+        if id_ in positions:
+            raise DuplicateIdError(f"documents[{position}]: id {id_!r} is that of documents[{positions[id_]}] too.")
+        if not replace and id_ in index:
+            raise DuplicateIdError(
+                f"documents[{position}]: id {id_!r} is in the index already; update(...) replaces documents."
+            )
+        positions[id_] = position
+    return list(positions)
+
+
+def _next_number(index: Index) -> int:
+    return 1 + max((id_ for id_ in index.ids() if isinstance(id_, int)), default=-1)

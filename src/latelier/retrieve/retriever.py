@@ -1,0 +1,383 @@
+"""`Retriever`: a model and an index behind one interface of texts.
+
+Documents are encoded and stored in chunks, so memory stays bounded and an interrupted call keeps whole chunks. What
+the index must be searched with, the model's name and options, is stored with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.indexes import Hit, Id, Index
+from latelier.indexes.base import Parameters, PathLike
+from latelier.models import DEFAULT_MODEL, ColBERT, load
+from latelier.retrieve.chunks import chunks, encode
+from latelier.retrieve.explanation import Explanation, explain_alignment
+from latelier.retrieve.identity import Identity, probe
+from latelier.scores.alignment import align
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Result", "Retriever"]
+
+
+class Result(NamedTuple):
+    """One found document: id, MaxSim score (the higher the better), and what was stored with it.
+
+    Examples
+    --------
+    >>> Result("a", 1.5, "Bananas are healthy.", {"year": 2024}).metadata["year"]
+    2024
+    """
+
+    id: Id
+    score: float
+    text: str | None
+    metadata: dict[str, Any]
+
+
+class Retriever:
+    """Text in, ranked documents out.
+
+    Parameters
+    ----------
+    model
+        A model, or a name or folder for `latelier.models.load`; None is all-MiniLM-L6-v2, without training.
+    index
+        An index; or a folder, whose index is opened, or made as `latelier.indexes.Flat`; None keeps it in memory.
+    device
+        Where to load a model given by name: ``"cpu"``, ``"cuda"``, ...; None takes the best there is.
+    model_options
+        Further arguments of `latelier.models.load` for a model given by name, JSON values; stored with the index.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the index was filled by another model.
+
+    Examples
+    --------
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add(["Bananas are healthy.", "The moon is far away.", "Berlin is in Germany."])
+    >>> result = retriever.search("unhealthy fruit", k=1)[0]
+    >>> result.id, result.text
+    (0, 'Bananas are healthy.')
+    >>> retriever.add([{"id": "paris", "title": "Paris", "text": "Capital of France.", "country": "fr"}])
+    >>> retriever.search("capital city", k=1, filter="country = ?", parameters=("fr",))[0].id
+    'paris'
+    >>> retriever.search(["unhealthy fruit", "   "])
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: queries[1] is '   '; expected a text that is not empty.
+    """
+
+    def __init__(
+        self,
+        model: ColBERT | PathLike | None = None,
+        index: Index | PathLike | None = None,
+        *,
+        device: str | None = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model_options = dict(model_options or {})
+        if isinstance(model, ColBERT):
+            if device is not None or self.model_options:
+                raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
+            self.model_name, self.model = None, model
+        else:
+            self.model_name = _portable_name(DEFAULT_MODEL if model is None else model)
+            self.model = load(self.model_name, device=device, **self.model_options)
+        self._identity = Identity(self.model_name, self.model_options, probe(self.model))
+        self.index = index if isinstance(index, Index) else _open_or_make(index)
+        try:
+            self._identity.check(self.index)
+        except LatelierError:
+            if self.index is not index:
+                self.index.close()
+            raise
+
+    @classmethod
+    def open(cls, path: PathLike, *, device: str | None = None, read_only: bool = False) -> Retriever:
+        """Open a folder that a retriever has filled, with the model that filled it.
+
+        Parameters
+        ----------
+        path
+            The index's folder.
+        device
+            Where to load the model.
+        read_only
+            Never write.
+
+        Returns
+        -------
+        Retriever
+            Ready to search.
+
+        Raises
+        ------
+        IndexFormatError
+            If there is no index.
+        InvalidArgumentError
+            If the index does not name its model, or the model of that name has changed since.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with Retriever(index=folder, device="cpu") as retriever:
+        ...     retriever.add([("a", "Bananas are healthy.")])
+        >>> with Retriever.open(folder, device="cpu") as retriever:
+        ...     retriever.search("fruit")[0].id
+        'a'
+        """
+        index = indexes.open(path, read_only=read_only)
+        try:
+            stored = Identity.stored_in(index)
+            if stored is None or stored.name is None:
+                raise InvalidArgumentError(
+                    f"the index in {path} does not name its model: it is empty, or was filled with embeddings or with "
+                    "a model that was loaded before. Give the model: Retriever(model, path)."
+                )
+            return cls(stored.name, index, device=device, model_options=stored.options)
+        except BaseException:
+            index.close()
+            raise
+
+    def add(
+        self, documents: Iterable[Any], *, batch_size: int = 32, chunk_size: int = 2048, show_progress: bool = False
+    ) -> None:
+        """Encode and store new documents.
+
+        Parameters
+        ----------
+        documents
+            Any iterable, read as it goes, of texts (their ids are integers that count on from the largest one there,
+            so 0, 1, 2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"`` and optionally
+            ``"id"`` or ``"_id"``, ``"title"`` (put before the text) and anything else, which is metadata.
+        batch_size
+            Texts of full length that are encoded together.
+        chunk_size
+            Documents per transaction, and in memory at once.
+        show_progress
+            Count documents on standard error.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a document is none of these or has an empty text; the message gives its position. Chunks before its own
+            are stored, nothing of its own is.
+        DuplicateIdError
+            If an id is there already; `update` replaces.
+        """
+        self._fill(documents, batch_size, chunk_size, show_progress, replace=False)
+
+    def update(
+        self, documents: Iterable[Any], *, batch_size: int = 32, chunk_size: int = 2048, show_progress: bool = False
+    ) -> None:
+        """Encode documents and replace those of the same ids, or insert them.
+
+        Parameters
+        ----------
+        documents, batch_size, chunk_size, show_progress
+            As in `add`, but every document needs its id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            As in `add`, and if a document has no id.
+        """
+        self._fill(documents, batch_size, chunk_size, show_progress, replace=True)
+
+    def remove(self, ids: Id | Iterable[Id]) -> None:
+        """Remove documents, all or none.
+
+        Parameters
+        ----------
+        ids
+            One id or several.
+
+        Raises
+        ------
+        UnknownIdError
+            If an id is not there.
+        """
+        self.index.remove(ids)
+
+    @overload
+    def search(
+        self, texts: str, k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
+    ) -> list[Result]: ...
+
+    @overload
+    def search(
+        self, texts: list[str] | tuple[str, ...], k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
+    ) -> list[list[Result]]: ...
+
+    def search(
+        self,
+        texts: str | list[str] | tuple[str, ...],
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        parameters: Parameters = (),
+    ) -> list[Result] | list[list[Result]]:
+        """Find the best documents for one query or several.
+
+        Parameters
+        ----------
+        texts
+            One query, or a list of them.
+        k
+            At most this many documents per query.
+        filter, parameters
+            An SQL expression over metadata that documents must meet, and the values of its ``?``; see `Index.search`.
+
+        Returns
+        -------
+        list of Result, or list of list of Result
+            Best first; for one query its list, for a list of queries a list per query.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a query is empty, or `k` or the filter is invalid.
+        """
+        queries = [texts] if isinstance(texts, str) else list(texts)
+        hits = self._search(queries, k, filter, parameters)
+        ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
+        records = {record.id: record for record in self.index.get(ids)}
+        results = [
+            [Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found]
+            for found in hits
+        ]
+        return results[0] if isinstance(texts, str) else results
+
+    def run(
+        self, queries: Mapping[str, str], k: int = 100, *, filter: str | None = None, parameters: Parameters = ()
+    ) -> dict[str, dict[str, float]]:
+        """Search for many queries and return what `latelier.evaluation.evaluate` takes.
+
+        Parameters
+        ----------
+        queries
+            Query id to text.
+        k
+            Documents per query.
+        filter, parameters
+            As in `search`.
+
+        Returns
+        -------
+        dict
+            Query id to document id (as str) to score.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
+        >>> {query: list(found) for query, found in retriever.run({"q1": "fruit"}).items()}
+        {'q1': ['a', 'b']}
+        """
+        hits = self._search(list(queries.values()), k, filter, parameters)
+        return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
+
+    def explain(self, query: str, id: Id) -> Explanation:
+        """Take the score of one document apart: which of its words answered which word of the query.
+
+        Parameters
+        ----------
+        query
+            One query.
+        id
+            A document of the index.
+
+        Returns
+        -------
+        Explanation
+            Prints as a table; its score is the search's, up to rounding.
+
+        Raises
+        ------
+        UnknownIdError
+            If there is no such document.
+        LatelierError
+            If the document was stored without its text, or its rows are not those of its text's tokens.
+        """
+        vectors = self._encode_queries([query])[0]
+        document = self.index.get_embeddings([id])[0]
+        text = self.index.get([id])[0].text
+        if text is None:
+            raise LatelierError(f"document {id!r} was stored without its text, so its rows cannot be named.")
+        pieces = self.model.tokens(query, is_query=True), self.model.tokens(text, is_query=False)
+        if len(pieces[1]) != len(document):
+            raise LatelierError(
+                f"document {id!r} has {len(document)} rows, but its text has {len(pieces[1])} tokens for this model; "
+                "rows of pooled tokens have no names."
+            )
+        tokenizer: Any = self.model.tokenizer
+        return explain_alignment(
+            id,
+            query,
+            align(vectors, document),
+            pieces,
+            tokenizer.all_special_tokens,
+            tokenizer.convert_tokens_to_string,
+        )
+
+    def close(self) -> None:
+        """Close the index."""
+        self.index.close()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self.model.embedding_size})"
+        return f"Retriever({model}, {self.index!r})"
+
+    def _search(self, queries: Sequence[str], k: int, filter: str | None, parameters: Parameters) -> list[list[Hit]]:
+        if not queries:
+            return []
+        return self.index.search(self._encode_queries(queries), k, filter=filter, parameters=parameters)
+
+    def _encode_queries(self, queries: Sequence[str]) -> Any:
+        for position, text in enumerate(queries):
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidArgumentError(f"queries[{position}] is {text!r}; expected a text that is not empty.")
+        return self.model.encode_query(list(queries), packed=True).to("cpu")
+
+    def _fill(
+        self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, *, replace: bool
+    ) -> None:
+        write = self.index.update if replace else self.index.add
+        for chunk in chunks(documents, self.index, chunk_size, replace=replace, show_progress=show_progress):
+            embeddings = encode(self.model, chunk.texts, batch_size, chunk.progress)
+            if self.index.dim is None:
+                self._identity.store_in(self.index)
+            write(chunk.ids, embeddings, chunk.texts, chunk.metadata)
+
+
+def _portable_name(model: PathLike) -> str:
+    """Return a folder as an absolute path, so that the index can be opened from anywhere."""
+    name = os.fspath(model)
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
+def _open_or_make(path: PathLike | None) -> Index:
+    exists = path is not None and Path(path).is_dir() and any(Path(path).iterdir())
+    return indexes.open(path) if path is not None and exists else indexes.Flat(path)

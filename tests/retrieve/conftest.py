@@ -1,0 +1,26 @@
+"""One model and one small collection, shared: loading MiniLM takes longer than all that is done with it."""
+
+import pytest
+
+from latelier.models import load
+from latelier.retrieve import Retriever
+
+RECORDS = [
+    {"_id": "fruit", "text": "Bananas are healthy.", "year": 2019, "lang": "en"},
+    {"_id": "moon", "text": "The moon is far away from the earth.", "year": 2021, "lang": "en"},
+    {"_id": "berlin", "title": "Berlin", "text": "It is the capital of Germany.", "year": 2023, "lang": "de"},
+    {"_id": "sum", "text": "Addition of two integers returns their sum.", "metadata": {"year": 2024}},
+]
+
+
+@pytest.fixture(scope="session")
+def model(minilm):
+    return load(minilm, device="cpu")
+
+
+@pytest.fixture
+def retriever(model):
+    """A new retriever in memory, filled with the records."""
+    retriever = Retriever(model)
+    retriever.add(RECORDS)
+    return retriever

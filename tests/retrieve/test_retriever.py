@@ -1,0 +1,205 @@
+"""Text in, ranked documents out: adding, searching, replacing, and refusing what would give nonsense."""
+
+import json
+
+import numpy as np
+import pytest
+
+from latelier import indexes
+from latelier.errors import DuplicateIdError, IndexFormatError, InvalidArgumentError, UnknownIdError
+from latelier.evaluation import evaluate
+from latelier.models import DEFAULT_MODEL, ColBERT, load
+from latelier.retrieve import Result, Retriever
+from latelier.scores import colbert_scores
+
+QUERIES = ["unhealthy fruit", "capital city", "sum of numbers"]
+
+
+def test_results_are_those_of_the_model_and_carry_what_was_stored(retriever, model):
+    results = retriever.search(QUERIES, k=3)
+    assert [found[0].id for found in results] == ["fruit", "berlin", "sum"]
+    assert results[1][0].text == "Berlin It is the capital of Germany."
+    assert results[1][0].metadata == {"year": 2023, "lang": "de"}
+    assert results[2][0].metadata == {"year": 2024}
+    ids = ["fruit", "moon", "berlin", "sum"]
+    texts = [record.text for record in retriever.index.get(ids)]
+    scores = colbert_scores(model.encode_query(QUERIES), model.encode_document(texts)).numpy()
+    for found, row in zip(results, scores, strict=True):
+        assert [result.id for result in found] == [ids[j] for j in np.argsort(-row)[:3]]
+        assert [result.score for result in found] == pytest.approx(sorted(row, reverse=True)[:3], abs=1e-4)
+
+
+def test_one_query_gives_one_list_and_several_a_list_each(retriever):
+    single = retriever.search("unhealthy fruit", k=2)
+    assert isinstance(single[0], Result)
+    assert [result.id for result in single] == [result.id for result in retriever.search(["unhealthy fruit"], k=2)[0]]
+    assert len(retriever.search("fruit", k=50)) == 4
+    assert retriever.search([]) == []
+
+
+def test_an_empty_index_finds_nothing(model):
+    assert Retriever(model).search("fruit") == []
+    assert Retriever(model).search(["fruit", "moon"]) == [[], []]
+    assert Retriever(model).run({"q": "fruit"}) == {"q": {}}
+
+
+def test_filters_see_the_metadata(retriever):
+    assert [r.id for r in retriever.search("fruit", filter="year >= ?", parameters=(2023,))] == ["sum", "berlin"]
+    assert [r.id for r in retriever.search("fruit", filter="lang = :lang", parameters={"lang": "de"})] == ["berlin"]
+    assert retriever.search("fruit", filter="year > 3000") == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("", r"queries\[0\] is ''; expected a text that is not empty"),
+        (["fruit", " \n"], r"queries\[1\] is ' \\n'"),
+        (["fruit", None], r"queries\[1\] is None"),
+    ],
+)
+def test_queries_that_cannot_be_searched(retriever, texts, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        retriever.search(texts)
+
+
+def test_texts_get_running_numbers_that_count_on(model):
+    retriever = Retriever(model)
+    texts = ["Bananas are healthy.", "The moon is far away."]
+    retriever.add(texts)
+    assert texts[retriever.search("fruit", k=1)[0].id] == texts[0]
+    retriever.remove(0)
+    retriever.add([(10, "Ten."), "Eleven."])
+    retriever.add(iter(["Twelve."]))
+    assert retriever.index.ids() == [1, 10, 2, 11]  # from the largest in the index when the chunk is read
+
+
+def test_documents_of_any_length_keep_their_vectors(model):
+    # Encoding goes by length; each vector must still end up with its own document.
+    texts = [f"{'very ' * (i * 7 % 11)}long document number {i}" for i in range(30)]
+    retriever = Retriever(model)
+    retriever.add(texts, chunk_size=12, batch_size=4)
+    for i in (0, 11, 12, 29):
+        stored, expected = retriever.index.get_embeddings([i])[0], model.encode_document(texts[i])
+        np.testing.assert_allclose(np.asarray(stored), expected.numpy(), atol=1e-5)
+
+
+def test_chunks_before_an_invalid_document_are_kept_and_nothing_of_its_own(model):
+    retriever = Retriever(model)
+    documents = [("a", "one"), ("b", "two"), ("c", "three"), ("d", ""), ("e", "five")]
+    with pytest.raises(InvalidArgumentError, match=r"documents\[3\]: the text of 'd' is empty"):
+        retriever.add(documents, chunk_size=2)
+    assert retriever.index.ids() == ["a", "b"]
+    with pytest.raises(DuplicateIdError, match=r"documents\[3\]: id 'c' is in the index already"):
+        retriever.add([("c", "one"), ("d", "two"), ("e", "three"), ("c", "four")], chunk_size=2)
+    assert retriever.index.ids() == ["a", "b", "c", "d"]
+    with pytest.raises(InvalidArgumentError, match="received chunk_size=0"):
+        retriever.add([("x", "text")], chunk_size=0)
+
+
+def test_known_ids_are_refused_before_anything_is_encoded(retriever, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("encoded")
+
+    monkeypatch.setattr(retriever.model, "encode_document", refuse)
+    with pytest.raises(DuplicateIdError, match=r"documents\[1\]: id 'moon' is in the index already; update"):
+        retriever.add([("new", "text"), ("moon", "text")])
+    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 'x' is that of documents\[0\] too"):
+        retriever.add([("x", "text"), ("y", "text"), ("x", "text")])
+    with pytest.raises(InvalidArgumentError, match=r"documents\[0\]: update needs an id"):
+        retriever.update(["a text"])
+    assert len(retriever) == 4
+
+
+def test_update_replaces_and_inserts_and_remove_removes(retriever):
+    retriever.update([("moon", "Apples are red."), {"id": "new", "text": "Oranges are orange.", "year": 2025}])
+    assert retriever.index.get("moon").text == "Apples are red."
+    assert retriever.index.get("moon").metadata == {}
+    assert {result.id for result in retriever.search("apples and oranges", k=2)} == {"moon", "new"}
+    retriever.remove(["moon", "new"])
+    assert retriever.index.ids() == ["fruit", "berlin", "sum"]
+    with pytest.raises(UnknownIdError, match="moon"):
+        retriever.remove("moon")
+
+
+def test_a_run_goes_straight_into_evaluation(retriever):
+    queries = dict(zip(["q1", "q2", "q3"], QUERIES, strict=True))
+    run = retriever.run(queries, k=2)
+    assert {query: len(found) for query, found in run.items()} == {"q1": 2, "q2": 2, "q3": 2}
+    qrels = {"q1": {"fruit": 1}, "q2": {"berlin": 1}, "q3": {"sum": 1}}
+    assert evaluate(run, qrels, ["RR"]) == {"RR": 1.0}
+    assert list(retriever.run({"q": "fruit"}, filter="year < 2020")["q"]) == ["fruit"]
+
+
+def test_a_folder_remembers_its_model_and_is_opened_by_path_alone(minilm, tmp_path):
+    folder = tmp_path / "index"
+    with Retriever(minilm, folder, device="cpu", model_options={"max_length_document": 16}) as retriever:
+        retriever.add([("a", "Bananas are healthy."), ("b", "word " * 50)])
+        expected = retriever.search("fruit")
+        assert repr(retriever).startswith(f"Retriever({minilm!r}, Flat(2 documents")
+    with Retriever.open(folder, device="cpu", read_only=True) as opened:
+        assert opened.model.max_length_document == 16
+        assert opened.search("fruit") == expected
+        assert len(opened.index.get_embeddings(["b"])[0]) == 16
+    with Retriever(minilm, folder, device="cpu") as again:
+        assert len(again) == 2
+
+
+def test_what_cannot_be_opened_by_path_alone(model, tmp_path):
+    with Retriever(model, tmp_path / "nameless") as retriever:
+        retriever.add(["text"])
+        assert repr(retriever).startswith("Retriever(ColBERT(dim=384), Flat(")
+    with pytest.raises(InvalidArgumentError, match="does not name its model"):
+        Retriever.open(tmp_path / "nameless")
+    with Retriever(model, tmp_path / "nameless") as retriever:
+        assert len(retriever.search("text")) == 1
+    with pytest.raises(IndexFormatError, match="absent"):
+        Retriever.open(tmp_path / "absent")
+
+
+def test_the_default_model_and_an_index_in_memory():
+    retriever = Retriever(device="cpu")
+    assert (retriever.model_name, retriever.index.path, len(retriever)) == (DEFAULT_MODEL, None, 0)
+
+
+def test_another_dimension_is_refused_before_the_corpus_is_read(model, minilm, tmp_path):
+    with Retriever(model, tmp_path / "index") as retriever:
+        retriever.add(["text"])
+    small = ColBERT.from_dense(minilm, projection="orthogonal", embedding_size=16, device="cpu")
+    with pytest.raises(InvalidArgumentError, match=r"holds embeddings of 384 dimensions, this model makes 16"):
+        Retriever(small, tmp_path / "index")
+
+
+def test_other_weights_of_the_same_dimension_are_refused(model, minilm, tmp_path):
+    with Retriever(minilm, tmp_path / "index", device="cpu") as retriever:
+        retriever.add(["text"])
+    other = ColBERT.from_dense(minilm, projection="orthogonal", embedding_size=384, device="cpu")
+    with pytest.raises(InvalidArgumentError, match=r"filled by the model '.*' with other weights"):
+        Retriever(other, tmp_path / "index")
+    index = indexes.open(tmp_path / "index")
+    with pytest.raises(InvalidArgumentError, match="with other weights"):
+        Retriever(other, index)
+    assert len(index) == 1  # the caller's own index stays open
+    index.close()
+
+
+def test_an_index_that_was_emptied_takes_another_model(model, minilm, tmp_path):
+    small = load(minilm, device="cpu", max_length_document=8)
+    other = ColBERT.from_dense(minilm, projection="orthogonal", embedding_size=16, device="cpu")
+    with Retriever(small, tmp_path / "index") as retriever:
+        retriever.add(["text"])
+        retriever.remove(0)
+    with Retriever(other, tmp_path / "index") as retriever:
+        retriever.add(["text"])
+    with Retriever(other, tmp_path / "index") as retriever:
+        assert [result.id for result in retriever.search("text")] == [0]
+
+
+def test_options_are_for_models_given_by_name(model):
+    with pytest.raises(InvalidArgumentError, match="for a model given by name"):
+        Retriever(model, device="cpu")
+    with pytest.raises(InvalidArgumentError, match="for a model given by name"):
+        Retriever(model, model_options={"max_length_document": 16})
+
+
+def test_what_is_stored_is_json(retriever):
+    assert json.loads(json.dumps(dict(retriever.index.settings)))["retriever"]["name"] is None
