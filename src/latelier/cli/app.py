@@ -1,0 +1,85 @@
+"""The ``latelier`` command: its options, its sub-commands, and how its errors are shown.
+
+Nothing here or in the files of the commands imports torch before a command runs, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from latelier.cli.demo import demo
+from latelier.cli.index import index
+from latelier.cli.info import info
+from latelier.cli.search import search
+from latelier.errors import LatelierError
+
+__all__ = ["app", "main"]
+
+
+class _Commands(TyperGroup):
+    """Prints what went wrong as one message, unless ``--debug`` asks for the traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LatelierError as error:
+            if ctx.params.get("debug"):
+                raise
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 done, 1 failed (the message on standard error says why), 2 wrong usage.",
+)
+for _command in (index, search, info, demo):
+    app.command(no_args_is_help=_command is not demo)(_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import latelier
+
+        typer.echo(f"latelier {latelier.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Late-interaction (ColBERT) retrieval: index your documents, search them by meaning.
+
+    \b
+    Try it, with nothing to prepare:
+      latelier demo
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    Parameters
+    ----------
+    arguments
+        Default: those that the process was started with.
+
+    Examples
+    --------
+    >>> main(["--version"])
+    Traceback (most recent call last):
+    SystemExit: 0
+    """
+    app(args=arguments, prog_name="latelier")

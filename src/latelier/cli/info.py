@@ -1,0 +1,43 @@
+"""``latelier info``: what an index holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["info"]
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Say what an index holds, without loading its model.
+
+    \b
+    Example:
+      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      latelier info ./fruit
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier import indexes
+    from latelier.cli.output import bold, print_json
+    from latelier.retrieve.identity import Identity
+
+    with indexes.open(folder, read_only=True) as index:
+        model = Identity.stored_in(index)
+        facts = {
+            "index": str(folder),
+            "kind": type(index).__name__,
+            "documents": len(index),
+            "dim": index.dim,
+            "bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+            "model": model and model.name,
+            "model_options": model.options if model else {},
+        }
+    if json_output:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        typer.echo(f"{bold(f'{name:14}')} {f'{value:,}' if isinstance(value, int) else value or '-'}")

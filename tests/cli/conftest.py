@@ -1,0 +1,41 @@
+"""An index on disk that the commands search, made once, and a way to run them in this process."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from latelier.cli import app
+
+RECORDS = [
+    {"id": "fruit", "text": "Bananas are healthy.", "year": 2019, "lang": "en"},
+    {"id": "moon", "text": "The moon is far away from the earth.", "year": 2021, "lang": "en"},
+    {"id": "berlin", "title": "Berlin", "text": "It is the capital of Germany.", "year": 2023, "lang": "de"},
+]
+
+
+@pytest.fixture(scope="session")
+def run():
+    """Run a command line in this process."""
+
+    def run(*arguments, input=None):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], input=input, prog_name="latelier")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def records_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "records.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, run, records_file):
+    """An index of the records; tests only read it."""
+    folder = tmp_path_factory.mktemp("indexes") / "records"
+    result = run("index", records_file, "--index", folder, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"index": str(folder), "before": 0, "documents": 3}
+    return folder

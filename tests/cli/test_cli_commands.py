@@ -1,0 +1,190 @@
+"""The commands: what they print, where, and how they fail."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import latelier
+from latelier.cli import app
+from latelier.cli.cache import cache_folder
+from latelier.cli.output import bold
+
+
+def test_search_prints_a_table(run, folder):
+    result = run("search", folder, "unhealthy fruit", "-k", 2, "--device", "cpu")
+    assert result.exit_code == 0
+    first, second = result.stdout.splitlines()
+    assert first.split()[0] == "1"
+    assert first.endswith("fruit  Bananas are healthy.")
+    assert second.split()[0] == "2"
+    assert "\x1b" not in result.stdout
+    assert result.stderr == ""
+
+
+def test_search_as_json_with_filter_and_explanation(run, folder):
+    arguments = ("--filter", "year >= ? AND lang = ?", "--parameter", 2020, "--parameter", "en", "--explain", "--json")
+    result = run("search", folder, "a fruit", *arguments, "--device", "cpu")
+    answer = json.loads(result.stdout)
+    assert answer["query"] == "a fruit"
+    (found,) = answer["results"]
+    assert found["id"] == "moon"
+    assert found["rank"] == 1
+    assert found["metadata"] == {"year": 2021, "lang": "en"}
+    assert found["text"] == "The moon is far away from the earth."
+    assert [word["word"] for word in found["words"]] == ["[CLS]", "a", "fruit", "[SEP]"]
+    assert sum(word["contribution"] for word in found["words"]) == pytest.approx(found["score"], abs=1e-4)
+
+
+def test_search_explains_below_each_result(run, folder):
+    lines = run("search", folder, "unhealthy fruit", "-k", 1, "--explain", "--device", "cpu").stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[1].strip().startswith("unhealthy ~ healthy ")
+    assert ", fruit ~ bananas " in lines[1]
+
+
+def test_search_that_finds_nothing(run, folder):
+    result = run("search", folder, "fruit", "--filter", "year > 3000", "--device", "cpu")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no document found.\n")
+
+
+def test_info(run, folder, tmp_path):
+    facts = json.loads(run("info", folder, "--json").stdout)
+    assert facts["documents"] == 3
+    assert facts["dim"] == 384
+    assert facts["kind"] == "Flat"
+    assert facts["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert facts["bytes"] > 3 * 4 * 384 * 4
+    lines = run("info", folder).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(facts)
+    assert lines[2].split() == ["documents", "3"]
+
+
+def test_index_adds_refuses_and_updates(run, tmp_path):
+    folder, texts = tmp_path / "index", "Bananas are healthy.\nThe moon is far away.\n"
+    result = run("index", "-", "--index", folder, "--device", "cpu", input=texts)
+    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 0 before.\n")
+    result = run("index", "-", "--index", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
+    assert result.exit_code == 1
+    assert result.stderr.endswith("id 1 is in the index already; update(...) replaces documents.\n")
+    result = run("index", "-", "--index", folder, "--update", "--device", "cpu", input='{"id": 1, "text": "Apples."}')
+    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 2 before.\n")
+    found = json.loads(run("search", folder, "apple", "-k", 1, "--json", "--device", "cpu").stdout)["results"]
+    assert [(result["id"], result["text"]) for result in found] == [(1, "Apples.")]
+
+
+def test_index_with_a_model_of_ones_own(run, tmp_path, minilm, records_file):
+    folder = tmp_path / "index"
+    assert run("index", records_file, "--index", folder, "--model", minilm, "--device", "cpu").exit_code == 0
+    assert json.loads(run("info", folder, "--json").stdout)["model"] == minilm
+    result = run("index", "-", "--index", folder, "--device", "cpu", input="one more text\n")
+    assert result.stdout == f"{folder}: 4 documents, 3 before.\n"
+    result = run("index", "-", "--index", tmp_path / "new", "--model", "./absent", "--device", "cpu", input="text\n")
+    assert result.exit_code == 1
+    assert "could not load the model './absent'" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["search", "./absent", "fruit"], 1, "Error: there is no index in"),
+        (["info", "./absent"], 1, "Error: there is no index in"),
+        (["index", "./absent.txt", "--index", "x"], 2, "there is no file './absent.txt'."),
+        (["index", "-"], 2, "Missing option '--index'"),
+        (["search", "x", "y", "-k", "0"], 2, "Invalid value for '-k'"),
+        (["search", "x", "y", "--kk", "3"], 2, "No such option: --kk"),
+        (["serch", "x", "y"], 2, "No such command 'serch'"),
+    ],
+)
+def test_failures_have_a_message_and_a_status(run, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_faulty_arguments_of_a_search(run, folder):
+    for arguments in (["  "], ["fruit", "--filter", "year >"], ["fruit", "--filter", "absent_column = 1"]):
+        result = run("search", folder, *arguments, "--device", "cpu")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Error: ")
+        assert result.stderr.count("\n") < 5
+
+
+def test_debug_shows_the_traceback(run, tmp_path):
+    result = run("--debug", "info", tmp_path / "absent")
+    assert type(result.exception).__name__ == "IndexFormatError"
+
+
+def test_help_names_every_command_with_an_example(run):
+    names = [registered.callback.__name__ for registered in app.registered_commands]
+    assert names == ["index", "search", "info", "demo"]
+    general = run("--help").stdout
+    assert "Exit status: 0 done, 1 failed" in " ".join(general.split())
+    for name in names:
+        assert f"  {name} " in general
+        assert "Example:\n    " in run(name, "--help").stdout
+
+
+HELP = """
+import sys
+from latelier.cli import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("--version", f"latelier {latelier.__version__}\n"), ("--help", "Usage: latelier [OPTIONS] COMMAND [ARGS]...\n")],
+)
+def test_the_real_command_prints_help_and_version_without_torch(option, expected):
+    printed = subprocess.run([sys.executable, "-c", HELP, option], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith(expected)
+    assert printed.endswith("\nFalse\n")
+
+
+def test_the_real_command_keeps_its_streams_apart(folder):
+    code = "from latelier.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "info", folder, "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(result.stdout)["documents"] == 3
+    assert result.stderr == ""
+
+
+def test_bold_is_for_terminals_and_can_be_refused(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert bold("x") == "\x1b[1mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "")
+    assert bold("x") == "x"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert bold("x") == "x"
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {"LATELIER_CACHE": "/chosen"}, "/chosen"),
+        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/latelier"),
+        ("linux", {}, "/home/ada/.cache/latelier"),
+        ("darwin", {"XDG_CACHE_HOME": "/xdg"}, "/home/ada/Library/Caches/latelier"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/latelier"),
+        ("win32", {}, "/home/ada/AppData/Local/latelier"),
+    ],
+)
+def test_cache_folder_of_each_platform(monkeypatch, platform, variables, expected):
+    for name in ("LATELIER_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ada", "USERPROFILE": "/home/ada", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert cache_folder().as_posix() == expected
