@@ -14,10 +14,10 @@ import torch
 
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
-from latelier.scores.kernels import choose_kernel, segment_max_sum
+from latelier.scores.kernels import NO_POSITIONS, choose_kernel, segment_max_sum
 from latelier.scores.threads import for_ranges
 
-__all__ = ["document_blocks", "maxsim"]
+__all__ = ["document_blocks", "maxsim", "score_into"]
 
 # Similarities of one block: 256k float32 = 1 MiB, what a core's second-level cache holds.
 _BLOCK_ELEMENTS = 1 << 18
@@ -50,31 +50,37 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     scores = np.empty((len(queries), len(documents)), dtype=np.float32)
     for first, last in _blocks(queries.offsets, _QUERY_TOKENS):
         block = queries[first:last]
-        _score(block, documents, scores[first:last])
+        score_into(scores[first:last], block, documents)
     return scores
 
 
-def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
-    """Fill ``scores (q, d)`` with the best kernel that this processor can run."""
+def score_into(
+    scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings, positions: np.ndarray = NO_POSITIONS
+) -> None:
+    """Fill ``scores (q, d)``, and ``positions (query tokens, d)`` where asked, with the best kernel there is."""
     if choose_kernel() == "avx512" and queries.num_tokens:
-        _score_fused(queries, documents, scores)
+        _score_fused(scores, queries, documents, positions)
     else:
-        _score_products(queries, documents, scores)
+        _score_products(scores, queries, documents, positions)
 
 
-def _score_fused(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
+def _score_fused(
+    scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings, positions: np.ndarray
+) -> None:
     from latelier.scores.kernels.fused import pack_queries, score_range
 
     left = (pack_queries(_rows(queries)), queries.offsets)
 
     def score(first: int, last: int) -> None:
         block = documents[first:last]
-        score_range((_rows(block), block.offsets), left, scores[:, first:last], 0, len(block))
+        score_range((_rows(block), block.offsets), left, scores, positions, first)
 
     for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
 
 
-def _score_products(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
+def _score_products(
+    scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings, positions: np.ndarray
+) -> None:
     columns = torch.from_numpy(_rows(queries).copy()).T  # (dim, query tokens)
     width = columns.shape[1]
     buffer = torch.empty(0)
@@ -84,7 +90,7 @@ def _score_products(queries: TokenEmbeddings, documents: TokenEmbeddings, scores
             buffer = torch.empty(block.num_tokens * width)
         similarities = buffer[: block.num_tokens * width].view(block.num_tokens, width)
         torch.mm(as_tensor(_rows(block)), columns, out=similarities)
-        segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores[:, first:last])
+        segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores, positions, first)
 
 
 def document_blocks(offsets: np.ndarray, query_tokens: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.scores.kernels import choose_kernel, segment_max_sum
+from latelier.scores.kernels import NO_POSITIONS, choose_kernel, segment_max_sum
 from latelier.scores.packed import document_blocks
 from latelier.scores.threads import for_ranges
 
@@ -86,9 +86,13 @@ def _vnni(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarr
 
     packed, start = pack_queries(queries.vectors)
     left = (packed, start, np.ascontiguousarray(queries.scales), queries.offsets)
-    right = (np.ascontiguousarray(documents.vectors), np.ascontiguousarray(documents.scales), documents.offsets)
-    work = queries.vectors.size
-    for_ranges(lambda first, last: score_range(right, left, scores, first, last), documents.offsets, work)
+
+    def score(first: int, last: int) -> None:
+        block = documents[first:last]
+        right = (np.ascontiguousarray(block.vectors), np.ascontiguousarray(block.scales), block.offsets)
+        score_range(right, left, scores, first)
+
+    for_ranges(score, documents.offsets, queries.vectors.size)
 
 
 def _portable(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
@@ -100,7 +104,7 @@ def _portable(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.n
         similarities = torch.from_numpy(block.vectors).float() @ columns
         similarities *= torch.from_numpy(block.scales)[:, None]
         similarities *= query_scales  # rounding keeps order, so scaling before the maximum changes nothing
-        segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores[:, first:last])
+        segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores, NO_POSITIONS, first)
 
 
 def _token_errors(embeddings: TokenEmbeddings) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,6 @@
 """
 
 from latelier.scores.kernels.processor import KERNELS, choose_kernel
-from latelier.scores.kernels.segment_max import segment_max_sum
+from latelier.scores.kernels.segment_max import NO_POSITIONS, segment_max_sum
 
-__all__ = ["KERNELS", "choose_kernel", "segment_max_sum"]
+__all__ = ["KERNELS", "NO_POSITIONS", "choose_kernel", "segment_max_sum"]

@@ -15,22 +15,22 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.scores.kernels.vectors import FLOATS, LANES, ROWS, at, constant, declare, splat
+from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["pack_queries", "score_range"]
 
 
 @intrinsic
-def _max_of_rows(typing_context: Any, rows: Any, query: Any, best: Any, dim: Any) -> Any:
-    """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for eight rows.
+def _max_of_rows(typing_context: Any, rows: Any, query: Any, best: Any, where: Any, dim: Any, first: Any) -> Any:
+    """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for eight rows, and in ``where[lane]`` its number.
 
-    All arguments but the last are addresses: of the rows ``(8, dim)`` float32, a packed query group ``(dim, 16)``
-    float32 and its maxima ``(16,)`` float32.
+    The first four are addresses: of the rows ``(8, dim)`` float32, a packed query group ``(dim, 16)`` float32, its
+    maxima ``(16,)`` float32 and where they were found ``(16,)`` int32. `first` is the number of the first row.
     """
-    signature = types.void(*[types.int64] * 4)
+    signature = types.void(*[types.int64] * 6)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        rows, query, best, dim = arguments
+        rows, query, best, where, dim, first = arguments
         fma = declare(builder.module, "llvm.fma.v16f32", [FLOATS] * 3, FLOATS)
         zero = ir.Constant(FLOATS, [0.0] * LANES)
         sums = [cgutils.alloca_once_value(builder, zero) for _ in range(ROWS)]
@@ -44,9 +44,14 @@ def _max_of_rows(typing_context: Any, rows: Any, query: Any, best: Any, dim: Any
                 row = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
                 builder.store(builder.call(fma, [row, lanes, builder.load(sums[r])]), sums[r])
         highest = builder.load(at(builder, best, FLOATS), align=4)
-        for total in map(builder.load, sums):
-            highest = builder.select(builder.fcmp_ordered(">", total, highest), total, highest)
+        number = splat(builder, builder.trunc(first, ir.IntType(32)), INTS)
+        found = builder.load(at(builder, where, INTS), align=4)
+        for r, total in enumerate(map(builder.load, sums)):
+            higher = builder.fcmp_ordered(">", total, highest)
+            highest = builder.select(higher, total, highest)
+            found = builder.select(higher, builder.add(number, ir.Constant(INTS, [r] * LANES)), found)
         builder.store(highest, at(builder, best, FLOATS), align=4)
+        builder.store(found, at(builder, where, INTS), align=4)
         return context.get_dummy_value()
 
     return signature, generate
@@ -74,10 +79,10 @@ def score_range(
     documents: tuple[np.ndarray, np.ndarray],
     queries: tuple[np.ndarray, np.ndarray],
     scores: np.ndarray,
-    first: int,
-    last: int,
+    positions: np.ndarray,
+    column: int,
 ) -> None:
-    """Score documents ``first`` to ``last - 1`` against all queries.
+    """Score documents against queries.
 
     Parameters
     ----------
@@ -86,18 +91,22 @@ def score_range(
     queries
         From `pack_queries`; offsets ``(queries + 1,)`` int64.
     scores
-        ``(queries, documents)`` float32, written in place.
-    first, last
-        The range of documents.
+        ``(queries, n)`` float32, written in place.
+    positions
+        ``(query_tokens, n)`` int32, written in place, or `NO_POSITIONS`: see `segment_max_sum`.
+    column
+        Where the first document stands in `scores` and `positions`.
     """
     vectors, offsets = documents
     packed, query_offsets = queries
     groups, dim = packed.shape[0], packed.shape[1]
     buffer = np.empty((ROWS, dim), dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
-    for d in range(first, last):
+    where = np.empty(groups * LANES, dtype=np.int32)
+    for d in range(len(offsets) - 1):
         begin, end = offsets[d], offsets[d + 1]
         best[:] = -np.inf
+        where[:] = -1
         for token in range(begin, end, ROWS):
             if token + ROWS <= end:
                 rows = vectors[token:].ctypes.data
@@ -107,10 +116,14 @@ def score_range(
                     buffer[r] = vectors[min(token + r, end - 1)]
                 rows = buffer.ctypes.data
             for g in range(groups):
-                maxima = best[g * LANES :].ctypes.data
-                _max_of_rows(rows, packed[g].ctypes.data, maxima, dim)  # type: ignore[call-arg]  # context is filled in
+                lanes = slice(g * LANES, (g + 1) * LANES)
+                _max_of_rows(  # type: ignore[call-arg]  # numba fills in the typing context
+                    rows, packed[g].ctypes.data, best[lanes].ctypes.data, where[lanes].ctypes.data, dim, token - begin
+                )
+        if positions.size > 0:
+            positions[:, column + d] = where[: len(positions)]
         for q in range(len(query_offsets) - 1):
             total = 0.0
-            for column in range(query_offsets[q], query_offsets[q + 1]):
-                total += best[column]
-            scores[q, d] = total if begin < end else -np.inf
+            for i in range(query_offsets[q], query_offsets[q + 1]):
+                total += best[i]
+            scores[q, column + d] = total if begin < end else -np.inf

@@ -95,10 +95,9 @@ def score_range(
     documents: tuple[np.ndarray, np.ndarray, np.ndarray],
     queries: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     scores: np.ndarray,
-    first: int,
-    last: int,
+    column: int,
 ) -> None:
-    """Score documents ``first`` to ``last - 1`` against all queries.
+    """Score documents against queries.
 
     Parameters
     ----------
@@ -107,9 +106,9 @@ def score_range(
     queries
         Both arrays of `pack_queries`, scales ``(query_tokens,)`` float32, offsets ``(queries + 1,)`` int64.
     scores
-        ``(queries, documents)`` float32, written in place.
-    first, last
-        The range of documents.
+        ``(queries, n)`` float32, written in place.
+    column
+        Where the first document stands in `scores`.
     """
     codes, scales, offsets = documents
     packed, start, query_scales, query_offsets = queries
@@ -118,7 +117,7 @@ def score_range(
     rows = np.full((ROWS, words * 4), 128, dtype=np.uint8)
     row_scales = np.empty(ROWS, dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
-    for d in range(first, last):
+    for d in range(len(offsets) - 1):
         begin, end = offsets[d], offsets[d + 1]
         best[:] = -np.inf
         for token in range(begin, end, ROWS):
@@ -139,6 +138,6 @@ def score_range(
                 )
         for q in range(len(query_offsets) - 1):
             total = 0.0
-            for column in range(query_offsets[q], query_offsets[q + 1]):
-                total += best[column] * query_scales[column]
-            scores[q, d] = total if begin < end else -np.inf
+            for i in range(query_offsets[q], query_offsets[q + 1]):
+                total += best[i] * query_scales[i]
+            scores[q, column + d] = total if begin < end else -np.inf
