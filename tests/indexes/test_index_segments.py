@@ -49,6 +49,9 @@ def test_segments_are_not_merged_beyond_their_size(tmp_path):
         index.add("new", np.ones((1, 2)))
         index.compact()
         assert set(kept) < set(folders(index))  # full and clean segments are not written again
+        index.remove(7)
+        index.compact()
+        assert sizes(index) == [100, 80, 100, 100, 100, 100, 1]
 
 
 def test_files_of_merged_segments_are_deleted(tmp_path):

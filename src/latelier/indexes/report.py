@@ -55,6 +55,11 @@ class Damage:
         What is wrong with it.
     ids
         The documents whose vectors cannot be trusted any more.
+
+    Examples
+    --------
+    >>> print(Damage("segments/1/vectors.npy", "it is missing", ("a", "b")))
+    segments/1/vectors.npy: it is missing (2 documents)
     """
 
     file: str

@@ -35,12 +35,15 @@ class Snapshot:
     ----------
     generation
         The commit.
+    dim
+        Numbers per token, ``None`` if there is no document.
     entries
         The segments in the order of insertion.
     """
 
-    def __init__(self, generation: int, entries: Sequence[_Entry]) -> None:
+    def __init__(self, generation: int, dim: int | None, entries: Sequence[_Entry]) -> None:
         self.generation = generation
+        self.dim = dim if entries else None
         self.entries = {entry.row.name: entry for entry in entries}
         self._firsts = np.array([entry.row.first for entry in entries], dtype="int64")
         self._entries = list(entries)
@@ -130,7 +133,7 @@ def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot
             entries.append(_Entry(row, open_part(connection, segments, row, segment)))
         except CorruptedIndexError as error:
             entries.append(_Entry(row, error))
-    return Snapshot(generation, entries)
+    return Snapshot(generation, read_setting(connection, "dim"), entries)
 
 
 def open_part(connection: Connection, segments: Segments, row: SegmentRow, segment: Segment | None = None) -> Part:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import IndexFormatError, LatelierError
+from latelier.errors import IndexFormatError, LatelierError, StorageError
 from latelier.indexes import catalog, schema
 from latelier.indexes.base import Id, Parameters, Record
 from latelier.indexes.batches import Documents
@@ -214,8 +214,9 @@ class Storage:
             for rows, segment in merged:
                 begin().replace(rows, segment)
                 progress(len(segment))
-        with self._connections.writing() as begin_transaction:
-            # As the only writer: what the catalog does not name now is not about to be named either.
+        # As the only writer: what the catalog does not name now is not about to be named either. Should another
+        # writer have come in between and be at work for long, the space is given back by the next call.
+        with suppress(StorageError), self._connections.writing() as begin_transaction:
             referenced = {row.name for row in catalog.read_segments(begin_transaction())}
             self._segments.delete(set(self._segments.names()) - referenced)
             schema.give_back_pages(begin_transaction())

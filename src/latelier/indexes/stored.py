@@ -130,11 +130,11 @@ class StoredIndex(Index):
     ) -> list[list[Hit]]:
         """See `Index.search`."""
         k = _positive(k, "k")
-        packed = pack_queries(queries, self.dim)
         if filter is None:
             snapshot, allowed = self._storage.snapshot(), None
         else:
             snapshot, allowed = self._storage.select(filter, parameters)
+        packed = pack_queries(queries, snapshot.dim)
         best = TopK(len(packed), min(k, max(1, snapshot.documents)))
         self._search(snapshot.parts(allowed), packed, best)
         ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
@@ -190,13 +190,13 @@ class StoredIndex(Index):
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else repr(str(self.path))
         try:
-            snapshot, dim = self._storage.snapshot(), self.dim
+            snapshot = self._storage.snapshot()
         except LatelierError:
             return f"{type(self).__name__}(closed or damaged, {where})"
-        if dim is None:
+        if snapshot.dim is None:
             return f"{type(self).__name__}(0 documents, {where})"
         return (
-            f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={dim}, "
+            f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={snapshot.dim}, "
             f"{self.dtype}, {where})"
         )
 
