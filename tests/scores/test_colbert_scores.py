@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
+from latelier.scores.kernels import choose_kernel
 from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 
 BACKENDS = ["packed", "torch"]
@@ -171,8 +172,13 @@ def test_int8_embeddings_score_their_scaled_values(backend):
     check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, list(documents)))
 
 
+@pytest.mark.parametrize("kernels", ["avx512", "portable"])
 @pytest.mark.parametrize("function", [colbert_scores, colbert_kd_scores, colbert_scores_pairwise])
-def test_gradients_equal_those_of_the_double_loop(function):
+def test_gradients_equal_those_of_the_double_loop(function, backend, kernels, monkeypatch):
+    if kernels == "avx512" and choose_kernel() != "avx512":
+        pytest.skip("this processor has no AVX-512 VNNI")
+    monkeypatch.setenv("LATELIER_KERNELS", kernels)
+
     def inputs():
         generator = torch.Generator().manual_seed(0)
         queries = torch.randn(2, 3, 4, generator=generator).requires_grad_()
@@ -183,7 +189,7 @@ def test_gradients_equal_those_of_the_double_loop(function):
         return queries, documents, mask
 
     queries, documents, mask = inputs()
-    scores = function(queries, documents, documents_mask=mask)
+    scores = function(queries, documents, documents_mask=mask, backend=backend)
     weights = torch.arange(1, scores.numel() + 1).view(scores.shape).float()
     (scores * weights).sum().backward()
 
@@ -204,20 +210,48 @@ def test_gradients_equal_those_of_the_double_loop(function):
     assert (documents.grad[~mask] == 0).all()
 
 
-def test_gradient_is_finite_next_to_an_empty_document():
+def test_gradient_is_finite_next_to_an_empty_document(backend):
     queries, documents = torch.randn(1, 3, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[1] = False
-    scores = colbert_scores(queries, documents, documents_mask=mask)
+    scores = colbert_scores(queries, documents, documents_mask=mask, backend=backend)
     assert scores[0, 1] == -np.inf
     scores[0, 0].backward()
     assert torch.isfinite(queries.grad).all()
     assert (documents.grad[1] == 0).all()
 
 
-def test_a_gradient_chooses_the_torch_engine_by_itself():
-    queries = torch.randn(1, 2, 4, requires_grad=True)
-    assert colbert_scores(queries, torch.randn(1, 3, 4)).requires_grad
+def test_gradients_of_ragged_lists_and_half_precision(backend):
+    def inputs():
+        sides = ragged([3, 0, 5], seed=1, dtype=torch.bfloat16), ragged([2, 7, 1, 9], seed=2, dtype=torch.bfloat16)
+        return [[m.requires_grad_() for m in side] for side in sides]
+
+    (queries, documents), (naive_queries, naive_documents) = inputs(), inputs()
+    colbert_scores(queries, documents, backend=backend).square().sum().backward()
+    naive = torch.stack([naive_tensor_maxsim(q.float(), d.float()) for q in naive_queries for d in naive_documents])
+    naive.square().sum().backward()
+    for ours, theirs in zip([*queries, *documents], [*naive_queries, *naive_documents], strict=True):
+        assert ours.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=3e-2, atol=3e-2)  # bfloat16 has 3 digits
+
+
+def test_gradients_of_a_training_batch_equal_those_of_plain_torch():
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(24, 48, 16, generator=generator).requires_grad_()  # more query tokens than one pass takes
+    documents = torch.randn(24, 2, 30, 16, generator=generator).requires_grad_()
+    mask = torch.rand(24, 2, 30, generator=generator) > 0.2
+    grads = {}
+    for backend in BACKENDS:
+        loss = colbert_scores(queries, documents, documents_mask=mask, backend=backend).log_softmax(1)[:, ::3].sum()
+        grads[backend] = torch.autograd.grad(loss, [queries, documents])
+    for ours, theirs in zip(grads["packed"], grads["torch"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_double_precision_gradients_are_those_of_torch():
+    queries = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    colbert_scores(queries, torch.randn(2, 5, 4, dtype=torch.float64)).sum().backward()
+    assert queries.grad.dtype == torch.float64
     with torch.no_grad():
         assert not colbert_scores(queries, torch.randn(1, 3, 4)).requires_grad
 
@@ -257,8 +291,8 @@ def test_wrong_shapes_say_what_was_received(call, message):
 def test_unknown_or_unfit_backends_are_named():
     with pytest.raises(InvalidArgumentError, match="unknown backend 'cuda'; expected 'auto', 'packed', 'int8'"):
         colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="cuda")
-    with pytest.raises(InvalidArgumentError, match="gradients are needed; use 'torch'"):
-        colbert_scores(torch.randn(1, 2, 4, requires_grad=True), torch.randn(1, 2, 4), backend="packed")
+    with pytest.raises(InvalidArgumentError, match="backend 'int8' has no gradients"):
+        colbert_scores(torch.randn(1, 2, 4, requires_grad=True), torch.randn(1, 2, 4), backend="int8")
 
 
 def test_stock_sentence_transformers_scores_agree():

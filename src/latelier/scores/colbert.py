@@ -40,8 +40,8 @@ def colbert_scores(
         ``(q, query_tokens)`` and ``(d, document_tokens)`` or ``(d, n, document_tokens)``, true (or 1) where a token
         counts; holes are fine. Without a mask, rows of zeros in a padded input are padding.
     backend
-        ``"auto"``; ``"packed"`` (CPU, no gradient, no padding computed); ``"int8"`` (the same with integer products,
-        the choice for int8 documents; float inputs are quantised); ``"torch"`` (any device, differentiable).
+        ``"auto"``; ``"packed"`` (CPU, no padding computed, differentiable); ``"int8"`` (CPU, integer products, the
+        choice for int8 documents; float inputs are quantised); ``"torch"`` (any device, differentiable).
 
     Returns
     -------

@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.scores import packed, padded, quantized
+from latelier.scores import autograd, packed, padded, quantized
 from latelier.scores.inputs import Side
 
 __all__ = ["Backend", "Engine", "choose_engine"]
@@ -46,16 +45,16 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     Parameters
     ----------
     backend
-        ``"auto"``, or an engine by name: ``"packed"`` (CPU, no gradient), ``"int8"`` (the same, with integer products)
-        or ``"torch"`` (any device, gradients).
+        ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient) or
+        ``"torch"`` (any device, any floating dtype).
     queries, documents
         The inputs.
 
     Returns
     -------
     Engine
-        With ``"auto"``: on the CPU where no gradient is asked for, int8 for int8 documents and packed for others;
-        torch elsewhere.
+        With ``"auto"``: on the CPU int8 for int8 documents and packed for others; torch elsewhere, and for gradients
+        in double precision, which the packed kernels do not have.
 
     Raises
     ------
@@ -68,32 +67,47 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
         raise EmbeddingsError(
             f"the queries have dim {queries.dim}, the documents {documents.dim}; encode both with the same model."
         )
-    gradient = torch.is_grad_enabled() and (queries.vectors.requires_grad or documents.vectors.requires_grad)
+    gradient = _needs_gradient(queries, documents)
     on_cpu = queries.vectors.device.type == "cpu" and documents.vectors.device.type == "cpu"
     if backend == "auto":
-        quantised = documents.vectors.dtype == torch.int8
-        return _ENGINES[("int8" if quantised else "packed") if on_cpu and not gradient else "torch"]
+        double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
+        if not on_cpu or (gradient and double):
+            return _ENGINES["torch"]
+        return _ENGINES["int8" if documents.vectors.dtype == torch.int8 and not gradient else "packed"]
     if backend not in _ENGINES:
         raise InvalidArgumentError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, _ENGINES))}.")
-    if backend != "torch" and (gradient or not on_cpu):
-        why = "gradients are needed" if gradient else f"the documents are on {documents.vectors.device}"
-        raise InvalidArgumentError(f"backend {backend!r} is for the CPU without gradients, but {why}; use 'torch'.")
+    if backend != "torch" and not on_cpu:
+        raise InvalidArgumentError(
+            f"backend {backend!r} is for the CPU, but the documents are on {documents.vectors.device}; use 'torch'."
+        )
+    if backend == "int8" and gradient:
+        raise InvalidArgumentError("backend 'int8' has no gradients, but they are needed here; use 'auto'.")
     return _ENGINES[backend]
 
 
-def _on_cpu(name: str, maxsim: Callable[[TokenEmbeddings, TokenEmbeddings], np.ndarray]) -> Engine:
-    """Make an engine of a function that scores all pairs of packed texts."""
+def _needs_gradient(queries: Side, documents: Side) -> bool:
+    return torch.is_grad_enabled() and (queries.vectors.requires_grad or documents.vectors.requires_grad)
 
-    def all_pairs(queries: Side, documents: Side) -> torch.Tensor:
-        return torch.from_numpy(maxsim(queries.packed, documents.packed))
 
-    def grouped(queries: Side, documents: Side) -> torch.Tensor:
-        left, right = queries.packed, documents.packed
-        n = len(right) // max(len(left), 1)
-        rows = [maxsim(left[i : i + 1], right[i * n : (i + 1) * n]) for i in range(len(left))]
-        return torch.from_numpy(np.concatenate([np.empty((0, n), dtype=np.float32), *rows]))
+def _packed_all(queries: Side, documents: Side) -> torch.Tensor:
+    if _needs_gradient(queries, documents):
+        return autograd.maxsim(queries.packed, documents.packed)
+    return torch.from_numpy(packed.maxsim(queries.packed, documents.packed))
 
-    return Engine(name, all_pairs, grouped)
+
+def _packed_grouped(queries: Side, documents: Side) -> torch.Tensor:
+    return autograd.maxsim_grouped(queries.packed, documents.packed)
+
+
+def _int8_all(queries: Side, documents: Side) -> torch.Tensor:
+    return torch.from_numpy(quantized.maxsim(queries.packed, documents.packed))
+
+
+def _int8_grouped(queries: Side, documents: Side) -> torch.Tensor:
+    left, right = queries.packed, documents.packed
+    n = len(right) // max(len(left), 1)
+    rows = [quantized.maxsim(left[i : i + 1], right[i * n : (i + 1) * n]) for i in range(len(left))]
+    return torch.from_numpy(np.concatenate([np.empty((0, n), dtype=np.float32), *rows]))
 
 
 def _torch_all(queries: Side, documents: Side) -> torch.Tensor:
@@ -124,7 +138,7 @@ def _prepare(queries: Side, documents: Side) -> tuple[torch.Tensor, torch.Tensor
 
 
 _ENGINES = {
-    "packed": _on_cpu("packed", packed.maxsim),
-    "int8": _on_cpu("int8", quantized.maxsim),
+    "packed": Engine("packed", _packed_all, _packed_grouped),
+    "int8": Engine("int8", _int8_all, _int8_grouped),
     "torch": Engine("torch", _torch_all, _torch_grouped),
 }

@@ -48,9 +48,7 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     array([[1., 0.]], dtype=float32)
     """
     scores = np.empty((len(queries), len(documents)), dtype=np.float32)
-    for first, last in _blocks(queries.offsets, _QUERY_TOKENS):
-        block = queries[first:last]
-        score_into(scores[first:last], block, documents)
+    score_into(scores, queries, documents)
     return scores
 
 
@@ -58,10 +56,10 @@ def score_into(
     scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings, positions: np.ndarray = NO_POSITIONS
 ) -> None:
     """Fill ``scores (q, d)``, and ``positions (query tokens, d)`` where asked, with the best kernel there is."""
-    if choose_kernel() == "avx512" and queries.num_tokens:
-        _score_fused(scores, queries, documents, positions)
-    else:
-        _score_products(scores, queries, documents, positions)
+    score = _score_fused if choose_kernel() == "avx512" else _score_products
+    for first, last in _blocks(queries.offsets, _QUERY_TOKENS):
+        tokens = slice(queries.offsets[first], queries.offsets[last]) if positions.size else slice(None)
+        score(scores[first:last], queries[first:last], documents, positions[tokens])
 
 
 def _score_fused(

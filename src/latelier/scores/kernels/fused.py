@@ -68,7 +68,7 @@ def pack_queries(vectors: np.ndarray) -> np.ndarray:
            [3., 6., 0.]], dtype=float32)
     """
     tokens, dim = vectors.shape
-    groups = -(-tokens // LANES)
+    groups = max(1, -(-tokens // LANES))
     padded = np.zeros((groups * LANES, dim), dtype=np.float32)
     padded[:tokens] = vectors
     return np.ascontiguousarray(padded.reshape(groups, LANES, dim).transpose(0, 2, 1))
