@@ -16,7 +16,7 @@ def main() -> None:
     retriever = Retriever()
     retriever.add(documents, show_progress=True)
 
-    for question in ("how long does an apple cake stay in the oven?", "something warm to begin with"):
+    for question in ("how long does an apple cake stay in the oven?", "vegetables with cream"):
         print(f"\n{question}")
         for result in retriever.search(question, k=2):
             print(f"  {result.score:6.2f}  {result.id:6}  {result.text}")

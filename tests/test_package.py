@@ -48,7 +48,6 @@ def test_importing_is_silent_and_loads_no_torch():
     assert run_python(code, "-W", "error") == "[]"
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli" / "__init__.py").exists(), reason="the command line is not there yet")
 def test_help_of_the_command_line_loads_no_torch():
     code = """
 import sys
