@@ -18,7 +18,9 @@ from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer
+from torch.nn.functional import normalize
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT, Recipe
 from latelier.models.names import resolve_name
@@ -34,28 +36,48 @@ def pooled(documents: list[str], queries: list[str], length: int) -> torch.Tenso
     return model.encode(queries, convert_to_tensor=True, normalize_embeddings=True) @ document_vectors.T
 
 
-def late(model: ColBERT, documents: list[str], queries: list[str]) -> torch.Tensor:
-    return colbert_scores(model.encode_query(queries, packed=True), model.encode_document(documents, packed=True))
+def encode(model: ColBERT, documents: list[str], queries: list[str]) -> tuple[TokenEmbeddings, TokenEmbeddings]:
+    return model.encode_query(queries, packed=True), model.encode_document(documents, packed=True)
+
+
+def project(model: ColBERT, embeddings: TokenEmbeddings) -> TokenEmbeddings:
+    """Apply a model's head to token vectors of the same encoder: what `model.encode` returns, without encoding again.
+
+    The head is linear, so that the vectors were normalised before makes no difference after they are normalised again.
+    """
+    with torch.no_grad():
+        return TokenEmbeddings(normalize(model[1].linear(embeddings.vectors), dim=1), embeddings.offsets)
 
 
 def systems(documents: list[str], queries: list[str], length: int) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    def untrained(projection: str | None = None) -> torch.Tensor:
-        model = ColBERT.from_dense(DEFAULT_MODEL, projection, 128, "cpu", max_length_document=length)
+    options = {"device": "cpu", "max_length_document": length}
+
+    def untrained() -> torch.Tensor:
+        vectors.extend(encode(ColBERT.from_dense(DEFAULT_MODEL, **options), documents, queries))
+        return colbert_scores(*vectors)
+
+    def projected(projection: str) -> torch.Tensor:
+        model = ColBERT.from_dense(DEFAULT_MODEL, projection, 128, **options)
         if projection == "pca":
             model.fit_projection(documents[:1000])
-        return late(model, documents, queries)
+        return colbert_scores(*(project(model, side) for side in vectors))
 
-    def recipe(attend: bool) -> torch.Tensor:
-        chosen = Recipe(attend_to_expansion=attend)
-        model = ColBERT(DEFAULT_MODEL, device="cpu", max_length_document=length, recipe=chosen)
-        return late(model, documents, queries)
+    def recipe() -> torch.Tensor:
+        expanded.extend(encode(ColBERT(DEFAULT_MODEL, **options), documents, queries))
+        return colbert_scores(*expanded)
 
+    def attending() -> torch.Tensor:
+        model = ColBERT(DEFAULT_MODEL, recipe=Recipe(attend_to_expansion=True), **options)
+        return colbert_scores(model.encode_query(queries, packed=True), expanded[1])
+
+    vectors: list[TokenEmbeddings] = []
+    expanded: list[TokenEmbeddings] = []
     yield "pooled vector", lambda: pooled(documents, queries, length)
     yield "from_dense, 384 dims", untrained
-    yield "from_dense, orthogonal 128", lambda: untrained("orthogonal")
-    yield "from_dense, PCA 128", lambda: untrained("pca")
-    yield "fresh ColBERT(...), not trained", lambda: recipe(False)
-    yield "the same, attending to [MASK]", lambda: recipe(True)
+    yield "from_dense, orthogonal 128", lambda: projected("orthogonal")
+    yield "from_dense, PCA 128", lambda: projected("pca")
+    yield "fresh ColBERT(...), not trained", recipe
+    yield "the same, attending to [MASK]", attending
 
 
 def measure(collection: Collection, length: int) -> list[dict[str, float | str]]:
@@ -71,7 +93,7 @@ def measure(collection: Collection, length: int) -> list[dict[str, float | str]]
         }
         seconds = time.perf_counter() - begin
         row = {"system": name, **evaluate(run, collection.qrels, MEASURES), "seconds": round(seconds, 1)}
-        print("  ".join(f"{value:.4f}" if isinstance(value, float) else f"{value:32}" for value in row.values()))
+        print("  ".join(f"{v:7.4f}" if isinstance(v, float) else f"{v:32}" for v in row.values()), flush=True)
         rows.append(row)
     return rows
 
