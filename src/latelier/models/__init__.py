@@ -3,6 +3,7 @@
 from latelier.models.colbert import ColBERT
 from latelier.models.loading import load
 from latelier.models.names import DEFAULT_MODEL
+from latelier.models.pooling import pool_tokens
 from latelier.models.recipe import UNTRAINED, Recipe
 
-__all__ = ["DEFAULT_MODEL", "UNTRAINED", "ColBERT", "Recipe", "load"]
+__all__ = ["DEFAULT_MODEL", "UNTRAINED", "ColBERT", "Recipe", "load", "pool_tokens"]

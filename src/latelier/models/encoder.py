@@ -17,6 +17,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.checkpoint import Checkpoint
 from latelier.models.encoding import encode_texts
+from latelier.models.pooling import check_pooling, pool_tokens
 from latelier.models.texts import check_lengths, check_texts, resolve_task
 from latelier.models.workers import PackedChunk, PackingQueue
 
@@ -41,6 +42,8 @@ class Encoder(Checkpoint):
         truncation: bool = True,
         add_special_tokens: bool = False,
         packed: bool = False,
+        pool_factor: int = 1,
+        protected_tokens: int = 1,
         inputs: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -62,6 +65,9 @@ class Encoder(Checkpoint):
             Kept for calls written for neural-cherche; no effect there or here: special tokens are always added.
         packed
             Return one `TokenEmbeddings` rather than a list.
+        pool_factor, protected_tokens
+            For documents: keep about one vector of ``pool_factor``, the mean of similar ones, and the first
+            ``protected_tokens`` as they are; see `pool_tokens`.
         **kwargs
             Arguments of `sentence_transformers.MultiVectorEncoder.encode`: ``batch_size``, ``show_progress_bar``,
             ``convert_to_numpy``, ``normalize_embeddings``, ``token_pooling``, ``device``, ``pool``, ...
@@ -75,7 +81,8 @@ class Encoder(Checkpoint):
         Raises
         ------
         InvalidArgumentError
-            If the spellings contradict each other, a text is not a string, or is too long with ``truncation=False``.
+            If the spellings contradict each other, a text is not a string, or is too long with ``truncation=False``; if
+            queries, or features (``output_value=None``), are to be pooled.
 
         Examples
         --------
@@ -85,12 +92,15 @@ class Encoder(Checkpoint):
         TokenEmbeddings(2 texts, 8 tokens, dim=384, float32, cpu)
         >>> model.encode("fruits", query_mode=True).shape
         torch.Size([3, 384])
+        >>> model.encode_document("fruits are healthy.", pool_factor=2).shape  # [CLS] and 5 others
+        torch.Size([3, 384])
         """
         given = inputs if texts is None else texts
         if given is None:
             raise InvalidArgumentError("received no texts to encode; give a str or a list of str.")
         check_texts(given)
         task = resolve_task(query_mode, is_query, task)
+        check_pooling(pool_factor, protected_tokens, task, kwargs.get("output_value", "token_embeddings"))
         if not truncation:
             check_lengths(self, given, task)
         if prompt is None and prompt_name is None and task in self.prompts:
@@ -103,8 +113,11 @@ class Encoder(Checkpoint):
         rows = [encoded] if single else encoded
         if packed and not rows:
             return TokenEmbeddings(torch.zeros(0, self.embedding_size), [0])
-        if packed:
-            return TokenEmbeddings.from_list(rows)
+        if packed or (pool_factor > 1 and rows):
+            batch = pool_tokens(TokenEmbeddings.from_list(rows), pool_factor, protected_tokens=protected_tokens)
+            if packed:
+                return batch
+            rows = list(batch)
         return rows[0] if single else rows
 
     def tokenize(  # type: ignore[override]
