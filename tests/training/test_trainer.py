@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder
+from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer
 from sentence_transformers.multi_vector_encoder.evaluation import (
     MultiVectorInformationRetrievalEvaluator,
     MultiVectorTripletEvaluator,
@@ -98,6 +98,18 @@ def test_evaluation_loss_and_retrieval_evaluator(model, train, triplets):
     first, last = losses_of(trainer, "eval_loss")
     assert last < first
     assert losses_of(trainer, "eval_maxsim_ndcg@3")[-1] > 0.8
+
+
+def test_several_data_sets_with_a_loss_each(model, arguments, triplets, scored):
+    trainer = MultiVectorEncoderTrainer(
+        model=model,
+        args=arguments(max_steps=4),
+        train_dataset={"pairs": triplets, "teacher": scored},
+        loss={"pairs": Contrastive(model), "teacher": Distillation(model)},
+    )
+    trainer.train()
+    assert len(losses_of(trainer)) == 4
+    assert max(losses_of(trainer)) > 0
 
 
 def test_gradients_accumulate_to_their_mean(model, arguments, scored, train):

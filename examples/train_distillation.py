@@ -1,0 +1,109 @@
+"""Teach a small model to score as a larger one does, offline, on a CPU: `python examples/train_distillation.py`.
+
+The teacher is all-MiniLM-L6-v2 with its own 384 dimensions per token; the student keeps 32 of them, so its index is
+twelve times smaller. Both read the docstrings of Python's standard library: the first paragraph is the query, the rest
+of a docstring its document. Takes about a minute.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+
+import torch
+from datasets import Dataset
+from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+
+from latelier.evaluation import evaluate, standard_library_documents
+from latelier.losses import Distillation
+from latelier.models import DEFAULT_MODEL, ColBERT
+from latelier.scores import colbert_scores
+
+HELD_OUT = 150
+CANDIDATES = 4
+BATCH = 8
+
+
+def docstring_pairs() -> list[tuple[str, str]]:
+    """Return (first paragraph, name and rest) of every docstring that is long enough, in a fixed random order."""
+    pairs = {}
+    for document in standard_library_documents():
+        name, _, docstring = document["text"].partition("\n")
+        summary, _, rest = docstring.strip().partition("\n\n")
+        summary, rest = " ".join(summary.split()), " ".join(rest.split())
+        if 20 <= len(summary) <= 80 and len(rest) >= 80:
+            pairs[summary] = f"{name} {rest}"
+    shuffled = list(pairs.items())
+    random.Random(0).shuffle(shuffled)
+    return shuffled
+
+
+def all_scores(model: ColBERT, pairs: list[tuple[str, str]]) -> torch.Tensor:
+    """Score every query against every document: (pairs, pairs)."""
+    queries = model.encode_query([query for query, _ in pairs], packed=True)
+    documents = model.encode_document([document for _, document in pairs], packed=True)
+    return colbert_scores(queries, documents)
+
+
+def measure(model: ColBERT, pairs: list[tuple[str, str]]) -> float:
+    """nDCG@10 of finding each query's own document among those of all held-out pairs."""
+    scores = all_scores(model, pairs).tolist()
+    run = {f"q{i}": {f"d{j}": score for j, score in enumerate(row)} for i, row in enumerate(scores)}
+    return evaluate(run, {f"q{i}": {f"d{i}": 1} for i in range(len(pairs))}, ["nDCG@10"])["nDCG@10"]
+
+
+def candidates(teacher: ColBERT, pairs: list[tuple[str, str]]) -> Dataset:
+    """Each query with the documents that the teacher likes best, and its scores.
+
+    Nobody said which document is right: a teacher needs no judgements, only queries and documents.
+    """
+    scores, best = all_scores(teacher, pairs).topk(CANDIDATES, dim=1)
+    columns = {"query": [query for query, _ in pairs]}
+    for i in range(CANDIDATES):
+        columns[f"document_{i + 1}"] = [pairs[j][1] for j in best[:, i].tolist()]
+    return Dataset.from_dict({**columns, "scores": scores.tolist()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20, help=f"batches of {BATCH} queries to train on (default: 20)")
+    steps = parser.parse_args().steps
+    torch.manual_seed(0)
+
+    pairs = docstring_pairs()
+    held_out, training = pairs[:HELD_OUT], pairs[HELD_OUT : HELD_OUT + steps * BATCH]
+    teacher = ColBERT.from_dense(DEFAULT_MODEL, max_length_document=48, device="cpu")
+    print(f"nDCG@10 of the teacher, {teacher.embedding_size} dimensions  {measure(teacher, held_out):.3f}")
+
+    student = ColBERT(DEFAULT_MODEL, embedding_size=32, max_length_query=24, max_length_document=48, device="cpu")
+    print(f"nDCG@10 of the student, {student.embedding_size} dimensions   {measure(student, held_out):.3f}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = MultiVectorEncoderTrainingArguments(
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=BATCH,
+            learning_rate=2e-4,  # high, for so few steps
+            warmup_steps=3,
+            logging_steps=5,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer = MultiVectorEncoderTrainer(
+            model=student,
+            args=arguments,
+            train_dataset=candidates(teacher, training),
+            # The teacher scores by MaxSim as well, on the same scale. One that scores from 0 to 1, as many
+            # cross-encoders do, goes with normalize_scores=True.
+            loss=Distillation(student, normalize_scores=False),
+        )
+        start = time.perf_counter()
+        trainer.train()
+    seconds = time.perf_counter() - start
+    print(f"nDCG@10 of the student after {steps} steps  {measure(student.eval(), held_out):.3f}   ({seconds:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
