@@ -12,7 +12,7 @@ from latelier import indexes
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 
-KILLS = 80
+KILLS = 50
 
 
 def vectors(id, version):
