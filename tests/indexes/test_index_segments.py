@@ -11,7 +11,7 @@ from index_helpers import check_hits, contents, expected_hits, matrices
 
 from latelier import indexes
 from latelier.indexes import flat, segments
-from latelier.indexes.topk import TopK
+from latelier.scores.topk import TopK
 
 
 def sizes(index):

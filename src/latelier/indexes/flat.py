@@ -16,8 +16,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.indexes.segments import Part
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
-from latelier.indexes.topk import TopK
 from latelier.scores.packed import maxsim
+from latelier.scores.topk import TopK
 
 __all__ = ["Flat"]
 

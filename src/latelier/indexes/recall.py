@@ -7,7 +7,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.base import Index
 from latelier.indexes.report import CheckReport
-from latelier.indexes.topk import TopK
+from latelier.scores.topk import TopK
 
 __all__ = ["exact_scores", "measure_recall"]
 

@@ -25,8 +25,8 @@ from latelier.indexes.report import CheckReport, VerifyReport
 from latelier.indexes.segments import Part, merge_rows
 from latelier.indexes.settings import Settings
 from latelier.indexes.storage import Storage
-from latelier.indexes.topk import TopK
 from latelier.indexes.values import as_id, as_ids, is_single_id
+from latelier.scores.topk import TopK
 
 __all__ = ["SEGMENT_BYTES", "StoredIndex"]
 

@@ -1,0 +1,136 @@
+"""The k best documents of every query, kept while documents are scored block by block.
+
+Blocks come in order and sorting is stable, so documents of equal score end up in that order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from latelier.errors import InvalidArgumentError
+from latelier.scores.engines import Backend, choose_engine
+from latelier.scores.inputs import Side, read_documents, read_queries
+
+__all__ = ["TopK", "top_k"]
+
+# Scores of one block: 4M float32 = 16 MiB.
+_BLOCK_SCORES = 1 << 22
+
+
+def top_k(
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    k: int,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    *,
+    backend: Backend = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the documents with the highest scores, without ever holding all scores.
+
+    Parameters
+    ----------
+    queries_embeddings, documents_embeddings, queries_mask, documents_mask, backend
+        As for `colbert_scores`.
+    k
+        How many documents to return for each query; all of them where there are fewer.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Scores ``(queries, k)`` float32, best first, and the documents' positions ``(queries, k)`` int64, on the CPU
+        and without gradient. Of equal scores the earlier document comes first.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `k` is less than 1.
+    EmbeddingsError
+        If shapes, dims or masks do not fit together.
+
+    Examples
+    --------
+    >>> queries = [[[1.0, 0.0]]]
+    >>> documents = [[[0.5, 0.0]], [[-1.0, 0.0]], [[0.5, 0.0], [0.75, 0.0]]]
+    >>> top_k(queries, documents, k=2)
+    (tensor([[0.7500, 0.5000]]), tensor([[2, 0]]))
+    """
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+        raise InvalidArgumentError(f"received k={k!r}; expected an integer of at least 1.")
+    queries = read_queries(queries_embeddings, queries_mask)
+    documents = read_documents(documents_embeddings, documents_mask)
+    engine = choose_engine(backend, queries, documents)
+    best = TopK(len(queries), min(int(k), max(len(documents), 1)))
+    step = max(1, _BLOCK_SCORES // max(1, len(queries)))
+    with torch.no_grad():
+        for first in range(0, len(documents), step):
+            block = Side("documents", packed=documents.packed[first : first + step])
+            scores = engine.all_pairs(queries, block).cpu().numpy()
+            best.add(scores, np.arange(first, first + len(block)))
+    width = min(int(k), len(documents))
+    return (
+        torch.from_numpy(np.array(best.scores, dtype="float32").reshape(len(queries), width)),
+        torch.from_numpy(np.array(best.numbers, dtype="int64").reshape(len(queries), width)),
+    )
+
+
+class TopK:
+    """A running top k.
+
+    Parameters
+    ----------
+    queries
+        Number of queries.
+    k
+        How many documents to keep of each.
+
+    Examples
+    --------
+    >>> best = TopK(queries=1, k=2)
+    >>> best.add(np.array([[1.0, 3.0, 1.0]]), np.array([10, 11, 12]))
+    >>> best.add(np.array([[2.0, 3.0]]), np.array([13, 14]))
+    >>> best.numbers[0], best.scores[0]
+    (array([11, 14]), array([3., 3.]))
+    """
+
+    def __init__(self, queries: int, k: int) -> None:
+        self.k = k
+        self.scores = [np.zeros(0, dtype="float32")] * queries
+        self.numbers = [np.zeros(0, dtype="int64")] * queries
+
+    def add(self, scores: np.ndarray, numbers: np.ndarray) -> None:
+        """Offer a block.
+
+        Parameters
+        ----------
+        scores
+            ``(queries, documents)``.
+        numbers
+            ``(documents,)``, what to call them; later than those of earlier blocks.
+        """
+        for query, row in enumerate(scores):
+            kept = self.scores[query]
+            if len(kept) == self.k:
+                # Only better ones matter: of equal scores the earlier document stays.
+                candidates = np.flatnonzero(row > kept[-1])
+                if not len(candidates):
+                    continue
+            else:
+                candidates = np.arange(len(row))
+            candidates = candidates[_best(row[candidates], self.k)]
+            merged = np.concatenate([kept, row[candidates]])
+            order = np.argsort(-merged, kind="stable")[: self.k]
+            self.scores[query] = merged[order]
+            self.numbers[query] = np.concatenate([self.numbers[query], numbers[candidates]])[order]
+
+
+def _best(scores: np.ndarray, k: int) -> np.ndarray:
+    """Return the positions, ascending, of the k highest scores; of equal ones at the edge, the first."""
+    if len(scores) <= k:
+        return np.arange(len(scores))
+    edge = np.partition(scores, -k)[-k]
+    above = np.flatnonzero(scores > edge)
+    return np.sort(np.concatenate([above, np.flatnonzero(scores == edge)[: k - len(above)]]))
