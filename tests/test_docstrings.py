@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from types import ModuleType
 
 import latelier
@@ -17,7 +18,11 @@ def own_names(modules: Iterable[ModuleType]) -> dict[str, object]:
     return {f"{v.__module__}.{v.__qualname__}": v for v in ours if v.__module__.split(".")[0] == "latelier"}
 
 
-ALL_MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(latelier.__path__, "latelier.")]
+ALL_MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(latelier.__path__, "latelier.")
+    if ".triton_" not in found.name or find_spec("triton")  # GPU kernels, which cannot be imported without it
+]
 EVERY_NAME = own_names(ALL_MODULES)
 INTERFACE = own_names(module for module in ALL_MODULES if module.__name__.removeprefix("latelier.") in latelier.__all__)
 FUNCTIONS = {name: value for name, value in INTERFACE.items() if inspect.isfunction(value)}

@@ -41,7 +41,8 @@ def colbert_scores(
         counts; holes are fine. Without a mask, rows of zeros in a padded input are padding.
     backend
         ``"auto"``; ``"packed"`` (CPU, no padding computed, differentiable); ``"int8"`` (CPU, integer products, the
-        choice for int8 documents; float inputs are quantised); ``"torch"`` (any device, differentiable).
+        choice for int8 documents; float inputs are quantised); ``"fused"`` (CUDA, no padding computed, differentiable,
+        needs the extra 'gpu'); ``"torch"`` (any device, differentiable).
 
     Returns
     -------
@@ -53,6 +54,8 @@ def colbert_scores(
     ------
     EmbeddingsError
         If shapes, dims or masks do not fit together.
+    MissingExtraError
+        If the backend is ``"fused"`` and its kernels are not installed.
 
     Examples
     --------

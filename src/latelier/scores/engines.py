@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.scores import autograd, packed, padded, quantized
+from latelier.scores import autograd, cuda, packed, padded, quantized
 from latelier.scores.inputs import Side
+from latelier.scores.matrices import Matrices
 
 __all__ = ["Backend", "Engine", "choose_engine"]
 
-Backend: TypeAlias = Literal["auto", "packed", "int8", "torch"]
+Backend: TypeAlias = Literal["auto", "packed", "int8", "torch", "fused"]
 
 
 class Engine(NamedTuple):
@@ -45,21 +46,23 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     Parameters
     ----------
     backend
-        ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient) or
-        ``"torch"`` (any device, any floating dtype).
+        ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient),
+        ``"fused"`` (CUDA, with the extra 'gpu') or ``"torch"`` (any device, any floating dtype).
     queries, documents
         The inputs.
 
     Returns
     -------
     Engine
-        With ``"auto"``: on the CPU int8 for int8 documents and packed for others; torch elsewhere, and for gradients
-        in double precision, which the packed kernels do not have.
+        With ``"auto"``: on the CPU int8 for int8 documents and packed for others, on CUDA fused where it is installed
+        and fits; torch elsewhere, and for gradients in double precision, which the kernels do not have.
 
     Raises
     ------
     InvalidArgumentError
         If the engine is unknown, or cannot do what these inputs need.
+    MissingExtraError
+        If the engine is ``"fused"`` and its kernels are not installed.
     EmbeddingsError
         If the dimensions differ.
     """
@@ -69,16 +72,23 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
         )
     gradient = _needs_gradient(queries, documents)
     on_cpu = queries.vectors.device.type == "cpu" and documents.vectors.device.type == "cpu"
+    unfit = cuda.unfit(queries, documents, gradient=gradient)
     if backend == "auto":
+        if unfit is None and cuda.is_installed():
+            return _ENGINES["fused"]
         double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
         if not on_cpu or (gradient and double):
             return _ENGINES["torch"]
         return _ENGINES["int8" if documents.vectors.dtype == torch.int8 and not gradient else "packed"]
     if backend not in _ENGINES:
         raise InvalidArgumentError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, _ENGINES))}.")
-    if backend != "torch" and not on_cpu:
+    if backend == "fused":
+        if unfit:
+            raise InvalidArgumentError(f"backend 'fused' {unfit}; use 'auto'.")
+        cuda.require()
+    if backend in ("packed", "int8") and not on_cpu:
         raise InvalidArgumentError(
-            f"backend {backend!r} is for the CPU, but the documents are on {documents.vectors.device}; use 'torch'."
+            f"backend {backend!r} is for the CPU, but the documents are on {documents.vectors.device}; use 'auto'."
         )
     if backend == "int8" and gradient:
         raise InvalidArgumentError("backend 'int8' has no gradients, but they are needed here; use 'auto'.")
@@ -86,13 +96,14 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
 
 
 def _needs_gradient(queries: Side, documents: Side) -> bool:
-    return torch.is_grad_enabled() and (queries.vectors.requires_grad or documents.vectors.requires_grad)
+    return torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
 
 
 def _packed_all(queries: Side, documents: Side) -> torch.Tensor:
     if _needs_gradient(queries, documents):
         return autograd.maxsim(queries.packed, documents.packed)
-    return torch.from_numpy(packed.maxsim(queries.packed, documents.packed))
+    matrices = None if documents.listed is None else Matrices.of(documents.listed)
+    return torch.from_numpy(packed.maxsim(queries.packed, matrices or documents.packed))
 
 
 def _packed_grouped(queries: Side, documents: Side) -> torch.Tensor:
@@ -108,6 +119,14 @@ def _int8_grouped(queries: Side, documents: Side) -> torch.Tensor:
     n = len(right) // max(len(left), 1)
     rows = [quantized.maxsim(left[i : i + 1], right[i * n : (i + 1) * n]) for i in range(len(left))]
     return torch.from_numpy(np.concatenate([np.empty((0, n), dtype=np.float32), *rows]))
+
+
+def _fused_all(queries: Side, documents: Side) -> torch.Tensor:
+    return cuda.maxsim(queries.packed, documents.packed)
+
+
+def _fused_grouped(queries: Side, documents: Side) -> torch.Tensor:
+    return cuda.maxsim_grouped(queries.packed, documents.packed)
 
 
 def _torch_all(queries: Side, documents: Side) -> torch.Tensor:
@@ -141,4 +160,5 @@ _ENGINES = {
     "packed": Engine("packed", _packed_all, _packed_grouped),
     "int8": Engine("int8", _int8_all, _int8_grouped),
     "torch": Engine("torch", _torch_all, _torch_grouped),
+    "fused": Engine("fused", _fused_all, _fused_grouped),
 }

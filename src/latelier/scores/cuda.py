@@ -1,0 +1,172 @@
+"""MaxSim on a GPU by fused kernels, packed and with gradients: memory for scores and positions, not similarities.
+
+Two sets of kernels stand behind one function. Half precision in usual dimensions is scored by
+late-interaction-kernels, whose packed kernels are tuned for each GPU. It multiplies float32 as float16 and leaves
+other cases out, so our own Triton kernels (`kernels.triton_maxsim`) take float32, unusual dimensions and batches too
+large for 32-bit positions. Neither computes a masked token: what comes here is packed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import MissingExtraError
+from latelier.scores.inputs import Side
+
+__all__ = ["is_installed", "maxsim", "maxsim_grouped", "require", "unfit"]
+
+# Dimensions whose tiles late-interaction-kernels can multiply (16 numbers at least) and keep in 48 KiB.
+_TUNED_DIMS = range(9, 257)
+_INT32 = 1 << 31
+# Ampere: older GPUs have no bfloat16 to multiply.
+_CAPABILITY = (8, 0)
+
+
+def unfit(queries: Side, documents: Side, *, gradient: bool) -> str | None:
+    """Say why the kernels cannot score these inputs, as the end of a sentence; None where they can."""
+    device = documents.vectors.device
+    if device.type != "cuda" or torch.version.cuda is None:
+        return f"runs on CUDA, but the documents are on {device}"
+    if torch.cuda.get_device_capability(device) < _CAPABILITY:
+        return f"needs a GPU of compute capability 8.0 or later, which {torch.cuda.get_device_name(device)} is not"
+    if torch.float64 in (queries.vectors.dtype, documents.vectors.dtype):
+        return "takes float32, float16, bfloat16 and int8, but received float64"
+    if gradient and torch.are_deterministic_algorithms_enabled():
+        return "adds gradients in no fixed order, which torch.use_deterministic_algorithms forbids"
+    return None
+
+
+@cache
+def is_installed() -> bool:
+    """Tell whether the extra 'gpu' is there: late-interaction-kernels, and triton for it to run on."""
+    return all(find_spec(name) is not None for name in ("late_interaction_kernels", "triton"))
+
+
+def require() -> None:
+    """Raise what says how to install the kernels, where they are not.
+
+    Raises
+    ------
+    MissingExtraError
+        If the extra 'gpu' is missing.
+    """
+    if not is_installed():
+        raise MissingExtraError("Fused scoring", "gpu")
+
+
+def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
+    """Score every query against every document: ``(q, d)`` float32 with the gradient of both sides' vectors."""
+    return _score(queries, documents, share=len(documents), step=0)
+
+
+def maxsim_grouped(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
+    """Score each of ``b`` queries against its own ``n`` documents: ``(b, n)`` float32 with gradients."""
+    share = len(documents) // max(len(queries), 1)
+    return _score(queries, documents, share=share, step=share)
+
+
+@torch.compiler.disable  # a graph would break at the kernels' autograd functions anyway
+def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, *, share: int, step: int) -> torch.Tensor:
+    """Score query ``q`` against documents ``q * step`` to ``q * step + share - 1``."""
+    device = documents.device
+    if not len(queries) or not share:
+        return torch.zeros(len(queries), share, device=device)
+    dtype = _dtype(queries, documents)
+    left, right = (TokenEmbeddings(_vectors(side, device, dtype), side.offsets) for side in (queries, documents))
+    with torch.cuda.device_of(right.vectors):  # triton launches on the current device; on the CPU this does nothing
+        scores = (_tuned if _is_tuned(left, right, share) else _own)(left, right, share, step)
+    empty = documents.lengths == 0
+    if empty.any():
+        # Each kernel has its own score for these; none may pass a gradient.
+        mask = torch.from_numpy(empty).to(device)
+        scores = scores.masked_fill(mask.view(len(queries), share) if step else mask, -torch.inf)
+    return scores
+
+
+def _dtype(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.dtype:
+    """Both sides' dtype; under autocast that of its matrix products, which is what these are."""
+    sides = (torch.float32 if side.scales is not None else side.vectors.dtype for side in (queries, documents))
+    dtype = torch.promote_types(*sides)
+    autocast = dtype == torch.float32 and torch.is_autocast_enabled(documents.device.type)
+    return torch.get_autocast_dtype(documents.device.type) if autocast else dtype
+
+
+def _vectors(side: TokenEmbeddings, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    floating = side.to("float32") if side.scales is not None else side
+    vectors = floating.vectors.to(device, dtype).contiguous()
+    return vectors if torch.is_grad_enabled() else vectors.detach()
+
+
+def _is_tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int) -> bool:
+    """Whether late-interaction-kernels has kernels for these, exact ones."""
+    numbers = max(queries.num_tokens, documents.num_tokens) * queries.dim
+    positions = len(queries) * share * int(queries.lengths.max())
+    return (
+        queries.vectors.dtype in (torch.float16, torch.bfloat16)
+        and queries.dim in _TUNED_DIMS
+        and min(queries.num_tokens, documents.num_tokens) > 0
+        and max(numbers, positions) < _INT32
+    )
+
+
+def _tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
+    from late_interaction_kernels import maxsim_varlen
+    from late_interaction_kernels.score_pairs import score_pairs_packed
+
+    offsets = [_offsets(side).int() for side in (queries, documents)]
+    longest = {"max_seqlen_q": int(queries.lengths.max()), "max_seqlen_d": int(documents.lengths.max())}
+    if not step:
+        return maxsim_varlen(queries.vectors, documents.vectors, *offsets, **longest)
+    pairs = torch.arange(len(documents), dtype=torch.int32, device=documents.device)
+    owners = pairs // share
+    flat = score_pairs_packed(queries.vectors, documents.vectors, *offsets, owners, pairs, **longest)
+    return flat.view(len(queries), share)
+
+
+def _own(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
+    sides = queries.vectors, documents.vectors, _offsets(queries), _offsets(documents)
+    return _MaxSim.apply(*sides, share, step)
+
+
+def _offsets(side: TokenEmbeddings) -> torch.Tensor:
+    return torch.from_numpy(side.offsets).to(side.device, non_blocking=True)
+
+
+class _MaxSim(torch.autograd.Function):
+    """Our own kernels: the forward pass keeps which token was the best, the backward pass adds rows by that."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_vectors: torch.Tensor,
+        document_vectors: torch.Tensor,
+        query_offsets: torch.Tensor,
+        document_offsets: torch.Tensor,
+        share: int,
+        step: int,
+    ) -> torch.Tensor:
+        from latelier.scores.kernels.triton_maxsim import best_tokens
+
+        positions = None
+        if any(ctx.needs_input_grad):
+            positions = query_offsets.new_empty(len(query_vectors), share, dtype=torch.int32)
+            ctx.save_for_backward(query_vectors, document_vectors, query_offsets, document_offsets, positions)
+        ctx.step = step
+        queries, documents = (query_vectors.detach(), query_offsets), (document_vectors.detach(), document_offsets)
+        return best_tokens(queries, documents, share, step, positions)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from latelier.scores.kernels.triton_maxsim import add_gradients
+
+        query_vectors, document_vectors, query_offsets, document_offsets, positions = ctx.saved_tensors
+        queries, documents = (query_vectors, query_offsets), (document_vectors, document_offsets)
+        left, right = add_gradients(queries, documents, gradient.float().contiguous(), positions, ctx.step)
+        return left.to(query_vectors.dtype), right.to(document_vectors.dtype), None, None, None, None

@@ -1,0 +1,285 @@
+"""Fused scoring against the double loop: on a GPU where there is one, and on the CPU by Triton's interpreter.
+
+Both need triton and late-interaction-kernels. The interpreter has to be chosen before triton is imported, so it runs
+these tests again in a process of its own. It cannot multiply bfloat16, and what it runs was not compiled: that the
+kernels compile for GPUs is a test of its own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise, cuda
+from latelier.scores.engines import choose_engine
+from latelier.scores.inputs import read_documents, read_queries
+from naive import naive_matrix, naive_tensor_maxsim, ragged
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NEEDS_EXTRA = "triton and late-interaction-kernels are not installed"
+FUNCTIONS = [colbert_scores, colbert_kd_scores, colbert_scores_pairwise]
+# Both sets of kernels: half precision in usual dimensions is scored by the package, the rest by our own.
+KINDS = [(torch.float32, 8), (torch.float32, 140), (torch.float16, 16), (torch.bfloat16, 48), (torch.float16, 300)]
+# Inputs are rounded before either side sees them; gradients come out in their dtype.
+GRADIENT_TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    if not cuda.is_installed():
+        pytest.skip(NEEDS_EXTRA)
+    if request.param == "cuda" and (INTERPRETED or not torch.cuda.is_available()):
+        pytest.skip("there is no CUDA device")
+    if request.param == "cpu":
+        if not INTERPRETED:
+            pytest.skip("runs in test_the_same_by_the_interpreter")
+        monkeypatch.setattr(cuda, "unfit", lambda *sides, gradient: None)
+        take_one_configuration()
+    return request.param
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{str(kind[0]).removeprefix('torch.')}-{kind[1]}")
+def kind(request, device):
+    if device == "cpu" and request.param[0] == torch.bfloat16:
+        pytest.skip("Triton's interpreter does not multiply bfloat16")
+    return request.param
+
+
+def take_one_configuration():
+    """Leave the package's autotuner nothing to measure: it would ask for a GPU."""
+    from late_interaction_kernels import score_pairs, varlen
+
+    for kernel in [*vars(varlen).values(), *vars(score_pairs).values()]:
+        if hasattr(kernel, "configs"):
+            kernel.configs = kernel.configs[:1]
+
+
+def score(function, queries, documents, device, **masks):
+    queries, documents = (
+        TokenEmbeddings.from_list(side) if isinstance(side, list) else side for side in (queries, documents)
+    )
+    masks = {name: mask.to(device) for name, mask in masks.items()}
+    scores = function(queries.to(device), documents.to(device), **masks, backend="fused")
+    assert scores.dtype == torch.float32
+    assert scores.device.type == device
+    return scores
+
+
+def check(scores, expected, tolerance=2e-5):
+    np.testing.assert_allclose(scores.detach().cpu().numpy(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_all_pairs_equal_the_double_loop(kind, device):
+    dtype, dim = kind
+    # Longer than a tile, of one token, and empty.
+    queries = ragged([5, 1, 40, 0], dim, seed=1, dtype=dtype)
+    documents = ragged([7, 1, 70, 2], dim, seed=2, dtype=dtype)
+    scores = score(colbert_scores, queries, documents, device)
+    check(scores, naive_matrix(queries, documents), tolerance=1e-4)  # sums of 40 maxima, of size 1,000
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_masks_with_holes_and_gradients(function, kind, device):
+    dtype, dim = kind
+    shape = (3, 2, 9, dim) if function is colbert_kd_scores else (3, 9, dim)
+
+    def inputs(device="cpu"):
+        generator = torch.Generator().manual_seed(0)
+        sides = [torch.randn(*size, generator=generator).to(dtype) for size in ((3, 6, dim), shape)]
+        masks = [torch.rand(side.shape[:-1], generator=generator) > 0.4 for side in sides]
+        masks[1][..., 4] = True
+        return [side.to(device).requires_grad_() for side in sides], masks
+
+    (queries, documents), (queries_mask, documents_mask) = inputs(device)
+    scores = score(function, queries, documents, device, queries_mask=queries_mask, documents_mask=documents_mask)
+    weights = torch.linspace(-1, 1, scores.numel()).view(scores.shape)
+    (scores * weights.to(device)).sum().backward()
+
+    (naive_queries, naive_documents), _ = inputs()
+    left = [q[m].double() for q, m in zip(naive_queries, queries_mask, strict=True)]
+    flat = zip(naive_documents.flatten(0, -3), documents_mask.flatten(0, -2), strict=True)
+    right = [d[m].double() for d, m in flat]
+    if function is colbert_scores:
+        pairs = [(q, d) for q in left for d in right]
+    else:
+        pairs = [(left[i * 3 // len(right)], d) for i, d in enumerate(right)]
+    naive = torch.stack([naive_tensor_maxsim(q, d) for q, d in pairs]).view(scores.shape)
+    (naive * weights).sum().backward()
+
+    check(scores, naive.detach(), tolerance=5e-5)
+    for ours, theirs in ((queries, naive_queries), (documents, naive_documents)):
+        assert ours.grad.dtype == dtype
+        tolerance = GRADIENT_TOLERANCE[dtype]
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=tolerance, atol=tolerance)
+    assert (documents.grad.cpu()[~documents_mask] == 0).all()
+
+
+def test_negative_similarities_are_not_beaten_by_padding(kind, device):
+    dtype, dim = kind
+    queries = ragged([3, 2], dim, dtype=dtype, shift=4.0)
+    documents = ragged([2, 5], dim, seed=9, dtype=dtype, shift=-4.0)
+    expected = naive_matrix(queries, documents)
+    assert (expected < 0).all()
+    (q, qm), (d, dm) = (TokenEmbeddings.from_list(side).pad() for side in (queries, documents))
+    check(score(colbert_scores, q, d, device, queries_mask=qm, documents_mask=dm), expected, tolerance=1e-4)
+
+
+def test_empty_documents_score_minus_infinity_and_empty_queries_zero(kind, device):
+    dtype, dim = kind
+    queries, documents = ragged([2, 0], dim, dtype=dtype), ragged([0, 3], dim, seed=1, dtype=dtype)
+    leaves = [[m.to(device).requires_grad_() for m in side] for side in (queries, documents)]
+    scores = score(colbert_scores, *leaves, device)
+    assert scores[:, 0].tolist() == [-np.inf, -np.inf]
+    check(scores[:, 1], naive_matrix(queries, documents)[:, 1])
+    scores[0].softmax(0)[1].log().backward()
+    assert torch.isfinite(leaves[0][0].grad).all()
+    grouped = score(colbert_kd_scores, queries, documents * 2, device)
+    assert grouped[:, 0].tolist() == [-np.inf, -np.inf]
+    check(grouped[:, 1], [naive_matrix(queries, documents)[0, 1], 0])
+
+
+def test_nothing_to_score(device):
+    documents = TokenEmbeddings.from_list(ragged([2, 3]))
+    none = TokenEmbeddings(torch.zeros(0, 8), [0])
+    assert score(colbert_scores, none, documents, device).shape == (0, 2)
+    assert score(colbert_scores, documents, none, device).shape == (2, 0)
+    no_tokens = TokenEmbeddings(torch.zeros(0, 8, requires_grad=True), [0, 0, 0])
+    assert score(colbert_scores, documents, no_tokens, device).tolist() == [[-np.inf] * 2] * 2
+    scores = score(colbert_scores, no_tokens, documents, device)
+    assert scores.tolist() == [[0, 0], [0, 0]]
+    scores.sum().backward()
+    assert no_tokens.vectors.grad.shape == (0, 8)
+
+
+def test_mixed_dtypes_and_int8(device):
+    queries = ragged([3, 2])
+    half = ragged([4, 2], seed=1, dtype=torch.float16)
+    check(score(colbert_scores, queries, half, device), naive_matrix(queries, half))
+    small = TokenEmbeddings.from_list(half).to("int8")
+    check(score(colbert_scores, queries, small, device), naive_matrix(queries, list(small)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_best_token_receives_the_gradient_and_the_first_of_equal_ones(device, dtype):
+    documents = torch.ones(2, 150, 16, dtype=dtype)
+    documents[1, [90, 140]] = 2.0
+    documents = documents.to(device).requires_grad_()
+    score(colbert_scores, torch.ones(1, 2, 16, dtype=dtype), documents, device).sum().backward()
+    assert documents.grad.sum(dim=2).nonzero().tolist() == [[0, 0], [1, 90]]
+    assert documents.grad[1, 90].tolist() == [2.0] * 16
+
+
+def test_autocast_decides_the_precision_as_for_a_matrix_product(device):
+    queries, documents = (torch.randn(2, n, 16, device=device, requires_grad=True) for n in (3, 5))
+    with torch.autocast(device, torch.float16):
+        scores = score(colbert_scores, queries, documents, device)
+    assert torch.equal(scores, score(colbert_scores, queries.half(), documents.half(), device))
+    assert not torch.equal(scores, score(colbert_scores, queries, documents, device))
+    scores.sum().backward()
+    assert queries.grad.dtype == torch.float32
+
+
+def test_nothing_is_kept_where_no_gradient_is_needed(device):
+    queries = torch.randn(1, 3, 16, device=device, requires_grad=True)
+    with torch.no_grad():
+        assert not score(colbert_scores, queries, queries, device).requires_grad
+
+
+def test_large_batches_and_odd_dimensions_go_to_our_own_kernels():
+    def is_tuned(dtype=torch.float16, dim=128, tokens=4, share=2):
+        side = TokenEmbeddings(torch.zeros(3 * tokens, dim, dtype=dtype), np.arange(4) * tokens)
+        return cuda._is_tuned(side, side, share)
+
+    assert is_tuned()
+    assert is_tuned(torch.bfloat16)
+    assert not is_tuned(torch.float32)
+    assert not is_tuned(dim=8)
+    assert not is_tuned(dim=257)
+    assert not is_tuned(tokens=0)
+    assert not is_tuned(share=(1 << 31) // 12 + 1)
+
+
+def test_asking_for_it_on_the_cpu_says_what_it_runs_on():
+    with pytest.raises(InvalidArgumentError, match=r"'fused' runs on CUDA, but the documents are on cpu; use 'auto'"):
+        colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="fused")
+
+
+@pytest.mark.skipif(INTERPRETED or not cuda.is_installed(), reason=NEEDS_EXTRA)
+def test_the_same_by_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
+def test_the_kernels_compile_for_gpus():
+    # As launching does, but without a GPU; in a new process, since this one may have kernels for the interpreter.
+    code = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from latelier.scores.kernels import triton_maxsim as kernels
+
+class Compiler:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 80, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+driver.set_active(Compiler())
+scores, positions, offsets = torch.zeros(1, 1), torch.zeros(8, 1, dtype=torch.int32), torch.tensor([0, 8])
+for dtype in (torch.float32, torch.bfloat16):
+    side, out = (torch.zeros(8, 40, dtype=dtype), offsets), (torch.zeros(8, 40),) * 2
+    for share, step in ((7, 0), (1, 1)):
+        done = kernels._forward.warmup(side, side, scores, positions, share, step, 40, grid=(1,))
+        print(len(done.asm["cubin"]) > 0, done.metadata.shared <= 48 << 10)
+        done = kernels._backward.warmup(side, side, scores, positions, out, share, step, 40, grid=(1, 1))
+        print(len(done.asm["cubin"]) > 0, done.metadata.shared <= 48 << 10)
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.stdout.split() == ["True", "True"] * 8, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_auto_takes_it_where_it_fits():
+    def chosen(dtype=torch.float32, device="cuda", backend="auto", gradient=False):
+        tensors = torch.randn(2, 3, 16, dtype=dtype, device=device, requires_grad=gradient)
+        return choose_engine(backend, read_queries(tensors, None), read_documents(tensors, None)).name
+
+    if not cuda.is_installed():
+        pytest.skip(NEEDS_EXTRA)
+    assert [chosen(), chosen(torch.bfloat16, gradient=True)] == ["fused", "fused"]
+    assert [chosen(torch.float64), chosen(device="cpu")] == ["torch", "packed"]
+    with pytest.raises(InvalidArgumentError, match=r"'fused' takes float32, float16, .* but received float64"):
+        chosen(torch.float64, backend="fused")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert [chosen(gradient=True), chosen()] == ["torch", "fused"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_training_batch_fits_where_its_similarities_would_not(device, dtype):
+    if device == "cpu":
+        pytest.skip("memory is measured on a GPU")
+    queries, documents = (torch.randn(128, n, 128, device=device, dtype=dtype, requires_grad=True) for n in (32, 256))
+    score(colbert_scores, queries, documents, device).sum().backward()  # compiles and tunes
+    queries.grad = documents.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    score(colbert_scores, queries, documents, device).sum().backward()
+    inputs = (queries.numel() + documents.numel()) * 4
+    # All similarities would be 128 * 32 * 128 * 256 * 4 bytes = 512 MiB; a few copies of the inputs are 17 MiB each.
+    assert torch.cuda.max_memory_allocated() - before < 8 * inputs < 512 << 20
