@@ -20,7 +20,7 @@ import torch
 from latelier.arrays import DTYPES, Array, as_tensor, concatenate, dequantize, describe, dtype_name, quantize
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 
-__all__ = ["Array", "TokenEmbeddings"]
+__all__ = ["Array", "TokenEmbeddings", "as_matrices"]
 
 # Computing in double precision is for gradient checks: accepted inside, but not a target of ``to`` by name.
 _ACCEPTED = {*DTYPES, "float64"}
@@ -97,19 +97,9 @@ class TokenEmbeddings(Sequence[Any]):
         >>> TokenEmbeddings.from_list([[[1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]]).lengths
         array([1, 2])
         """
-        items = [m if isinstance(m, (np.ndarray, torch.Tensor)) else np.asarray(m, dtype="float32") for m in matrices]
+        items = as_matrices(matrices)
         if not items:
             return cls(np.zeros((0, dim or 0), dtype="float32"), np.zeros(1, dtype="int64"))
-        first = items[0]
-        for i, item in enumerate(items):
-            if item.ndim != 2:
-                raise EmbeddingsError(
-                    f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim)."
-                )
-            if item.shape[1] != first.shape[1] or type(item) is not type(first) or item.dtype != first.dtype:
-                raise EmbeddingsError(
-                    f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
-                )
         offsets = np.cumsum([0, *(len(item) for item in items)], dtype="int64")
         return cls(concatenate(items), offsets)
 
@@ -448,6 +438,26 @@ class TokenEmbeddings(Sequence[Any]):
         if name == "bfloat16":
             return TokenEmbeddings(as_tensor(vectors).to(torch.bfloat16), self.offsets)
         return TokenEmbeddings(vectors.astype(name), self.offsets)
+
+
+def as_matrices(matrices: Iterable[Any]) -> list[Any]:
+    """Return 2-D arrays or tensors that share kind, dtype and dim; nested lists of numbers become float32 arrays.
+
+    Raises
+    ------
+    EmbeddingsError
+        If one is not 2-D, or differs from the first; the message names it.
+    """
+    items = [m if isinstance(m, (np.ndarray, torch.Tensor)) else np.asarray(m, dtype="float32") for m in matrices]
+    for i, item in enumerate(items):
+        if item.ndim != 2:
+            raise EmbeddingsError(f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim).")
+        first = items[0]
+        if item.shape[1] != first.shape[1] or type(item) is not type(first) or item.dtype != first.dtype:
+            raise EmbeddingsError(
+                f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
+            )
+    return items
 
 
 def _host_offsets(offsets: Array | Sequence[int]) -> np.ndarray:

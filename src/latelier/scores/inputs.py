@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from latelier.arrays import as_tensor
-from latelier.embeddings import TokenEmbeddings
+from latelier.embeddings import TokenEmbeddings, as_matrices
 from latelier.errors import EmbeddingsError
 
 __all__ = ["Side", "read_documents", "read_queries"]
@@ -29,6 +29,8 @@ class Side:
         The texts, packed; or None where `padded` is given.
     padded
         Vectors ``(n, tokens, dim)`` and bool mask ``(n, tokens)``.
+    listed
+        One tensor ``(tokens, dim)`` per text, at least one, of equal dtype, dim and device.
     group
         How many documents belong to each query, where the input said so by its shape.
     """
@@ -38,20 +40,31 @@ class Side:
         name: str,
         packed: TokenEmbeddings | None = None,
         padded: tuple[torch.Tensor, torch.Tensor] | None = None,
+        listed: list[torch.Tensor] | None = None,
         group: int | None = None,
     ) -> None:
         self.name = name
         self.group = group
+        self.listed = listed
         self._packed = packed
         self._padded = padded
 
     def __len__(self) -> int:
+        if self.listed is not None:
+            return len(self.listed)
         return len(self._packed) if self._packed is not None else len(self.padded[0])
 
     @property
     def vectors(self) -> torch.Tensor:
-        """The stored vectors, packed or padded, only to ask for dim, dtype, device and gradient."""
+        """The stored vectors in any form, only to ask for dim, dtype and device."""
+        if self.listed is not None:
+            return self.listed[0]
         return self._packed.vectors if self._packed is not None else self.padded[0]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether anything here wants a gradient."""
+        return any(m.requires_grad for m in self.listed) if self.listed is not None else self.vectors.requires_grad
 
     @property
     def dim(self) -> int:
@@ -61,8 +74,10 @@ class Side:
     @property
     def packed(self) -> TokenEmbeddings:
         """The texts without padding (torch inside)."""
-        if self._packed is None:
-            self._packed = TokenEmbeddings.from_padded(*self.padded)
+        if self._packed is None and self.listed is not None:
+            self._packed = TokenEmbeddings.from_list(self.listed)
+        elif self._packed is None:
+            self._packed = _without_padding(*self.padded)
         return self._packed
 
     @property
@@ -113,10 +128,10 @@ def _read(name: str, value: Any, mask: Any) -> Side:
     if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 2:
         return Side(name, padded=_read_padded(name, as_tensor(value)[None], mask))
     if isinstance(value, (list, tuple)):
-        packed = TokenEmbeddings.from_list(value).to("torch")
+        listed = [as_tensor(matrix) for matrix in as_matrices(value)]
         if mask is not None:
-            packed = TokenEmbeddings.from_list(_apply_masks(name, packed, mask))
-        return Side(name, packed=packed)
+            listed = _apply_masks(name, listed, mask)
+        return Side(name, listed=listed) if listed else Side(name, packed=TokenEmbeddings(torch.zeros(0, 0), [0]))
     raise EmbeddingsError(
         f"received {name} of type {type(value).__name__} and shape {getattr(value, 'shape', None)}; expected a padded "
         "(n, tokens, dim) array or tensor with a mask, a list of (tokens, dim) matrices, or TokenEmbeddings."
@@ -137,14 +152,21 @@ def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Ten
     return vectors, mask
 
 
-def _apply_masks(name: str, packed: TokenEmbeddings, masks: Any) -> list[torch.Tensor]:
+def _without_padding(vectors: torch.Tensor, mask: torch.Tensor) -> TokenEmbeddings:
+    if bool(mask.all()):  # nothing to drop, nothing to copy
+        n, tokens, _ = vectors.shape
+        return TokenEmbeddings(vectors.flatten(0, 1), np.arange(n + 1) * tokens)
+    return TokenEmbeddings.from_padded(vectors, mask)
+
+
+def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[torch.Tensor]:
     """Drop the masked tokens of a list of matrices; each mask may be padded beyond its text."""
-    if len(masks) != len(packed):
-        raise EmbeddingsError(f"received {len(packed)} {name} and {len(masks)} masks; give one mask for each.")
+    if len(masks) != len(matrices):
+        raise EmbeddingsError(f"received {len(matrices)} {name} and {len(masks)} masks; give one mask for each.")
     kept = []
-    for i, (matrix, mask) in enumerate(zip(packed, masks, strict=True)):
-        keep = torch.as_tensor(mask).to(packed.device).bool()
+    for i, (matrix, mask) in enumerate(zip(matrices, masks, strict=True)):
+        keep = torch.as_tensor(mask).to(matrix.device).bool()
         if len(keep) < len(matrix):
             raise EmbeddingsError(f"{name}[{i}] has {len(matrix)} tokens, but its mask covers {len(keep)}.")
-        kept.append(as_tensor(matrix)[keep[: len(matrix)]])
+        kept.append(matrix[keep[: len(matrix)]])
     return kept

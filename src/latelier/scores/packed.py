@@ -15,6 +15,7 @@ import torch
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.scores.kernels import NO_POSITIONS, choose_kernel, segment_max_sum
+from latelier.scores.matrices import Matrices
 from latelier.scores.threads import for_ranges
 
 __all__ = ["document_blocks", "maxsim", "score_into"]
@@ -25,14 +26,14 @@ _BLOCK_ELEMENTS = 1 << 18
 _QUERY_TOKENS = 1024
 
 
-def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
+def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | Matrices) -> np.ndarray:
     """Score every query against every document.
 
     Parameters
     ----------
     queries, documents
         Packed embeddings of one dim, numpy or torch on the CPU, in any dtype (float16, bfloat16 and int8 are
-        converted block by block).
+        converted block by block); documents may be `Matrices` too.
 
     Returns
     -------
@@ -53,25 +54,36 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
 
 
 def score_into(
-    scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings, positions: np.ndarray = NO_POSITIONS
+    scores: np.ndarray,
+    queries: TokenEmbeddings,
+    documents: TokenEmbeddings | Matrices,
+    positions: np.ndarray = NO_POSITIONS,
 ) -> None:
     """Fill ``scores (q, d)``, and ``positions (query tokens, d)`` where asked, with the best kernel there is."""
-    score = _score_fused if choose_kernel() == "avx512" else _score_products
     for first, last in _blocks(queries.offsets, _QUERY_TOKENS):
         tokens = slice(queries.offsets[first], queries.offsets[last]) if positions.size else slice(None)
-        score(scores[first:last], queries[first:last], documents, positions[tokens])
+        share = scores[first:last], queries[first:last]
+        if isinstance(documents, Matrices) or choose_kernel() == "avx512":
+            _score_fused(*share, documents, positions[tokens])
+        else:
+            _score_products(*share, documents, positions[tokens])
 
 
 def _score_fused(
-    scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings, positions: np.ndarray
+    scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings | Matrices, positions: np.ndarray
 ) -> None:
     from latelier.scores.kernels.fused import pack_queries, score_range
 
     left = (pack_queries(_rows(queries)), queries.offsets)
 
     def score(first: int, last: int) -> None:
+        if isinstance(documents, Matrices):
+            score_range(documents.place(first, last), left, scores, positions, first)
+            return
         block = documents[first:last]
-        score_range((_rows(block), block.offsets), left, scores, positions, first)
+        rows = _rows(block)
+        addresses = rows.ctypes.data + block.offsets[:-1] * (4 * block.dim)
+        score_range((addresses, block.lengths), left, scores, positions, first)
 
     for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
 

@@ -20,41 +20,50 @@ from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, const
 __all__ = ["pack_queries", "score_range"]
 
 
-@intrinsic
-def _max_of_rows(typing_context: Any, rows: Any, query: Any, best: Any, where: Any, dim: Any, first: Any) -> Any:
-    """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for eight rows, and in ``where[lane]`` its number.
+def _max_of(count: int) -> Any:
+    """Make the instruction sequence for `count` document tokens at a time."""
 
-    The first four are addresses: of the rows ``(8, dim)`` float32, a packed query group ``(dim, 16)`` float32, its
-    maxima ``(16,)`` float32 and where they were found ``(16,)`` int32. `first` is the number of the first row.
-    """
-    signature = types.void(*[types.int64] * 6)
+    @intrinsic
+    def max_of_rows(typing_context: Any, rows: Any, query: Any, best: Any, where: Any, dim: Any, first: Any) -> Any:
+        """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for `count` rows, and in ``where[lane]`` its number.
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        rows, query, best, where, dim, first = arguments
-        fma = declare(builder.module, "llvm.fma.v16f32", [FLOATS] * 3, FLOATS)
-        zero = ir.Constant(FLOATS, [0.0] * LANES)
-        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(ROWS)]
-        stride = builder.mul(dim, constant(4))
-        with cgutils.for_range(builder, dim) as loop:
-            lanes_at = builder.add(query, builder.mul(loop.index, constant(4 * LANES)))
-            lanes = builder.load(at(builder, lanes_at, FLOATS), align=4)
-            column = builder.add(rows, builder.mul(loop.index, constant(4)))
-            for r in range(ROWS):
-                place = builder.add(column, builder.mul(stride, constant(r)))
-                row = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
-                builder.store(builder.call(fma, [row, lanes, builder.load(sums[r])]), sums[r])
-        highest = builder.load(at(builder, best, FLOATS), align=4)
-        number = splat(builder, builder.trunc(first, ir.IntType(32)), INTS)
-        found = builder.load(at(builder, where, INTS), align=4)
-        for r, total in enumerate(map(builder.load, sums)):
-            higher = builder.fcmp_ordered(">", total, highest)
-            highest = builder.select(higher, total, highest)
-            found = builder.select(higher, builder.add(number, ir.Constant(INTS, [r] * LANES)), found)
-        builder.store(highest, at(builder, best, FLOATS), align=4)
-        builder.store(found, at(builder, where, INTS), align=4)
-        return context.get_dummy_value()
+        The first four are addresses: of the rows ``(count, dim)`` float32, a packed query group ``(dim, 16)``
+        float32, its maxima ``(16,)`` float32 and where they were found ``(16,)`` int32. `first` is the number of the
+        first row.
+        """
+        signature = types.void(*[types.int64] * 6)
 
-    return signature, generate
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            rows, query, best, where, dim, first = arguments
+            fma = declare(builder.module, "llvm.fma.v16f32", [FLOATS] * 3, FLOATS)
+            zero = ir.Constant(FLOATS, [0.0] * LANES)
+            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(count)]
+            stride = builder.mul(dim, constant(4))
+            with cgutils.for_range(builder, dim) as loop:
+                lanes_at = builder.add(query, builder.mul(loop.index, constant(4 * LANES)))
+                lanes = builder.load(at(builder, lanes_at, FLOATS), align=4)
+                column = builder.add(rows, builder.mul(loop.index, constant(4)))
+                for r in range(count):
+                    place = builder.add(column, builder.mul(stride, constant(r)))
+                    row = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
+                    builder.store(builder.call(fma, [row, lanes, builder.load(sums[r])]), sums[r])
+            highest = builder.load(at(builder, best, FLOATS), align=4)
+            number = splat(builder, builder.trunc(first, ir.IntType(32)), INTS)
+            found = builder.load(at(builder, where, INTS), align=4)
+            for r, total in enumerate(map(builder.load, sums)):
+                higher = builder.fcmp_ordered(">", total, highest)
+                highest = builder.select(higher, total, highest)
+                found = builder.select(higher, builder.add(number, ir.Constant(INTS, [r] * LANES)), found)
+            builder.store(highest, at(builder, best, FLOATS), align=4)
+            builder.store(found, at(builder, where, INTS), align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return max_of_rows
+
+
+_max_of_rows, _max_of_row = _max_of(ROWS), _max_of(1)
 
 
 def pack_queries(vectors: np.ndarray) -> np.ndarray:
@@ -87,7 +96,9 @@ def score_range(
     Parameters
     ----------
     documents
-        Vectors ``(tokens, dim)`` float32, rows contiguous; offsets ``(documents + 1,)`` int64.
+        Where each document's float32 rows ``(tokens, dim)`` begin in memory, ``(documents,)`` int64, and how many
+        they are, ``(documents,)`` int64. Addresses, so that documents need not be copied together to be scored; the
+        caller keeps the memory alive.
     queries
         From `pack_queries`; offsets ``(queries + 1,)`` int64.
     scores
@@ -97,33 +108,32 @@ def score_range(
     column
         Where the first document stands in `scores` and `positions`.
     """
-    vectors, offsets = documents
+    addresses, lengths = documents
     packed, query_offsets = queries
     groups, dim = packed.shape[0], packed.shape[1]
-    buffer = np.empty((ROWS, dim), dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
     where = np.empty(groups * LANES, dtype=np.int32)
-    for d in range(len(offsets) - 1):
-        begin, end = offsets[d], offsets[d + 1]
+    for d in range(len(addresses)):
+        tokens = lengths[d]
         best[:] = -np.inf
         where[:] = -1
-        for token in range(begin, end, ROWS):
-            if token + ROWS <= end:
-                rows = vectors[token:].ctypes.data
-            else:
-                # Past the end of a document its last token is scored again: a maximum does not mind.
-                for r in range(ROWS):
-                    buffer[r] = vectors[min(token + r, end - 1)]
-                rows = buffer.ctypes.data
+        token = 0
+        while token < tokens:
+            # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
+            first = min(token, tokens - ROWS) if tokens >= ROWS else token
+            rows = addresses[d] + first * dim * 4
             for g in range(groups):
-                lanes = slice(g * LANES, (g + 1) * LANES)
-                _max_of_rows(  # type: ignore[call-arg]  # numba fills in the typing context
-                    rows, packed[g].ctypes.data, best[lanes].ctypes.data, where[lanes].ctypes.data, dim, token - begin
-                )
+                query, lanes = packed[g].ctypes.data, slice(g * LANES, (g + 1) * LANES)
+                highest, found = best[lanes].ctypes.data, where[lanes].ctypes.data
+                if tokens >= ROWS:
+                    _max_of_rows(rows, query, highest, found, dim, first)
+                else:
+                    _max_of_row(rows, query, highest, found, dim, first)
+            token += ROWS if tokens >= ROWS else 1
         if positions.size > 0:
             positions[:, column + d] = where[: len(positions)]
         for q in range(len(query_offsets) - 1):
             total = 0.0
             for i in range(query_offsets[q], query_offsets[q + 1]):
                 total += best[i]
-            scores[q, column + d] = total if begin < end else -np.inf
+            scores[q, column + d] = total if tokens > 0 else -np.inf
