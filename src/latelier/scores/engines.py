@@ -15,6 +15,7 @@ import torch
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.scores import autograd, cuda, packed, padded, quantized
 from latelier.scores.inputs import Side
+from latelier.scores.matrices import Matrices
 
 __all__ = ["Backend", "Engine", "choose_engine"]
 
@@ -95,13 +96,14 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
 
 
 def _needs_gradient(queries: Side, documents: Side) -> bool:
-    return torch.is_grad_enabled() and (queries.vectors.requires_grad or documents.vectors.requires_grad)
+    return torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
 
 
 def _packed_all(queries: Side, documents: Side) -> torch.Tensor:
     if _needs_gradient(queries, documents):
         return autograd.maxsim(queries.packed, documents.packed)
-    return torch.from_numpy(packed.maxsim(queries.packed, documents.packed))
+    matrices = None if documents.listed is None else Matrices.of(documents.listed)
+    return torch.from_numpy(packed.maxsim(queries.packed, matrices or documents.packed))
 
 
 def _packed_grouped(queries: Side, documents: Side) -> torch.Tensor:
