@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-__all__ = ["DTYPES", "Array", "as_tensor", "concatenate", "dequantize", "describe", "dtype_name", "quantize"]
+from latelier.errors import EmbeddingsError
+
+__all__ = [
+    "DTYPES",
+    "Array",
+    "as_matrices",
+    "as_tensor",
+    "concatenate",
+    "dequantize",
+    "describe",
+    "dtype_name",
+    "quantize",
+]
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 
@@ -40,6 +52,41 @@ def as_tensor(array: Array) -> torch.Tensor:
         return array
     shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if shareable else np.array(array, order="C"))
+
+
+def as_matrices(matrices: Iterable[Any]) -> list[Any]:
+    """Check that matrices belong together.
+
+    Parameters
+    ----------
+    matrices
+        2-D arrays or tensors; nested lists of numbers become float32 arrays.
+
+    Returns
+    -------
+    list
+        The matrices, of one kind, dtype and dim.
+
+    Raises
+    ------
+    EmbeddingsError
+        If one is not 2-D, or differs from the first; the message names it.
+
+    Examples
+    --------
+    >>> [matrix.shape for matrix in as_matrices([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])]
+    [(1, 2), (2, 2)]
+    """
+    items = [m if isinstance(m, (np.ndarray, torch.Tensor)) else np.asarray(m, dtype="float32") for m in matrices]
+    for i, item in enumerate(items):
+        if item.ndim != 2:
+            raise EmbeddingsError(f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim).")
+        first = items[0]
+        if item.shape[1] != first.shape[1] or type(item) is not type(first) or item.dtype != first.dtype:
+            raise EmbeddingsError(
+                f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
+            )
+    return items
 
 
 def concatenate(arrays: Sequence[Any]) -> Array:

@@ -17,10 +17,20 @@ from uuid import uuid4
 import numpy as np
 import torch
 
-from latelier.arrays import DTYPES, Array, as_tensor, concatenate, dequantize, describe, dtype_name, quantize
+from latelier.arrays import (
+    DTYPES,
+    Array,
+    as_matrices,
+    as_tensor,
+    concatenate,
+    dequantize,
+    describe,
+    dtype_name,
+    quantize,
+)
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 
-__all__ = ["Array", "TokenEmbeddings", "as_matrices"]
+__all__ = ["Array", "TokenEmbeddings"]
 
 # Computing in double precision is for gradient checks: accepted inside, but not a target of ``to`` by name.
 _ACCEPTED = {*DTYPES, "float64"}
@@ -438,26 +448,6 @@ class TokenEmbeddings(Sequence[Any]):
         if name == "bfloat16":
             return TokenEmbeddings(as_tensor(vectors).to(torch.bfloat16), self.offsets)
         return TokenEmbeddings(vectors.astype(name), self.offsets)
-
-
-def as_matrices(matrices: Iterable[Any]) -> list[Any]:
-    """Return 2-D arrays or tensors that share kind, dtype and dim; nested lists of numbers become float32 arrays.
-
-    Raises
-    ------
-    EmbeddingsError
-        If one is not 2-D, or differs from the first; the message names it.
-    """
-    items = [m if isinstance(m, (np.ndarray, torch.Tensor)) else np.asarray(m, dtype="float32") for m in matrices]
-    for i, item in enumerate(items):
-        if item.ndim != 2:
-            raise EmbeddingsError(f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim).")
-        first = items[0]
-        if item.shape[1] != first.shape[1] or type(item) is not type(first) or item.dtype != first.dtype:
-            raise EmbeddingsError(
-                f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
-            )
-    return items
 
 
 def _host_offsets(offsets: Array | Sequence[int]) -> np.ndarray:

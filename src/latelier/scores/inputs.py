@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.arrays import as_tensor
-from latelier.embeddings import TokenEmbeddings, as_matrices
+from latelier.arrays import as_matrices, as_tensor
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 
 __all__ = ["Side", "read_documents", "read_queries"]
