@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import MissingExtraError
 from latelier.scores.inputs import Side
@@ -135,7 +136,7 @@ def _own(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step:
 
 
 def _offsets(side: TokenEmbeddings) -> torch.Tensor:
-    return torch.from_numpy(side.offsets).to(side.device, non_blocking=True)
+    return as_tensor(side.offsets).to(side.device, non_blocking=True)
 
 
 class _MaxSim(torch.autograd.Function):
