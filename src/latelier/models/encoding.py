@@ -63,7 +63,8 @@ def encode_texts(
     """
     cap = model.max_length_query if task == "query" else model.max_length_document
     device = device or model.device
-    model.eval()
+    if model.training:
+        model.eval()
     encoded: list[Tensor | None] = [None] * len(texts)
     side = "queries" if task == "query" else "documents"
     with torch.no_grad(), tqdm(total=len(texts), desc=f"Encoding {side}", disable=not show_progress_bar) as bar:
