@@ -1,0 +1,127 @@
+"""How fast documents' tokens are pooled beside sentence-transformers, and what pooling does to ranking.
+
+    python benchmarks/pooling.py path/to/scifact [--documents 1000] [--factor 2] [--dims 128] [--json results.json]
+
+The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). A sample of its documents that
+holds all judged ones is encoded once by all-MiniLM-L6-v2, untrained, projected by PCA where fewer than its 384 dims
+are asked for. Seconds are medians of repeats, both libraries in turn; ranking is exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.evaluation import Collection, evaluate, load_beir
+from latelier.models import DEFAULT_MODEL, ColBERT, pool_tokens
+from latelier.scores import colbert_scores
+
+MEASURE = "nDCG@10"
+NATIVE_DIMS = 384
+
+
+def sample(collection: Collection, documents: int) -> list[str]:
+    """Ids of all judged documents, and of others drawn by chance until there are enough."""
+    texts = collection.texts()
+    judged = sorted({id_ for judged in collection.qrels.values() for id_ in judged if id_ in texts})
+    others = sorted(texts.keys() - set(judged))
+    random.Random(0).shuffle(others)
+    return judged + others[: max(0, documents - len(judged))]
+
+
+def encode(texts: list[str], queries: list[str], dims: int, length: int) -> tuple[TokenEmbeddings, TokenEmbeddings]:
+    projection = None if dims == NATIVE_DIMS else "pca"
+    model = ColBERT.from_dense(DEFAULT_MODEL, projection, dims, "cpu", max_length_document=length)
+    if projection:
+        model.fit_projection(texts[:1000])
+    return model.encode_document(texts, packed=True), model.encode_query(queries, packed=True)
+
+
+def median_seconds(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Time all calls in turn, so that a busy moment of the machine falls on all of them."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def quality(collection: Collection, ids: list[str], queries: TokenEmbeddings, documents: TokenEmbeddings) -> float:
+    best = colbert_scores(queries, documents).topk(min(100, len(ids)), dim=1)
+    run = {
+        query: {ids[i]: score for i, score in zip(places, scores, strict=True)}
+        for query, places, scores in zip(collection.queries, best.indices.tolist(), best.values.tolist(), strict=True)
+    }
+    return float(evaluate(run, collection.qrels, [MEASURE])[MEASURE])
+
+
+def measure(collection: Collection, options: argparse.Namespace) -> list[dict[str, Any]]:
+    ids = sample(collection, options.documents)
+    texts = collection.texts()
+    documents, queries = encode(
+        [texts[id_] for id_ in ids], list(collection.queries.values()), options.dims, options.length
+    )
+    print(
+        f"{len(documents):,} documents of {documents.lengths.mean():.0f} tokens in {documents.dim} dims, "
+        f"{len(queries)} queries, {options.threads} threads, {options.repeats} repeats"
+    )
+    listed, peer = list(documents), HierarchicalTokenPooling(options.factor)
+    calls: dict[str, Callable[[], TokenEmbeddings | list[torch.Tensor]]] = {
+        f"sentence-transformers, factor {options.factor}": lambda: peer.pool(listed),
+        f"latelier, factor {options.factor}": lambda: pool_tokens(documents, options.factor),
+    }
+    seconds = median_seconds(options.repeats, calls)
+    slowest = next(iter(seconds.values()))
+    rows: list[dict[str, Any]] = [{"system": "not pooled"}]
+    rows += [{"system": name, "seconds": seconds[name], "ratio": slowest / seconds[name]} for name in calls]
+    for row in rows:
+        pooled = calls[row["system"]]() if row["system"] in calls else documents
+        packed = pooled if isinstance(pooled, TokenEmbeddings) else TokenEmbeddings.from_list(pooled)
+        row |= {"vectors": packed.num_tokens, MEASURE: quality(collection, ids, queries, packed)}
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("LATELIER_BENCH_COLLECTION"))
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--documents", type=int, default=1000)
+    parser.add_argument("--length", type=int, default=180, help="cap on document length, in tokens")
+    parser.add_argument("--dims", type=int, default=128)
+    parser.add_argument("--factor", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write the table there too")
+    options = parser.parse_args()
+    if options.folder is None:
+        print("skipped: give a folder in BEIR layout, or set LATELIER_BENCH_COLLECTION", file=sys.stderr)
+        return 0
+    torch.set_num_threads(options.threads)
+    rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)
+    print(f"{'system':34}{'seconds':>9}{'ratio':>8}{'vectors':>9}{MEASURE:>9}")
+    for row in rows:
+        timing = f"{row['seconds']:9.3f}{row['ratio']:7.1f}x" if "seconds" in row else " " * 17
+        print(f"{row['system']:34}{timing}{row['vectors']:9,}{row[MEASURE]:9.4f}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
