@@ -1,5 +1,7 @@
 """Checkpoints of other libraries give the embeddings that a calculation by hand gives, and that they gave before."""
 
+import json
+
 import pytest
 import torch
 from folders import PUNCTUATION, bare, by_hand, dense_with_head, head, pylate, stanford
@@ -156,3 +158,15 @@ def test_the_pooled_model_is_the_mean_of_our_tokens(minilm):
     with torch.no_grad():
         hidden = model[0](model.tokenize([DOCUMENTS[0]], is_query=False))["token_embeddings"][0]
     torch.testing.assert_close(torch.nn.functional.normalize(hidden.mean(0), dim=0), dense, rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_type_stays_that_of_sentence_transformers(minilm, tmp_path):
+    """With a type of our own, their loader would put a random head in the place of the trained one."""
+    model = ColBERT(minilm, embedding_size=8, device="cpu")
+    model.save_pretrained(tmp_path / "ours")
+    config = json.loads((tmp_path / "ours" / "config_sentence_transformers.json").read_text())
+    assert config["model_type"] == "MultiVectorEncoder"
+    modules = [module["type"] for module in json.loads((tmp_path / "ours" / "modules.json").read_text())]
+    assert all(name.startswith("sentence_transformers.") for name in modules)
+    again = ColBERT(tmp_path / "ours", device="cpu")
+    assert torch.equal(again[1].linear.weight, model[1].linear.weight)
