@@ -18,6 +18,8 @@ from hypothesis import settings
 
 # GPU kernels import triton, which only torch's CUDA builds bring.
 collect_ignore_glob = [] if find_spec("triton") else ["src/latelier/scores/kernels/triton_*.py"]
+# They hold no examples, and doctest would import the many conftest.py of this tree under one name.
+collect_ignore_glob.append("**/conftest.py")
 
 torch.set_num_threads(2)
 # Examples of a shared machine are slow at times, which is no failure; a failure has to come back when run again.

@@ -67,7 +67,7 @@ def test_index_adds_refuses_and_updates(run, tmp_path):
     assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 0 before.\n")
     result = run("index", "-", "--index", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
     assert result.exit_code == 1
-    assert result.stderr.endswith("id 1 is in the index already; update(...) replaces documents.\n")
+    assert "id 1 is in the index already; update(...), or --update on the command line, replaces" in result.stderr
     result = run("index", "-", "--index", folder, "--update", "--device", "cpu", input='{"id": 1, "text": "Apples."}')
     assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 2 before.\n")
     found = json.loads(run("search", folder, "apple", "-k", 1, "--json", "--device", "cpu").stdout)["results"]

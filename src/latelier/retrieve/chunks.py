@@ -97,8 +97,8 @@ def _ids(chunk: list[Document], start: int, index: Index, replace: bool) -> list
             raise DuplicateIdError(f"documents[{position}]: id {id_!r} is that of documents[{positions[id_]}] too.")
         if not replace and id_ in index:
             raise DuplicateIdError(
-                f"documents[{position}]: id {id_!r} is in the index already; update(...), on the command line --update, "
-                "replaces documents."
+                f"documents[{position}]: id {id_!r} is in the index already; update(...), or --update on the command "
+                "line, replaces documents."
             )
         positions[id_] = position
     return list(positions)
