@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
-from latelier.scores.kernels import KERNELS, choose_kernel
+from latelier.scores.kernels import KERNELS, choose_kernel, jit
 from latelier.scores.threads import for_ranges
 from naive import naive_matrix, ragged
 
@@ -130,3 +130,10 @@ def test_unknown_kernels_are_refused(monkeypatch):
 
 def _expected(queries, documents):
     return naive_matrix(list(queries), list(documents))
+
+
+def test_what_cannot_be_cached_is_compiled_all_the_same():
+    # Code without a file is the case in which numba finds no place for its cache, as in an unwritable installation.
+    names = {"kernel": jit.kernel}
+    exec("@kernel()\ndef double(x):\n    return 2 * x", names)
+    assert names["double"](21) == 42

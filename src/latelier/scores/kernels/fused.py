@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from latelier.scores.kernels.jit import kernel
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["pack_queries", "score_range"]
@@ -83,7 +83,7 @@ def pack_queries(vectors: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(groups, LANES, dim).transpose(0, 2, 1))
 
 
-@numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+@kernel()
 def score_range(
     documents: tuple[np.ndarray, np.ndarray],
     queries: tuple[np.ndarray, np.ndarray],

@@ -7,13 +7,14 @@ as large as all similarities.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from latelier.scores.kernels.jit import kernel
 
 __all__ = ["add_document_gradients", "add_query_gradients"]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def add_query_gradients(
     gradients: np.ndarray,
     positions: np.ndarray,
@@ -51,7 +52,7 @@ def add_query_gradients(
                         out[token, i] += weight * row[i]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def add_document_gradients(
     gradients: np.ndarray,
     positions: np.ndarray,

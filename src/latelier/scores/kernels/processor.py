@@ -17,8 +17,10 @@ _VARIABLE = "LATELIER_KERNELS"
 def _detected() -> str:
     import llvmlite.binding as llvm
 
-    features = llvm.get_host_cpu_features()
-    # The signature of the dot product instruction in LLVM's own language changed with release 21.
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot tell on this platform
+        return "portable"
     usable = all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vnni"))
     return "avx512" if usable else "portable"
 

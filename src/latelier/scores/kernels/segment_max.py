@@ -6,8 +6,9 @@ a maximum of contiguous rows, which vectorises over the columns.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from latelier.scores.kernels.jit import kernel
 
 __all__ = ["NO_POSITIONS", "segment_max_sum"]
 
@@ -15,7 +16,7 @@ __all__ = ["NO_POSITIONS", "segment_max_sum"]
 NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def segment_max_sum(
     similarities: np.ndarray,
     document_offsets: np.ndarray,
@@ -71,7 +72,7 @@ def segment_max_sum(
             scores[q, column + d] = total if start < stop else -np.inf
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def _maxima(rows: np.ndarray, best: np.ndarray) -> None:
     for row in range(rows.shape[0]):
         for i in range(rows.shape[1]):
@@ -80,7 +81,7 @@ def _maxima(rows: np.ndarray, best: np.ndarray) -> None:
             best[i] = value if value > best[i] else best[i]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def _maxima_and_positions(rows: np.ndarray, best: np.ndarray, where: np.ndarray) -> None:
     for row in range(rows.shape[0]):
         for i in range(rows.shape[1]):

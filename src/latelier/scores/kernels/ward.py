@@ -10,13 +10,14 @@ those of scipy. It is compacted at each merge, so that every loop runs over cont
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from latelier.scores.kernels.jit import kernel
 
 __all__ = ["pool_documents"]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+@kernel("contract", "reassoc")
 def pool_documents(
     vectors: np.ndarray, offsets: np.ndarray, pooled_offsets: np.ndarray, protected: int, pooled: np.ndarray
 ) -> int:
@@ -75,7 +76,7 @@ def pool_documents(
     return -1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+@kernel("contract", "reassoc")
 def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
     """Fill ``distances (n, n)`` with ``(1 - <row, row>) ** 2``, infinity on the diagonal.
 
@@ -112,7 +113,7 @@ def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
         distances[i, i] = np.inf
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
     """Write a squared cosine distance on both sides; rounding may take a similarity past 1, and NaN counts as 1."""
     distance = np.float32(1) - similarity
@@ -121,7 +122,7 @@ def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
     distances[i, j] = distances[j, i] = np.float64(distance) ** 2
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@kernel("contract")
 def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Merge until one cluster is left; ``distances (n, n)`` is used up.
 
@@ -169,7 +170,7 @@ def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return heights, earlier, later
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@kernel("contract")
 def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active: int) -> None:
     """Put the union of two clusters in the place of the first: the formula of Lance and Williams for Ward's method."""
     height = distances[kept, gone]
@@ -188,7 +189,7 @@ def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active
         distances[i, kept] = row[i]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def _nearest(keys: np.ndarray, active: int) -> int:
     """Return the first place of the smallest of ``keys[:active]``.
 
@@ -205,7 +206,7 @@ def _nearest(keys: np.ndarray, active: int) -> int:
     return place
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def _cut(merges: tuple[np.ndarray, np.ndarray, np.ndarray], clusters: int) -> np.ndarray:
     """Return each token's cluster when only the lowest merges are done; numbered by their first tokens."""
     heights, earlier, later = merges
