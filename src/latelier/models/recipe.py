@@ -1,8 +1,8 @@
 """What is built around a bare encoder or a dense model to make it a late-interaction model.
 
 Training wants the ColBERT recipe: markers that tell queries from documents, queries expanded with [MASK] tokens,
-punctuation of documents left out of the score. Without training each of these only adds noise (query expansion by
-untrained [MASK] tokens cut nDCG@10 on SciFact from 0.72 to 0.48), so `UNTRAINED` has none of them.
+punctuation of documents left out of the score. Without training all of it is noise: around all-MiniLM-L6-v2 it took
+nDCG@10 on SciFact from 0.72 to 0.65, and to 0.59 with attention to the expansion. So `UNTRAINED` has none of it.
 """
 
 from __future__ import annotations
