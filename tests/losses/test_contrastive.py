@@ -70,6 +70,9 @@ def test_the_positive_is_the_first_document_of_each_query():
     # Query 0: positive 1, own negative 0, documents of query 1: 0 and 0. Query 1 sees query 0's negative as its twin.
     e = torch.e
     expected = (-torch.log(torch.tensor(e / (e + 3))) - torch.log(torch.tensor(e / (2 * e + 2)))) / 2
+    assert Contrastive(model, mask_duplicates=False)(batch).item() == pytest.approx(expected.item(), abs=1e-6)
+    # Left out, the twin counts no more.
+    expected = (-torch.log(torch.tensor(e / (e + 3))) - torch.log(torch.tensor(e / (e + 2)))) / 2
     assert Contrastive(model)(batch).item() == pytest.approx(expected.item(), abs=1e-6)
 
 

@@ -1,29 +1,55 @@
-"""What every loss shares besides its columns: the scoring function's contract, checks, and warnings given once.
+"""`Loss`: what every loss shares, from features to token vectors and scores; a loss adds what it makes of the scores.
 
-A loss is a scoring function x a choice of negatives x a reduction, put together from the functions here and in
-`latelier.losses.columns` rather than inherited. Scores are computed in float32, outside autocast: a similarity that is
-rounded to bfloat16 is off by up to 0.002, which thirty query tokens and a low temperature make large.
+Scores are computed in float32, outside autocast: a similarity that is rounded to bfloat16 is off by up to 0.002, which
+thirty query tokens and a low temperature make large.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.util import similarity_fct_name
 from torch import Tensor, nn
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.losses.columns import Embedded, at_least_float32
+from latelier.losses.columns import Embedded, embed_columns
+from latelier.losses.passes import MiniBatches, at_least_float32
 
-__all__ = ["ScoreMetric", "WarnOnce", "check_parts", "score"]
+__all__ = ["Loss", "Options", "ScoreMetric", "WarnOnce", "check_number", "check_score_metric", "score"]
 
 # (queries, documents, *, queries_mask, documents_mask) to scores, as in latelier.scores and sentence-transformers.
 ScoreMetric: TypeAlias = Callable[..., Tensor]
+
+
+class Options(NamedTuple):
+    """What all losses can be told beyond their formula.
+
+    Parameters
+    ----------
+    size_average
+        Mean over the queries of the batch; False sums.
+    dims
+        Dimensions to train for, as `truncated` cuts them; None: all that there are.
+    gather_across_devices
+        Take the documents of all processes as negatives.
+    parts
+        How texts are shared out among passes through the model.
+    """
+
+    size_average: bool = True
+    dims: Sequence[int] | None = None
+    gather_across_devices: bool = False
+    parts: MiniBatches = MiniBatches()
 
 
 class WarnOnce:
@@ -47,33 +73,104 @@ class WarnOnce:
         """Warn, unless the same message was given before."""
         if message not in self._given:
             self._given.add(message)
-            warnings.warn(message, stacklevel=5)  # whoever called the loss: two frames of ours, two of nn.Module
+            # Whoever called the loss: behind this, two frames of a loss or its columns, forward, two of nn.Module.
+            warnings.warn(message, stacklevel=7)
 
 
-def check_parts(model: nn.Module, score_metric: ScoreMetric) -> None:
-    """Refuse what cannot be trained with: models of one vector per text, and scores that are no function."""
-    dense = isinstance(model, BaseModel) and not isinstance(model, MultiVectorEncoder)
-    if dense or not isinstance(model, nn.Module):
+class Loss(nn.Module, ABC):
+    """A loss over the token vectors of queries and their documents.
+
+    Parameters
+    ----------
+    model
+        A late-interaction model.
+    score_metric
+        Function that scores queries against documents.
+    options
+        What else it was told.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the model is none, or has one vector per text; if the scoring function or an option cannot be used.
+    """
+
+    def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: Options) -> None:
+        super().__init__()
+        _check_model(model)
+        check_score_metric(score_metric)
+        options.parts.check()
+        self.model = model  # by this name trainers find it, to put a wrapped model in its place
+        self.score_metric = score_metric
+        self.options = options._replace(dims=_read_dims(options.dims))
+        self._warn_once = WarnOnce()
+
+    def forward(self, sentence_features: Iterable[Mapping[str, Any]], labels: Any = None) -> Tensor:
+        """Compute the loss of a batch.
+
+        Parameters
+        ----------
+        sentence_features
+            Features of the ``b`` queries, then of their ``n`` documents each: ``n`` dicts of ``b`` rows, as the
+            trainer passes them; one dict of ``b * n`` rows, the documents of one query next to each other; or both.
+        labels
+            What the class says of them.
+
+        Returns
+        -------
+        torch.Tensor
+            Scalar, float32 whatever the model computes in. With several `dims`, their mean.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If features, labels or the scoring function's result have the wrong shape.
+        """
+        batch = embed_columns(self.model, sentence_features, self._warn_once, self.options.parts)
+        dims = self.options.dims
+        if dims is None:
+            return self._compute(batch, labels)
+        return torch.stack([self._compute(truncated(batch, dim), labels) for dim in dims]).mean()
+
+    @abstractmethod
+    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
+        """Make a scalar of a batch."""
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings, for the model card: those that differ from their defaults among the options."""
+        options, defaults = self.options, Options()
+        settings: dict[str, Any] = {
+            "score_metric": similarity_fct_name(self.score_metric),
+            "size_average": options.size_average,
+        }
+        for name in ("dims", "gather_across_devices"):
+            if getattr(options, name) != getattr(defaults, name):
+                settings[name] = getattr(options, name)
+        return settings
+
+
+def truncated(batch: Embedded, dim: int) -> Embedded:
+    """Cut token vectors to their first `dim` numbers and bring them back to length 1."""
+    if dim > batch.documents.dim:
         raise InvalidArgumentError(
-            f"received a model of type {type(model).__name__}; expected a late-interaction model, such as "
-            "latelier.models.ColBERT(name)."
+            f"dims holds {dim}, but the model's vectors have {batch.documents.dim} dimensions; give at most that."
         )
-    if not callable(score_metric):
-        raise InvalidArgumentError(
-            f"score_metric={score_metric!r} is not callable; expected a function such as those in latelier.scores."
-        )
+    cut = partial(_cut, dim=dim)
+    return batch._replace(queries=cut(batch.queries), documents=cut(batch.documents))
 
 
-def score(score_metric: ScoreMetric, batch: Embedded, per_query: int, suggestion: str) -> Tensor:
-    """Compute scores ``(b, per_query)`` in float32, whatever the model or autocast computes in.
+def score(
+    score_metric: ScoreMetric, queries: TokenEmbeddings, documents: TokenEmbeddings, columns: int, suggestion: str
+) -> Tensor:
+    """Compute scores ``(b, columns)`` in float32, whatever the model or autocast computes in.
 
     Parameters
     ----------
     score_metric
-        The scoring function.
-    batch
-        What it scores.
-    per_query
+        The scoring function. Those of this library get the packed texts, others padded tensors with masks.
+    queries, documents
+        ``b`` and a multiple of ``b`` texts, or documents that are shared by all queries.
+    columns
         How many scores each query has to have.
     suggestion
         A function that gives as many, for the error message.
@@ -88,18 +185,69 @@ def score(score_metric: ScoreMetric, batch: Embedded, per_query: int, suggestion
     InvalidArgumentError
         If the function returns anything else.
     """
-    with _without_autocast(batch.documents.device.type):
-        scores = score_metric(
-            batch.queries, batch.documents, queries_mask=batch.queries_mask, documents_mask=batch.documents_mask
-        )
-    expected = (len(batch.queries), per_query)
+    per_query = len(documents) // len(queries)
+    with _without_autocast(documents.device.type):
+        if _takes_packed(score_metric):
+            scores = score_metric(queries, documents)
+        else:
+            left, left_mask = map(torch.as_tensor, queries.pad())
+            right, right_mask = map(torch.as_tensor, documents.pad())
+            # Documents gathered from processes with other batch sizes make no equal groups.
+            shape = (-1, per_query if len(documents) == per_query * len(queries) else 1)
+            documents_mask = right_mask.unflatten(0, shape)
+            scores = score_metric(
+                left, right.unflatten(0, shape), queries_mask=left_mask, documents_mask=documents_mask
+            )
+    expected = (len(queries), columns)
     if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
         received = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise InvalidArgumentError(
-            f"score_metric returned {received} for {expected[0]} queries with {batch.documents.shape[1]} documents "
+            f"score_metric returned {received} for {expected[0]} queries with {per_query} documents "
             f"each; expected shape {expected}, as {suggestion} returns it."
         )
     return at_least_float32(scores)
+
+
+def check_number(name: str, value: Any, *, zero: bool = False) -> None:
+    """Refuse what is no positive finite number (or zero, where that means "without")."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (value == 0 and not zero):
+        raise InvalidArgumentError(f"{name}={value!r}; expected a positive number, such as 1.0.")
+
+
+def check_score_metric(score_metric: ScoreMetric, name: str = "score_metric") -> None:
+    """Refuse scores that are no function."""
+    if not callable(score_metric):
+        raise InvalidArgumentError(
+            f"{name}={score_metric!r} is not callable; expected a function such as those in latelier.scores."
+        )
+
+
+def _check_model(model: nn.Module) -> None:
+    dense = isinstance(model, BaseModel) and not isinstance(model, MultiVectorEncoder)
+    if dense or not isinstance(model, nn.Module):
+        raise InvalidArgumentError(
+            f"received a model of type {type(model).__name__}; expected a late-interaction model, such as "
+            "latelier.models.ColBERT(name)."
+        )
+
+
+def _read_dims(dims: Any) -> tuple[int, ...] | None:
+    if dims is None:
+        return None
+    given = tuple(dims) if isinstance(dims, Sequence) and not isinstance(dims, str) else ()
+    if not given or any(isinstance(dim, bool) or not isinstance(dim, int) or dim < 1 for dim in given):
+        raise InvalidArgumentError(f"dims={dims!r}; expected dimensions to train for, such as (128, 64, 32), or None.")
+    return given
+
+
+def _cut(texts: TokenEmbeddings, dim: int) -> TokenEmbeddings:
+    return TokenEmbeddings(nn.functional.normalize(texts.vectors[:, :dim], dim=1), texts.offsets)
+
+
+def _takes_packed(score_metric: ScoreMetric) -> bool:
+    function = score_metric.func if isinstance(score_metric, partial) else score_metric
+    return getattr(function, "__module__", "").startswith("latelier.scores.")
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[Any]:

@@ -1,7 +1,7 @@
 """From the columns of a batch to token vectors, the documents grouped by query.
 
-The document columns go through the model in one pass where they can: as many small passes as there are candidates
-would leave a GPU idle.
+The document columns are one below the other before they go through the model, so that mini-batches are made of texts
+of equal length, whichever column they stand in.
 """
 
 from __future__ import annotations
@@ -12,30 +12,42 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
+from latelier.losses.passes import MiniBatches, run_rows, run_whole
 
-__all__ = ["Embedded", "at_least_float32", "embed_columns"]
+__all__ = ["Embedded", "embed_columns"]
 
 
 class Embedded(NamedTuple):
-    """A batch of ``b`` queries with ``n`` documents each, padded to the widest of either side.
+    """A batch of ``b`` queries with ``n`` documents each, packed: no padding is stored or scored.
 
     Parameters
     ----------
-    queries, documents
-        ``(b, query_tokens, dim)`` and ``(b, n, document_tokens, dim)``, float32 (float64 from a float64 model).
-    queries_mask, documents_mask
-        ``(b, query_tokens)`` and ``(b, n, document_tokens)`` bool, true where a token is scored.
+    queries
+        ``b`` texts, with gradients, at least float32.
+    documents
+        ``b * n`` texts, those of one query next to each other.
+    query_keys, document_keys
+        ``(b,)`` and ``(b * n,)`` int64: equal where two texts are equal; None where the features hold no token ids.
     """
 
-    queries: Tensor
-    documents: Tensor
-    queries_mask: Tensor
-    documents_mask: Tensor
+    queries: TokenEmbeddings
+    documents: TokenEmbeddings
+    query_keys: Tensor | None
+    document_keys: Tensor | None
+
+    @property
+    def per_query(self) -> int:
+        """Documents of each query."""
+        return len(self.documents) // max(len(self.queries), 1)
 
 
 def embed_columns(
-    model: nn.Module, sentence_features: Iterable[Mapping[str, Any]], warn_once: Callable[[str], None]
+    model: nn.Module,
+    sentence_features: Iterable[Mapping[str, Any]],
+    warn_once: Callable[[str], None],
+    parts: MiniBatches | None = None,
 ) -> Embedded:
     """Embed queries and documents, and group the documents by query.
 
@@ -48,6 +60,8 @@ def embed_columns(
         document of each query, those with ``b * m`` rows hold ``m``, the documents of one query next to each other.
     warn_once
         Called with what is accepted but looks like a mistake.
+    parts
+        How the texts are shared out among passes.
 
     Returns
     -------
@@ -59,33 +73,43 @@ def embed_columns(
     InvalidArgumentError
         If there are no documents, a dict is none or is empty, or its rows cannot be shared out among the queries.
     """
+    parts = MiniBatches() if parts is None else parts
     columns = _read_columns(model, sentence_features, warn_once)
-    ((queries, queries_mask),) = _run(model, columns[:1])
-    groups = []
-    for i, (vectors, mask) in enumerate(_run(model, columns[1:]), start=1):
-        if len(queries) == 0 or len(vectors) == 0 or len(vectors) % len(queries):
+    ((queries, query_keys),) = _run(model, columns[:1], parts)
+    outputs = _run(model, columns[1:], parts)
+    for i, (texts, _) in enumerate(outputs, start=1):
+        if len(queries) == 0 or len(texts) == 0 or len(texts) % len(queries):
             raise InvalidArgumentError(
-                f"sentence_features[{i}] has {len(vectors)} rows for {len(queries)} queries; expected one document "
+                f"sentence_features[{i}] has {len(texts)} rows for {len(queries)} queries; expected one document "
                 "for each query, or all documents of each query next to each other: a multiple of the queries' rows."
             )
-        shape = (len(queries), len(vectors) // len(queries))
-        groups.append((vectors.unflatten(0, shape), mask.unflatten(0, shape)))
-    width = max(mask.shape[2] for _, mask in groups)
-    documents = torch.cat([nn.functional.pad(v, (0, 0, 0, width - v.shape[2])) for v, _ in groups], dim=1)
-    documents_mask = torch.cat([nn.functional.pad(m, (0, width - m.shape[2])) for _, m in groups], dim=1)
-    empty = (~documents_mask.any(dim=2)).nonzero().tolist()
-    if empty:
-        raise InvalidArgumentError(
-            f"document {empty[0][1]} of query {empty[0][0]} has no token that is scored, so its score is minus "
-            "infinity; give it a text, or a shorter skiplist."
-        )
-    return Embedded(queries, documents, queries_mask, documents_mask)
+    documents = TokenEmbeddings.concatenate([texts for texts, _ in outputs])
+    order = _grouped_by_query([len(texts) for texts, _ in outputs], len(queries))
+    if len(outputs) > 1 and len(queries) > 1:
+        documents = TokenEmbeddings.from_list([documents[i] for i in order])
+    per_query = len(documents) // len(queries)
+    for i, length in enumerate(documents.lengths.tolist()):
+        if length == 0:
+            raise InvalidArgumentError(
+                f"document {i % per_query} of query {i // per_query} has no token that is scored, so its score is "
+                "minus infinity; give it a text, or a shorter skiplist."
+            )
+    keys = [key for _, key in outputs]
+    known = None if any(key is None for key in keys) else torch.cat(keys)[torch.tensor(order)]  # type: ignore[arg-type]
+    return Embedded(queries, documents, query_keys, known)
+
+
+def _grouped_by_query(rows: list[int], queries: int) -> list[int]:
+    """Positions, among all rows of columns of these sizes, of the documents of query 0, of query 1, ..."""
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    shares = [(start, size // queries) for start, size in zip(starts, rows, strict=True)]
+    return [start + q * share + i for q in range(queries) for start, share in shares for i in range(share)]
 
 
 def _read_columns(
     model: nn.Module, sentence_features: Iterable[Mapping[str, Any]], warn_once: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Copy the dicts, since the model's modules write into them, and bring what the tokeniser made to the device."""
+    """Copy the dicts, and bring what the tokeniser made to the model's device."""
     given = list(sentence_features)
     if len(given) < 2:
         raise InvalidArgumentError(
@@ -110,20 +134,21 @@ def _read_columns(
     return columns
 
 
-def _run(model: nn.Module, columns: list[dict[str, Any]]) -> list[tuple[Tensor, Tensor]]:
-    """Embed columns: vectors ``(rows, tokens, dim)`` and bool mask ``(rows, tokens)`` for each."""
-    rows = [len(column["input_ids"]) for column in columns] if _can_be_joined(columns) else None
-    outputs = []
-    for column in columns if rows is None else [_join(columns)]:
-        out = model(column, task=column.get("task"))
-        outputs.append((at_least_float32(out["token_embeddings"]), out["attention_mask"].bool()))
-    if rows is None:
-        return outputs
-    ((vectors, mask),) = outputs
-    return list(zip(vectors.split(rows), mask.split(rows), strict=True))
+def _run(
+    model: nn.Module, columns: list[dict[str, Any]], parts: MiniBatches
+) -> list[tuple[TokenEmbeddings, Tensor | None]]:
+    """Embed columns: the texts of each and their keys."""
+    if not _are_token_ids(columns):
+        return [(run_whole(model, column, parts), _keys(column)) for column in columns]
+    rows = [len(column["input_ids"]) for column in columns]
+    texts = run_rows(model, _join(columns), parts)
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    return [
+        (texts[start : start + size], _keys(column)) for start, size, column in zip(starts, rows, columns, strict=True)
+    ]
 
 
-def _can_be_joined(columns: list[dict[str, Any]]) -> bool:
+def _are_token_ids(columns: list[dict[str, Any]]) -> bool:
     """Whether all tensors are ``(rows, tokens)``, and all else is the same: not images, nor unpadded batches."""
     kinds = [{key: None if isinstance(v, Tensor) else repr(v) for key, v in column.items()} for column in columns]
     if any(kind != kinds[0] for kind in kinds) or kinds[0].get("input_ids", "") is not None:
@@ -141,6 +166,12 @@ def _join(columns: list[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return half precision as float32, anything wider as it is."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+def _keys(features: Mapping[str, Any]) -> Tensor | None:
+    """Hash the token ids of each row: 64 bits, the same in every process, wherever the padding stands."""
+    ids, mask = features.get("input_ids"), features.get("attention_mask")
+    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or mask.shape != ids.shape:
+        return None
+    ids, mask = ids.cpu(), mask.cpu().bool()
+    factors = torch.randint(1, 2**62, (ids.shape[1] + 1,), generator=torch.Generator().manual_seed(0))
+    position = mask.cumsum(dim=1)
+    return torch.where(mask, (ids + 1) * factors[position], 0).sum(dim=1)  # wraps around, as a hash may

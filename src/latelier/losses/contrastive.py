@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sentence_transformers.util import similarity_fct_name
 from torch import Tensor, nn
 
-from latelier.errors import InvalidArgumentError
-from latelier.losses.base import ScoreMetric, WarnOnce, check_parts, score
-from latelier.losses.columns import embed_columns
+from latelier.losses.base import Loss, Options, ScoreMetric, check_number
+from latelier.losses.columns import Embedded
+from latelier.losses.distributed import gather
+from latelier.losses.negatives import false_negatives, reduced, score_all
+from latelier.losses.passes import MiniBatches
 from latelier.scores import colbert_scores
 
 __all__ = ["Contrastive"]
 
 
-class Contrastive(nn.Module):
+class Contrastive(Loss):
     """Contrastive loss: cross-entropy of the positive among all documents of the batch.
 
     Each of ``b`` queries is scored against all ``b * (1 + n)`` documents of the batch: its positive, its ``n`` hard
     negatives, and every document of the other queries. Documents stand in the order of the queries, the positive of
-    query ``i`` at column ``i * (1 + n)``.
+    query ``i`` at column ``i * (1 + n)``. Labels are not looked at.
 
     Parameters
     ----------
@@ -38,6 +38,18 @@ class Contrastive(nn.Module):
     temperature
         Scores are divided by it. 1 suits MaxSim, whose scores grow with the number of query tokens; a score that is
         divided by that number wants about 1 over it.
+    mask_duplicates
+        Leave out what is no negative: a text that equals the query's positive, and the positive of another row with
+        the same query.
+    gather_across_devices
+        In training with several processes, take the documents of all of them as negatives. Gradients are those of one
+        process that has the whole batch, provided that they are averaged over the processes, as trainers do.
+    dims
+        Train for several sizes at once (Kusupati et al., 2022, Matryoshka, https://arxiv.org/abs/2205.13147): the
+        mean of the losses of vectors cut to their first ``dims`` numbers, such as ``(128, 64, 32)``.
+    mini_batch_tokens
+        Most tokens, padding included, that go through the model at once; texts are sorted by length for it. None
+        takes what suits the device. Changes time and memory, not the value.
 
     Raises
     ------
@@ -66,57 +78,41 @@ class Contrastive(nn.Module):
         score_metric: ScoreMetric = colbert_scores,
         size_average: bool = True,
         temperature: float = 1.0,
+        *,
+        mask_duplicates: bool = True,
+        gather_across_devices: bool = False,
+        dims: Sequence[int] | None = None,
+        mini_batch_tokens: int | None = None,
     ) -> None:
-        super().__init__()
-        check_parts(model, score_metric)
-        if not 0 < temperature < math.inf:
-            raise InvalidArgumentError(f"temperature={temperature!r}; expected a positive number, such as 1.0.")
-        self.model = model  # by this name trainers find it, to put a wrapped model in its place
-        self.score_metric = score_metric
-        self.size_average = size_average
+        options = Options(size_average, dims, gather_across_devices, MiniBatches(mini_batch_tokens))
+        super().__init__(model, score_metric, options)
+        check_number("temperature", temperature)
         self.temperature = temperature
-        self._warn_once = WarnOnce()
+        self.mask_duplicates = mask_duplicates
 
-    def forward(self, sentence_features: Iterable[Mapping[str, Any]], labels: Any = None) -> Tensor:
-        """Compute the loss of a batch.
+    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
+        everyone = gather(batch, across_devices=self.options.gather_across_devices)
+        self._warn_of_too_few(len(everyone.documents))
+        scores = score_all(self.score_metric, batch, everyone)
+        positives = everyone.first + torch.arange(len(batch.queries)) * batch.per_query
+        if self.mask_duplicates:
+            scores = scores.masked_fill(false_negatives(batch, everyone, positives).to(scores.device), -torch.inf)
+        total = nn.functional.cross_entropy(scores / self.temperature, positives.to(scores.device), reduction="sum")
+        return reduced(total, everyone, self.options)
 
-        Parameters
-        ----------
-        sentence_features
-            Features of the ``b`` queries, of their positives, and of hard negatives: one dict of ``b`` rows for each
-            column, as the trainer passes them; or one dict of ``b * (1 + n)`` rows, each positive followed by its
-            negatives; or both.
-        labels
-            Not looked at: the positive is the first document of each query.
-
-        Returns
-        -------
-        torch.Tensor
-            Scalar, float32 whatever the model computes in.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If features or the scoring function's result have the wrong shape.
-        """
-        batch = embed_columns(self.model, sentence_features, self._warn_once)
-        b, n = batch.documents.shape[:2]
-        if b * n == 1:
+    def _warn_of_too_few(self, documents: int) -> None:
+        if documents == 1:
             self._warn_once(
                 "the batch holds one query and one document, so the loss is 0 and nothing is learned; use larger "
                 "batches, add hard negatives, or drop the last batch (dataloader_drop_last=True)."
             )
-        scores = score(self.score_metric, batch, b * n, "latelier.scores.colbert_scores")
-        positives = torch.arange(b, device=scores.device) * n
-        reduction = "mean" if self.size_average else "sum"
-        return nn.functional.cross_entropy(scores / self.temperature, positives, reduction=reduction)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings, for the model card."""
         return {
-            "score_metric": similarity_fct_name(self.score_metric),
-            "size_average": self.size_average,
+            **super().get_config_dict(),
             "temperature": self.temperature,
+            **({} if self.mask_duplicates else {"mask_duplicates": False}),
         }
 
     @property

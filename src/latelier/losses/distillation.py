@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sentence_transformers.util import similarity_fct_name
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.losses.base import ScoreMetric, WarnOnce, check_parts, score
-from latelier.losses.columns import embed_columns
-from latelier.scores import colbert_kd_scores
+from latelier.losses.base import Loss, Options, ScoreMetric, check_number, check_score_metric, score
+from latelier.losses.columns import Embedded
+from latelier.losses.distributed import gather
+from latelier.losses.negatives import false_negatives, score_all
+from latelier.losses.passes import MiniBatches
+from latelier.scores import colbert_kd_scores, colbert_scores
 
-__all__ = ["Distillation"]
+__all__ = ["Distillation", "read_labels"]
 
 # Keeps a row of equal scores from dividing by zero; part of the published loss.
 _EPSILON = 1e-8
 
 
-class Distillation(nn.Module):
+class Distillation(Loss):
     """Distillation loss: bring the model's distribution over each query's candidates to the teacher's.
 
     With student scores ``s`` and teacher scores ``t``, both ``(b, n)``, the loss is
@@ -41,6 +43,19 @@ class Distillation(nn.Module):
         Stretch each query's student scores to 0 ... 1 before the softmax: ``(s - min) / (max - min + 1e-8)``. Suits
         teacher scores in that range. **With two candidates it leaves nothing to learn**, since every row becomes 0
         and 1 whatever the model says; the loss warns then.
+
+    temperature, teacher_temperature
+        Student scores and teacher scores are divided by them before the softmax, and the loss is multiplied by the
+        square of the first, which keeps its gradient as large (Hinton et al., 2015). The teacher's is the student's
+        where it is not given.
+    in_batch_weight
+        More than 0 adds, times this weight, the cross-entropy of the candidate that the teacher likes best among all
+        documents of the *other* queries in the batch, at the student's temperature: candidates alone do not teach what
+        everything else looks like. Texts that equal the best candidate are left out, as in `Contrastive`.
+    in_batch_metric
+        Function that scores every query against every document for it.
+    dims, mini_batch_tokens
+        As in `Contrastive`.
 
     Raises
     ------
@@ -95,42 +110,59 @@ class Distillation(nn.Module):
         score_metric: ScoreMetric = colbert_kd_scores,
         size_average: bool = True,
         normalize_scores: bool = True,
+        *,
+        temperature: float = 1.0,
+        teacher_temperature: float | None = None,
+        in_batch_weight: float = 0.0,
+        in_batch_metric: ScoreMetric = colbert_scores,
+        dims: Sequence[int] | None = None,
+        mini_batch_tokens: int | None = None,
     ) -> None:
-        super().__init__()
-        check_parts(model, score_metric)
-        self.model = model  # by this name trainers find it, to put a wrapped model in its place
-        self.score_metric = score_metric
-        self.size_average = size_average
+        super().__init__(model, score_metric, Options(size_average, dims, parts=MiniBatches(mini_batch_tokens)))
+        check_number("temperature", temperature)
         self.normalize_scores = normalize_scores
-        self._warn_once = WarnOnce()
+        self.temperature = temperature
+        self.teacher_temperature = temperature if teacher_temperature is None else teacher_temperature
+        check_number("teacher_temperature", self.teacher_temperature)
+        check_number("in_batch_weight", in_batch_weight, zero=True)
+        check_score_metric(in_batch_metric, "in_batch_metric")
+        self.in_batch_weight = in_batch_weight
+        self.in_batch_metric = in_batch_metric
 
-    def forward(self, sentence_features: Iterable[Mapping[str, Any]], labels: Any = None) -> Tensor:
-        """Compute the loss of a batch.
+    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
+        """``labels``: the teacher's scores ``(b, n)``, in the order of the candidates."""
+        n = batch.per_query
+        scores = score(self.score_metric, batch.queries, batch.documents, n, "latelier.scores.colbert_kd_scores")
+        teacher = read_labels(labels, scores)
+        self._warn_of_too_few(n)
+        if self.normalize_scores:
+            low, high = scores.min(dim=1, keepdim=True).values, scores.max(dim=1, keepdim=True).values
+            scores = (scores - low) / (high - low + _EPSILON)
+        total = nn.functional.kl_div(
+            nn.functional.log_softmax(scores / self.temperature, dim=1),
+            nn.functional.log_softmax(teacher / self.teacher_temperature, dim=1),
+            reduction="sum",
+            log_target=True,
+        )
+        total = total * self.temperature**2
+        if self.in_batch_weight:
+            total = total + self.in_batch_weight * self._in_batch(batch, teacher)
+        return total / len(batch.queries) if self.options.size_average else total
 
-        Parameters
-        ----------
-        sentence_features
-            Features of the ``b`` queries, then of their ``n`` candidates each: one dict of ``b * n`` rows with the
-            candidates of one query next to each other, ``n`` dicts of ``b`` rows as the trainer passes them, or both.
-        labels
-            The teacher's scores ``(b, n)``, in the order of the candidates.
+    def _in_batch(self, batch: Embedded, teacher: Tensor) -> Tensor:
+        """Sum over queries of the cross-entropy of the best candidate among the documents of other queries."""
+        everyone = gather(batch, across_devices=False)
+        n, scores = batch.per_query, score_all(self.in_batch_metric, batch, everyone)
+        rows = torch.arange(len(batch.queries))
+        positives = rows * n + teacher.argmax(dim=1).cpu()
+        columns = torch.arange(len(everyone.documents))
+        own = (columns // n == rows[:, None]) & (columns != positives[:, None])
+        left_out = (own | false_negatives(batch, everyone, positives)).to(scores.device)
+        scores = scores.masked_fill(left_out, -torch.inf) / self.temperature
+        return nn.functional.cross_entropy(scores, positives.to(scores.device), reduction="sum")
 
-        Returns
-        -------
-        torch.Tensor
-            Scalar, float32 whatever the model computes in.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If features, labels or the scoring function's result have the wrong shape, or a teacher score is NaN or
-            infinite.
-        """
-        batch = embed_columns(self.model, sentence_features, self._warn_once)
-        n = batch.documents.shape[1]
-        scores = score(self.score_metric, batch, n, "latelier.scores.colbert_kd_scores")
-        teacher = _read_labels(labels, scores)
-        if n == 1:
+    def _warn_of_too_few(self, n: int) -> None:
+        if n == 1 and not self.in_batch_weight:
             self._warn_once(
                 "each query has one candidate, so the loss is always 0 and nothing is learned; give each query two or "
                 "more candidates."
@@ -141,23 +173,13 @@ class Distillation(nn.Module):
                 "whatever the model says: the loss has no gradient. Use Distillation(..., normalize_scores=False), or "
                 "give each query three or more candidates."
             )
-        if self.normalize_scores:
-            low, high = scores.min(dim=1, keepdim=True).values, scores.max(dim=1, keepdim=True).values
-            scores = (scores - low) / (high - low + _EPSILON)
-        return nn.functional.kl_div(
-            nn.functional.log_softmax(scores, dim=1),
-            nn.functional.log_softmax(teacher, dim=1),
-            reduction="batchmean" if self.size_average else "sum",
-            log_target=True,
-        )
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings, for the model card."""
-        return {
-            "score_metric": similarity_fct_name(self.score_metric),
-            "size_average": self.size_average,
-            "normalize_scores": self.normalize_scores,
-        }
+        settings = {**super().get_config_dict(), "normalize_scores": self.normalize_scores}
+        if (self.temperature, self.teacher_temperature) != (1.0, 1.0):
+            settings |= {"temperature": self.temperature, "teacher_temperature": self.teacher_temperature}
+        return settings | ({"in_batch_weight": self.in_batch_weight} if self.in_batch_weight else {})
 
     @property
     def citation(self) -> str:
@@ -173,7 +195,8 @@ class Distillation(nn.Module):
 """
 
 
-def _read_labels(labels: Any, scores: Tensor) -> Tensor:
+def read_labels(labels: Any, scores: Tensor) -> Tensor:
+    """Return the teacher's scores as a tensor like `scores`, or say what is wrong with them."""
     expected = f"expected the teacher's scores of shape {tuple(scores.shape)} (queries, candidates of each)"
     if labels is None:
         raise InvalidArgumentError(

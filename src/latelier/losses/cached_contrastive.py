@@ -1,0 +1,93 @@
+"""`Contrastive` for batches of any size: memory is that of a mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from latelier.losses.base import ScoreMetric
+from latelier.losses.contrastive import Contrastive
+from latelier.losses.passes import MiniBatches
+from latelier.scores import colbert_scores
+
+__all__ = ["CachedContrastive"]
+
+
+class CachedContrastive(Contrastive):
+    """Contrastive loss of a batch that would not fit into memory (Gao et al., 2021, GradCache).
+
+    Value and gradient are those of `Contrastive`, mean or sum, whatever the mini-batches: only token vectors are kept
+    of the first pass, and each mini-batch is run again, with the same dropout, when its gradient is due. A third more
+    time, and as much memory as one mini-batch takes. The larger the batch, the more negatives there are to learn from.
+
+    Parameters
+    ----------
+    model, score_metric, size_average, temperature
+        As in `Contrastive`.
+    mini_batch_size
+        Most texts that go through the model at once.
+    mask_duplicates, gather_across_devices, dims
+        As in `Contrastive`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        As in `Contrastive`, or if the size is no positive integer.
+
+    Examples
+    --------
+    >>> from latelier import models, losses
+    >>> model = models.ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+    >>> queries = model.tokenize(["are fruits healthy?", "how do planes fly?"], is_query=True)
+    >>> documents = model.tokenize(["fruits are good for health.", "wings push air down."], is_query=False)
+    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)([queries, documents])
+    >>> whole = losses.Contrastive(model)([queries, documents])
+    >>> abs(cached.item() - whole.item()) < 1e-4
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        score_metric: ScoreMetric = colbert_scores,
+        size_average: bool = True,
+        temperature: float = 1.0,
+        *,
+        mini_batch_size: int = 32,
+        mask_duplicates: bool = True,
+        gather_across_devices: bool = False,
+        dims: Sequence[int] | None = None,
+    ) -> None:
+        parts = MiniBatches(max_rows=mini_batch_size, recompute=True).check()
+        super().__init__(
+            model,
+            score_metric,
+            size_average,
+            temperature,
+            mask_duplicates=mask_duplicates,
+            gather_across_devices=gather_across_devices,
+            dims=dims,
+        )
+        self.options = self.options._replace(parts=parts)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings, for the model card."""
+        return {**super().get_config_dict(), "mini_batch_size": self.options.parts.max_rows}
+
+    @property
+    def citation(self) -> str:
+        """The papers in BibTeX, for the model card."""
+        return (
+            super().citation
+            + """
+@inproceedings{gao-etal-2021-scaling,
+    title = "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    author = "Gao, Luyu and Zhang, Yunyi and Han, Jiawei and Callan, Jamie",
+    booktitle = "Proceedings of RepL4NLP 2021",
+    year = "2021",
+    url = "https://aclanthology.org/2021.repl4nlp-1.31",
+}
+"""
+        )

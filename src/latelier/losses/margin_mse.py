@@ -1,0 +1,102 @@
+"""Learn by how much a teacher prefers each query's positive over its negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latelier.errors import InvalidArgumentError
+from latelier.losses.base import Loss, Options, ScoreMetric, score
+from latelier.losses.columns import Embedded
+from latelier.losses.distillation import read_labels
+from latelier.losses.passes import MiniBatches
+from latelier.scores import colbert_kd_scores
+
+__all__ = ["MarginMSE"]
+
+
+class MarginMSE(Loss):
+    """Margin loss: the squared difference between the model's and the teacher's margins.
+
+    With student scores ``s`` and teacher scores ``t``, both ``(b, 1 + n)`` with the positive first, the loss is the
+    mean over queries and negatives of ``((s_0 - s_i) - (t_0 - t_i)) ** 2`` (Hofstätter et al., 2020,
+    https://arxiv.org/abs/2010.02666). Margins are taken as they are: a teacher whose scores lie between 0 and 1 wants
+    `Distillation`, which stretches the student's.
+
+    Labels are the teacher's scores ``(b, 1 + n)``, or its margins ``(b, n)`` (``(b,)`` for one negative).
+
+    Parameters
+    ----------
+    model
+        A late-interaction model.
+    score_metric
+        As in `Distillation`.
+    size_average
+        Mean over queries and negatives; False sums.
+    dims, mini_batch_tokens
+        As in `Contrastive`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the model is none, or has one vector per text.
+
+    Examples
+    --------
+    >>> from latelier import models, losses
+    >>> model = models.ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+    >>> margin_mse = losses.MarginMSE(model)
+    >>> query = model.tokenize(["are fruits healthy?"], is_query=True)
+    >>> documents = model.tokenize(["fruits are good for health.", "fruits are sold by weight."], is_query=False)
+    >>> from_scores = margin_mse([query, documents], labels=[[9.0, 4.0]])
+    >>> from_margins = margin_mse([query, documents], labels=[5.0])
+    >>> from_scores.item() == from_margins.item() > 0
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        score_metric: ScoreMetric = colbert_kd_scores,
+        size_average: bool = True,
+        *,
+        dims: Sequence[int] | None = None,
+        mini_batch_tokens: int | None = None,
+    ) -> None:
+        super().__init__(model, score_metric, Options(size_average, dims, parts=MiniBatches(mini_batch_tokens)))
+
+    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
+        n = batch.per_query
+        if n < 2:
+            raise InvalidArgumentError(
+                "each query has one document; expected a positive and at least one negative, so that there is a margin."
+            )
+        scores = score(self.score_metric, batch.queries, batch.documents, n, "latelier.scores.colbert_kd_scores")
+        margins = scores[:, :1] - scores[:, 1:]
+        reduction = "mean" if self.options.size_average else "sum"
+        return nn.functional.mse_loss(margins, _read_margins(labels, scores), reduction=reduction)
+
+    @property
+    def citation(self) -> str:
+        """The paper in BibTeX, for the model card."""
+        return """
+@misc{hofstaetter-etal-2020-margin-mse,
+    title = "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+    author = "Hofst{\\"a}tter, Sebastian and Althammer, Sophia and Schr{\\"o}der, Michael and Sertkan, Mete and
+        Hanbury, Allan",
+    year = "2020",
+    url = "https://arxiv.org/abs/2010.02666",
+}
+"""
+
+
+def _read_margins(labels: Any, scores: Tensor) -> Tensor:
+    given = None if labels is None else torch.as_tensor(labels).detach()
+    b, n = scores.shape
+    if given is not None and given.shape in ((b, n - 1), (b,) if n == 2 else (b, n - 1)):
+        return read_labels(given.reshape(b, n - 1), scores[:, 1:])
+    teacher = read_labels(given, scores)
+    return teacher[:, :1] - teacher[:, 1:]
