@@ -18,6 +18,7 @@ LAYERS = [
     {"losses", "indexes"},
     {"rank", "retrieve"},
     {"evaluation"},
+    {"data"},
     {"cli"},
 ]
 

@@ -24,7 +24,7 @@ __all__ = ["MiniBatches", "at_least_float32", "run_rows", "run_whole"]
 
 # Tokens of a mini-batch, padding included. On a CPU what fits its caches is fastest, and large products gain nothing;
 # a GPU wants enough rows to be busy.
-_CPU_TOKENS = 2048
+_CPU_TOKENS = 1024
 _ACCELERATOR_TOKENS = 32768
 
 

@@ -1,0 +1,8 @@
+"""Training data: reading what people have, mining hard negatives, and scores of a teacher."""
+
+from latelier.data.examples import TrainingSet
+from latelier.data.loading import load
+from latelier.data.mining import mine_hard_negatives
+from latelier.data.teaching import teacher_scores
+
+__all__ = ["TrainingSet", "load", "mine_hard_negatives", "teacher_scores"]

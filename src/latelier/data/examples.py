@@ -1,0 +1,149 @@
+"""`TrainingSet`: queries with their documents, and perhaps a teacher's scores, ready for the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latelier.errors import InvalidArgumentError, MissingExtraError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["TrainingSet"]
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingSet:
+    """Queries with equally many documents each.
+
+    Parameters
+    ----------
+    queries
+        One text per row.
+    documents
+        For each row its documents: the one that answers the query first, then negatives; or, where there are scores,
+        candidates in any order.
+    scores
+        For each row a teacher's scores of its documents, or None.
+    rows
+        How rows are named in errors, such as ``pairs.jsonl:12``; default: their positions.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a row has no text, another number of documents than the first, or not as many scores as documents.
+
+    Examples
+    --------
+    >>> TrainingSet(["where is Rome?"], [["Rome lies on the Tiber.", "Rome, Georgia, is a city."]])
+    TrainingSet(1 row, 2 documents each)
+    >>> TrainingSet(["where is Rome?", "rust?"], [["In Italy.", "In Georgia."], ["Iron oxide."]])
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: row 1 has 1 document, the rows before it have 2 each; ...
+    """
+
+    queries: Sequence[str]
+    documents: Sequence[Sequence[str]]
+    scores: Sequence[Sequence[float]] | None = None
+    rows: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.queries) != len(self.documents) or (
+            self.scores is not None and len(self.scores) != len(self.queries)
+        ):
+            scores = "" if self.scores is None else f" and {len(self.scores)} lists of scores"
+            raise InvalidArgumentError(
+                f"received {len(self.queries)} queries, {len(self.documents)} lists of documents{scores}; expected "
+                "equally many."
+            )
+        for i in range(len(self)):
+            self._check_row(i)
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __repr__(self) -> str:
+        rows, width = len(self), self.width
+        scored = ", with scores" if self.scores is not None else ""
+        return (
+            f"TrainingSet({rows:,} row{'s' * (rows != 1)}, {width} document{'s' * (width != 1)} each{scored})"
+            if rows
+            else "TrainingSet(0 rows)"
+        )
+
+    @property
+    def width(self) -> int:
+        """Documents of each row."""
+        return len(self.documents[0]) if len(self) else 0
+
+    def select(self, rows: Sequence[int]) -> TrainingSet:
+        """Return some rows.
+
+        Parameters
+        ----------
+        rows
+            Their positions.
+
+        Examples
+        --------
+        >>> TrainingSet(["a", "b"], [["x"], ["y"]]).select([1]).queries
+        ['b']
+        """
+        return TrainingSet(
+            [self.queries[i] for i in rows],
+            [self.documents[i] for i in rows],
+            None if self.scores is None else [self.scores[i] for i in rows],
+            None if self.rows is None else [self.rows[i] for i in rows],
+        )
+
+    def to_dataset(self) -> Dataset:
+        """Return the data set that `sentence_transformers.MultiVectorEncoderTrainer` takes.
+
+        Returns
+        -------
+        datasets.Dataset
+            Columns ``query``, ``positive``, ``negative_1``, ...; with scores ``query``, ``document_1``, ...,
+            ``scores``.
+
+        Raises
+        ------
+        MissingExtraError
+            If the extra 'train' is not installed.
+
+        Examples
+        --------
+        >>> TrainingSet(["a"], [["x", "y"]]).to_dataset().column_names
+        ['query', 'positive', 'negative_1']
+        """
+        try:
+            from datasets import Dataset
+        except ImportError as error:
+            raise MissingExtraError("Making a data set for the trainer", "train") from error
+        columns: dict[str, Sequence[str] | Sequence[Sequence[float]]] = {"query": list(self.queries)}
+        for j in range(self.width):
+            name = f"document_{j + 1}" if self.scores is not None else f"negative_{j}" if j else "positive"
+            columns[name] = [documents[j] for documents in self.documents]
+        if self.scores is not None:
+            columns["scores"] = [list(map(float, scores)) for scores in self.scores]
+        return Dataset.from_dict(columns)
+
+    def _check_row(self, i: int) -> None:
+        where = self.rows[i] if self.rows is not None else f"row {i}"
+        documents = self.documents[i]
+        for name, text in [("query", self.queries[i]), *((f"document {j}", text) for j, text in enumerate(documents))]:
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidArgumentError(f"{where}: {name} is {text!r}; expected a text that is not empty.")
+        if not documents:
+            raise InvalidArgumentError(f"{where} has no document; give each query at least one.")
+        if len(documents) != self.width:
+            raise InvalidArgumentError(
+                f"{where} has {len(documents)} document{'s' * (len(documents) != 1)}, the rows before it have "
+                f"{self.width} each; give all rows equally many, or candidates=n to load(...), which keeps the first "
+                "n of each."
+            )
+        if self.scores is not None and len(self.scores[i]) != len(documents):
+            raise InvalidArgumentError(
+                f"{where} has {len(self.scores[i])} scores for {len(documents)} documents; give one for each."
+            )

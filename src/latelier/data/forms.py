@@ -1,0 +1,153 @@
+"""The forms of a row of training data, told by the names of its fields."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from latelier.errors import InvalidArgumentError
+
+__all__ = ["Example", "read_row", "texts_by_id"]
+
+_QUERY = ("query", "anchor", "question")
+_POSITIVE = ("positive", "pos", "document", "answer")
+_FORMS = (
+    "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores} or "
+    "{query_id, document_ids, scores}"
+)
+
+
+class Example(NamedTuple):
+    """One row: where it stands, its query, its documents, and a teacher's scores of them if there are any."""
+
+    where: str
+    query: str
+    documents: list[str]
+    scores: list[float] | None
+
+
+def read_row(
+    row: Any, where: str, queries: Mapping[Any, str] | None = None, documents: Mapping[Any, str] | None = None
+) -> list[Example]:
+    """Read a row of any of the forms.
+
+    Parameters
+    ----------
+    row
+        The row.
+    where
+        What to call it in messages.
+    queries, documents
+        Id to text, for rows of ids.
+
+    Returns
+    -------
+    list of Example
+        Several where there are several positives without scores.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it has none of the forms, or an id has no text.
+
+    Examples
+    --------
+    >>> read_row({"anchor": "rust?", "positive": "Iron oxide.", "negative": "A novel."}, "row 0")[0].documents
+    ['Iron oxide.', 'A novel.']
+    """
+    if not isinstance(row, Mapping):
+        raise InvalidArgumentError(f"{where} is {row!r}; expected an object, such as {_FORMS}.")
+    if "document_ids" in row:
+        return [_of_ids(row, where, queries, documents)]
+    query = next((row[name] for name in _QUERY if name in row), None)
+    positive = next((row[name] for name in _POSITIVE if name in row), None)
+    if query is not None and "documents" in row:
+        texts = _list(row["documents"], where, "documents")
+        return [Example(where, query, texts, _scores(row, "scores", texts, where) if "scores" in row else None)]
+    if query is None or positive is None:
+        raise InvalidArgumentError(f"{where} has the fields {', '.join(map(repr, row)) or 'none'}; expected {_FORMS}.")
+    positives = positive if isinstance(positive, (list, tuple)) else [positive]
+    negatives = _negatives(row)
+    if row.get("pos_scores") is not None:
+        texts = [*positives, *negatives]
+        scores = [*_scores(row, "pos_scores", positives, where), *_scores(row, "neg_scores", negatives, where)]
+        return [Example(where, query, texts, scores)]
+    if not positives:
+        raise InvalidArgumentError(f"{where} has no positive; give each query at least one.")
+    return [Example(where, query, [one, *negatives], None) for one in positives]
+
+
+def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
+    """Return id to text from rows or from the items of a dict, with where each stands."""
+    texts: dict[Any, str] = {}
+    for where, row in rows:
+        if isinstance(row, tuple):
+            texts[row[0]] = row[1]
+            continue
+        id_ = next((row[name] for name in (f"{kind}_id", "_id", "id") if name in row), None)
+        text = next((row[name] for name in ("text", kind) if name in row), None)
+        if id_ is None or text is None:
+            raise InvalidArgumentError(f"{where} has the fields {', '.join(row)}; expected {kind}_id and text.")
+        texts[id_] = f"{row['title']} {text}".strip() if row.get("title") else text
+    return texts
+
+
+def _of_ids(
+    row: Mapping[str, Any], where: str, queries: Mapping[Any, str] | None, documents: Mapping[Any, str] | None
+) -> Example:
+    if queries is None or documents is None:
+        raise InvalidArgumentError(f"{where} holds ids; pass queries=... and documents=... with their texts.")
+    ids = _list(row["document_ids"], where, "document_ids")
+    texts = [_text(documents, id_, where, "document") for id_ in ids]
+    query = _text(queries, row.get("query_id"), where, "query")
+    return Example(where, query, texts, _scores(row, "scores", texts, where))
+
+
+def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
+    """Find a text by id: as it is, or as the string or number that other tools made of it."""
+    for key in (id_, str(id_), int(id_) if isinstance(id_, str) and id_.isdecimal() else id_):
+        if key in texts:
+            return texts[key]
+    raise InvalidArgumentError(f"{where}: there is no text for the {kind} {id_!r}.")
+
+
+def _negatives(row: Mapping[str, Any]) -> list[str]:
+    """Texts of ``negative``, ``negative_1``, ..., or of a list of them, in the order of the fields."""
+    values = [
+        value
+        for name, value in row.items()
+        if (name.startswith("negative") or name.removeprefix("neg").strip("_").isdecimal() or name == "neg")
+        and not name.endswith("scores")
+        and value is not None
+    ]
+    return [text for value in values for text in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def _list(value: Any, where: str, name: str) -> list[Any]:
+    """Return a list, or what its string form says."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            try:
+                value = ast.literal_eval(value)
+            except (ValueError, SyntaxError) as error:
+                raise InvalidArgumentError(f"{where}: {name} is {value!r}; expected a list.") from error
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidArgumentError(f"{where}: {name} is {value!r}; expected a list.")
+    return list(value)
+
+
+def _scores(row: Mapping[str, Any], name: str, documents: Sequence[str], where: str) -> list[float]:
+    values = _list(row.get(name), where, name)
+    if len(values) != len(documents):
+        raise InvalidArgumentError(
+            f"{where} has {len(values)} {name} for {len(documents)} documents; give one for each."
+        )
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise InvalidArgumentError(f"{where}: {name} holds {value!r}; expected numbers.")
+    return [float(value) for value in values]

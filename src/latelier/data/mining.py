@@ -1,0 +1,163 @@
+"""Hard negatives: documents that a model ranks high for a query, and that nobody judged relevant.
+
+Documents drawn by chance are told apart after a few hundred steps; what a model still confuses is found with its own
+index.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from latelier.data.examples import TrainingSet
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import Hit, Id, Index
+
+if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder
+
+__all__ = ["mine_hard_negatives"]
+
+
+def mine_hard_negatives(
+    model: MultiVectorEncoder,
+    index: Index,
+    queries: Mapping[str, str],
+    judgements: Mapping[str, Mapping[Any, int]],
+    *,
+    documents: Mapping[Any, str] | None = None,
+    negatives: int = 1,
+    ranks: tuple[int, int] = (1, 50),
+    margin: float | None = None,
+    seed: int | None = None,
+    batch_size: int = 64,
+    show_progress_bar: bool = False,
+) -> TrainingSet:
+    """Find hard negatives for the positives of queries.
+
+    Parameters
+    ----------
+    model
+        Encodes the queries; the index holds documents encoded by it.
+    index
+        Any index of `latelier.indexes`.
+    queries
+        Query id to text.
+    judgements
+        Query id to document id to judgement. More than 0 is a positive; a document that was judged at all is never a
+        negative, unless the judgement is 0.
+    documents
+        Document id to text; default: the texts that the index stores.
+    negatives
+        How many for each positive.
+    ranks
+        First and last rank among the documents that are no positives; 1 is the best. A later start avoids positives
+        that nobody has judged, and makes negatives easier.
+    margin
+        A document that scores more than ``(1 - margin)`` of the positive's score is left out, as it may well be right,
+        too (0.05 is usual; Moreira et al., 2024, NV-Retriever); None keeps all.
+    seed
+        Draw from the ranks by chance, reproducibly; None takes the best.
+    batch_size
+        Queries per search.
+    show_progress_bar
+        Show a progress bar.
+
+    Returns
+    -------
+    TrainingSet
+        One row for each positive of each query: query, positive, negatives. Positives for which too few negatives are
+        left have no row.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a number is out of range, a query is missing, or a document has no text.
+    UnknownIdError
+        If a positive is not in the index.
+
+    Examples
+    --------
+    >>> from latelier import indexes
+    >>> from latelier.models import ColBERT
+    >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+    >>> texts = {"a": "Rome lies on the Tiber.", "b": "Rome, Georgia, is a city.", "c": "Iron and oxygen form rust."}
+    >>> index = indexes.Flat()
+    >>> index.add(list(texts), model.encode_document(list(texts.values())), texts=list(texts.values()))
+    >>> mined = mine_hard_negatives(model, index, {"q": "where is Rome?"}, {"q": {"a": 1}})
+    >>> mined.documents
+    [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
+    """
+    first, last = _check(negatives, ranks, margin, batch_size)
+    missing = next((id_ for id_ in judgements if id_ not in queries), None)
+    if missing is not None:
+        raise InvalidArgumentError(f"query {missing!r} is judged, but has no text in queries.")
+    rng = None if seed is None else random.Random(seed)
+    wanted = [id_ for id_, judged in judgements.items() if any(value > 0 for value in judged.values())]
+    rows: list[tuple[str, Id, list[Id]]] = []
+    with tqdm(total=len(wanted), desc="Mining negatives", disable=not show_progress_bar) as bar:
+        for start in range(0, len(wanted), batch_size):
+            batch = wanted[start : start + batch_size]
+            # Room for the documents of the window besides those that are judged.
+            room = max(sum(value != 0 for value in judgements[id_].values()) for id_ in batch)
+            vectors = model.encode_query([queries[id_] for id_ in batch], packed=True)
+            found = index.search(vectors, k=last + room)
+            for position, (id_, hits) in enumerate(zip(batch, found, strict=True)):
+                judged = judgements[id_]
+                window = [hit for hit in hits if not judged.get(hit.id)][first - 1 : last]
+                for positive in (document for document, value in judged.items() if value > 0):
+                    kept = window
+                    if margin is not None:
+                        most = (1 - margin) * _score(index, vectors[position], positive, hits)
+                        kept = [hit for hit in window if hit.score <= most]
+                    if len(kept) >= negatives:
+                        chosen = kept[:negatives] if rng is None else rng.sample(kept, negatives)
+                        rows.append((id_, positive, [hit.id for hit in chosen]))
+            bar.update(len(batch))
+    texts = _texts(index, documents, dict.fromkeys(id_ for _, positive, others in rows for id_ in (positive, *others)))
+    return TrainingSet(
+        [queries[id_] for id_, _, _ in rows],
+        [[texts[id_] for id_ in (positive, *others)] for _, positive, others in rows],
+    )
+
+
+def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_size: int) -> tuple[int, int]:
+    for name, value in (("negatives", negatives), ("batch_size", batch_size)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(f"{name}={value!r}; expected an integer of at least 1.")
+    first, last = ranks
+    if not 1 <= first <= last or last - first + 1 < negatives:
+        raise InvalidArgumentError(
+            f"ranks={tuple(ranks)!r}; expected (first, last), counted from 1, with room for {negatives} negatives."
+        )
+    if margin is not None and not 0 <= margin < 1:
+        raise InvalidArgumentError(f"margin={margin!r}; expected a share of at least 0 and less than 1, or None.")
+    return first, last
+
+
+def _score(index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
+    """Score of a positive: from the search where it was found, else computed."""
+    from latelier.scores import colbert_scores_pairwise
+
+    found = next((hit.score for hit in hits if hit.id == positive), None)
+    if found is not None:
+        return found
+    vectors = index.get_embeddings([positive]).to("float32")
+    return float(colbert_scores_pairwise([query], list(vectors.to("torch"))))
+
+
+def _texts(index: Index, documents: Mapping[Any, str] | None, ids: Iterable[Id]) -> dict[Id, str]:
+    ids = list(ids)
+    if documents is not None:
+        texts = {id_: documents.get(id_) for id_ in ids}
+    else:
+        texts = {record.id: record.text for record in index.get(ids)} if ids else {}
+    lacking = next((id_ for id_, text in texts.items() if not text), None)
+    if lacking is not None:
+        raise InvalidArgumentError(
+            f"document {lacking!r} has no text; give documents={{id: text}}, or add texts to the index."
+        )
+    return texts  # type: ignore[return-value]

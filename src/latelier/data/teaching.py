@@ -1,0 +1,79 @@
+"""Scores of a teacher: a cross-encoder, or a larger late-interaction model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from latelier.data.examples import TrainingSet
+from latelier.errors import InvalidArgumentError
+from latelier.scores import colbert_scores_pairwise
+
+__all__ = ["teacher_scores"]
+
+
+def teacher_scores(
+    teacher: Any, examples: TrainingSet, *, batch_size: int = 32, show_progress_bar: bool = False
+) -> TrainingSet:
+    """Let a teacher score all documents of all rows, for `Distillation` or `MarginMSE`.
+
+    Parameters
+    ----------
+    teacher
+        A `sentence_transformers.CrossEncoder` (anything whose ``predict`` scores a list of pairs of texts), or a
+        late-interaction model, such as `latelier.models.ColBERT`.
+    examples
+        Queries and documents, from `load` or `mine_hard_negatives`.
+    batch_size
+        Texts that the teacher reads together.
+    show_progress_bar
+        Show the teacher's progress bar.
+
+    Returns
+    -------
+    TrainingSet
+        The same texts with scores. Those of a late-interaction model are sums over query tokens: distil them with
+        ``normalize_scores=False``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the teacher can do neither.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT
+    >>> teacher = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+    >>> examples = TrainingSet(["where is Rome?"], [["Rome lies on the Tiber.", "Iron and oxygen form rust."]])
+    >>> scores = teacher_scores(teacher, examples).scores[0]
+    >>> scores[0] > scores[1]
+    True
+    """
+    pairs = [(q, d) for q, documents in zip(examples.queries, examples.documents, strict=True) for d in documents]
+    options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
+    if callable(getattr(teacher, "predict", None)):
+        flat = [float(score) for score in teacher.predict(pairs, **options)] if pairs else []
+    elif callable(getattr(teacher, "encode_query", None)) and callable(getattr(teacher, "encode_document", None)):
+        flat = _late_interaction(teacher, pairs, options)
+    else:
+        raise InvalidArgumentError(
+            f"received a teacher of type {type(teacher).__name__}; expected a CrossEncoder or a late-interaction model."
+        )
+    width = examples.width
+    scores = [flat[start : start + width] for start in range(0, len(flat), max(width, 1))]
+    return TrainingSet(examples.queries, examples.documents, scores, examples.rows)
+
+
+def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:
+    """Encode each text once, however many rows it stands in."""
+    queries, documents = ({text: i for i, text in enumerate(dict.fromkeys(side))} for side in zip(*pairs, strict=True))
+    with torch.inference_mode():
+        left = teacher.encode_query(list(queries), **options)
+        right = teacher.encode_document(list(documents), **options)
+        scores: list[float] = []
+        for start in range(0, len(pairs), 1024):
+            part = pairs[start : start + 1024]
+            chosen = [left[queries[q]] for q, _ in part], [right[documents[d]] for _, d in part]
+            scores += colbert_scores_pairwise(*chosen).tolist()
+    return scores
