@@ -53,6 +53,7 @@ SCORERS = {
     "ours-torch": (*(partial(f, backend="torch") for f in (ours.colbert_scores, ours.colbert_kd_scores)), maxsim),
     "theirs": (theirs.colbert_scores, theirs.colbert_kd_scores, maxsim),
     "theirs-mean": (theirs.mean_colbert_scores, theirs.mean_colbert_kd_scores, mean_maxsim),
+    "ours-xtr": (*(partial(f, top_k=5) for f in (ours.xtr_scores, ours.xtr_kd_scores)), partial(xtr, top_k=5)),
     "xtr": (theirs.XTRScores(top_k=5), theirs.XTRKDScores(top_k=5), partial(xtr, top_k=5)),
 }
 
@@ -115,7 +116,7 @@ def test_gradients_are_exact_in_double_precision():
 
 
 @pytest.mark.parametrize("kind", ["autocast", "model"])
-@pytest.mark.parametrize("scorer", ["ours", "theirs", "xtr"])
+@pytest.mark.parametrize("scorer", ["ours", "theirs", "ours-xtr", "xtr"])
 def test_half_precision_embeddings_are_scored_in_float32(colbert, kind, scorer):
     if kind == "model":
         colbert.bfloat16()

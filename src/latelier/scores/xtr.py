@@ -1,0 +1,200 @@
+"""XTR's score: each query token counts only for the documents of the tokens that it would retrieve.
+
+With ``A_ij = 1`` where document ``j``'s best token is among the ``top_k`` of all document tokens for query token ``i``,
+``score(q, d_j) = sum_i A_ij max_t <q_i, d_jt> / Z_j`` with ``Z_j`` the number of such query tokens (Lee et al., 2023,
+XTR, https://arxiv.org/abs/2304.01982, equation 5). A model trained with it learns to retrieve by single tokens. PyLate
+divides by the number of *positive* maxima instead, which lets a row of negative ones grow a thousandfold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.scores.inputs import read_documents, read_queries
+
+__all__ = ["xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"]
+
+# Similarities of one block; 16M float32 = 64 MiB.
+_BLOCK_ELEMENTS = 1 << 24
+
+
+def xtr_scores(
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    *,
+    top_k: int = 256,
+) -> Tensor:
+    """Score every query against every document, by the tokens that would be retrieved.
+
+    Parameters
+    ----------
+    queries_embeddings, documents_embeddings, queries_mask, documents_mask
+        As for `colbert_scores`.
+    top_k
+        How many of all document tokens each query token retrieves.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(q, d)`` float32, with gradients; columns in the order of `colbert_scores`. A document of which nothing is
+        retrieved scores 0, one without any token minus infinity.
+
+    Raises
+    ------
+    EmbeddingsError
+        If shapes, dims or masks do not fit together.
+    InvalidArgumentError
+        If `top_k` is less than 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> queries = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> documents = torch.tensor([[[0.5, 0.0], [0.0, 0.75]], [[0.25, 0.0], [-0.5, 0.0]]])
+    >>> xtr_scores(queries, documents, top_k=1)
+    tensor([[0.6250, 0.0000]])
+    >>> xtr_scores(queries, documents, top_k=2)
+    tensor([[0.6250, 0.1250]])
+    """
+    queries, documents = _read(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
+    return _scores(queries, documents, top_k)
+
+
+def xtr_kd_scores(
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    *,
+    top_k: int = 256,
+) -> Tensor:
+    """Score each query against its own ``n`` documents; tokens are retrieved from those of the whole batch.
+
+    Parameters
+    ----------
+    queries_embeddings, documents_embeddings, queries_mask, documents_mask
+        As for `colbert_kd_scores`.
+    top_k
+        As for `xtr_scores`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(b, n)`` float32.
+
+    Raises
+    ------
+    EmbeddingsError
+        If the documents cannot be shared out equally among the queries.
+
+    Examples
+    --------
+    >>> queries = [[[1.0, 0.0]], [[0.0, 1.0]]]
+    >>> xtr_kd_scores(queries, [[[[1.0, 0.0]], [[0.5, 0.0]]], [[[0.0, -1.0]], [[0.0, 0.25]]]], top_k=2)
+    tensor([[1.0000, 0.5000],
+            [0.0000, 0.2500]])
+    """
+    queries, documents = _read(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
+    b, n = len(queries), len(documents) // max(len(queries), 1)
+    if b * n != len(documents):
+        raise EmbeddingsError(
+            f"received {b} queries and {len(documents)} documents; expected (b, n, tokens, dim) documents for b "
+            "queries, the same n for each."
+        )
+    scores = _scores(queries, documents, top_k)
+    own = torch.arange(b * n, device=scores.device).view(b, n)
+    return scores.gather(1, own)
+
+
+def xtr_scores_pairwise(
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    *,
+    top_k: int = 256,
+) -> Tensor:
+    """Score query ``i`` against document ``i``; tokens are retrieved from those of all documents.
+
+    Parameters
+    ----------
+    queries_embeddings, documents_embeddings, queries_mask, documents_mask
+        As for `colbert_scores_pairwise`.
+    top_k
+        As for `xtr_scores`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(n,)`` float32.
+
+    Raises
+    ------
+    EmbeddingsError
+        If there are not as many documents as queries.
+
+    Examples
+    --------
+    >>> xtr_scores_pairwise([[[1.0, 0.0]], [[0.0, 1.0]]], [[[0.5, 0.0]], [[0.0, 0.25]]], top_k=1)
+    tensor([0.5000, 0.2500])
+    """
+    queries, documents = _read(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
+    if len(queries) != len(documents):
+        raise EmbeddingsError(f"received {len(queries)} queries and {len(documents)} documents; expected pairs.")
+    return _scores(queries, documents, top_k).diagonal()
+
+
+def _read(
+    queries: Any, documents: Any, queries_mask: Any, documents_mask: Any, top_k: int
+) -> tuple[TokenEmbeddings, TokenEmbeddings]:
+    if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
+        raise InvalidArgumentError(f"received top_k={top_k!r}; expected an integer of at least 1.")
+    left, right = read_queries(queries, queries_mask), read_documents(documents, documents_mask)
+    if left.dim != right.dim and len(left) and len(right):
+        raise EmbeddingsError(
+            f"the queries have dim {left.dim}, the documents {right.dim}; encode both with the same model."
+        )
+    return left.packed, right.packed
+
+
+def _scores(queries: TokenEmbeddings, documents: TokenEmbeddings, top_k: int) -> Tensor:
+    device = documents.device
+    left, right = (_at_least_float32(texts).to(device) for texts in (queries, documents))
+    owner = _owners(documents).to(device)  # (document tokens,)
+    rows = _owners(queries).to(device)  # (query tokens,)
+    step = max(1, _BLOCK_ELEMENTS // max(1, len(right)))
+    maxima, retrieved = [], []
+    for start in range(0, len(left), step):
+        values, positions = (left[start : start + step] @ right.T).topk(min(top_k, len(right)), dim=1)
+        found = owner[positions]  # (query tokens, top_k): the document of each retrieved token
+        empty = values.new_full((len(values), len(documents)), -torch.inf)
+        # The largest retrieved similarity of each document; scattering by amax passes the gradient to it.
+        best = empty.scatter_reduce(1, found, values, "amax")
+        hit = best.detach() > -torch.inf
+        maxima.append(torch.where(hit, best, 0.0))
+        retrieved.append(hit)
+    if not maxima:
+        return left.new_zeros(len(queries), len(documents), dtype=torch.float32)
+    shape = (len(queries), len(documents))
+    total = left.new_zeros(shape).index_add(0, rows, torch.cat(maxima))
+    count = left.new_zeros(shape).index_add(0, rows, torch.cat(retrieved).to(left.dtype))
+    without = torch.from_numpy(documents.lengths == 0).to(device)
+    return (total / count.clamp(min=1)).masked_fill(without, -torch.inf).float()
+
+
+def _owners(texts: TokenEmbeddings) -> Tensor:
+    """Which text each token belongs to."""
+    return torch.from_numpy(np.repeat(np.arange(len(texts)), texts.lengths))
+
+
+def _at_least_float32(texts: TokenEmbeddings) -> Tensor:
+    vectors = texts.to("float32").vectors if texts.scales is not None else texts.vectors
+    return torch.as_tensor(vectors).to(torch.promote_types(torch.as_tensor(vectors).dtype, torch.float32))

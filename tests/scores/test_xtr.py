@@ -1,0 +1,90 @@
+"""XTR's scores beside those of sentence-transformers, which follow the paper, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.multi_vector_encoder import scoring as theirs
+
+from latelier import scores as ours
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError, InvalidArgumentError
+
+
+def padded(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.nn.functional.normalize(torch.randn(*shape, 8, generator=generator), dim=-1).to(dtype)
+    mask = torch.rand(*shape, generator=generator) > 0.3
+    mask[..., 0] = True
+    return vectors.requires_grad_(), mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("top_k", [1, 5, 30, 1000])
+def test_values_and_gradients_are_those_of_sentence_transformers(top_k, dtype):
+    (queries, queries_mask), (documents, documents_mask) = (
+        padded(3, 4, dtype=dtype),
+        padded(3, 2, 6, dtype=dtype, seed=1),
+    )
+    weights = torch.rand(3, 6, generator=torch.Generator().manual_seed(2))
+    results = []
+    for library in (ours, theirs):
+        # Similarities of bfloat16 vectors in float32: rounding must not choose which tokens are retrieved.
+        inputs = [
+            x if library is ours else x.to(torch.promote_types(dtype, torch.float32)) for x in (queries, documents)
+        ]
+        scores = library.xtr_scores(*inputs, queries_mask, documents_mask, top_k=top_k)
+        gradients = torch.autograd.grad((scores.float() * weights).sum(), [queries, documents])
+        results.append((scores.float(), *(g.float() for g in gradients)))
+    assert results[0][0].dtype == torch.float32
+    assert results[1][1].abs().max() > 0.01
+    for mine, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_own_documents_and_pairs_are_columns_of_all():
+    (queries, queries_mask), (documents, documents_mask) = padded(3, 4), padded(3, 2, 6, seed=1)
+    every = ours.xtr_scores(queries, documents, queries_mask, documents_mask, top_k=7)
+    own = ours.xtr_kd_scores(queries, documents, queries_mask, documents_mask, top_k=7)
+    torch.testing.assert_close(own, torch.stack([every[i, 2 * i : 2 * i + 2] for i in range(3)]))
+    first, mask = documents[:, 0], documents_mask[:, 0]
+    pairs = ours.xtr_scores_pairwise(queries, first, queries_mask, mask, top_k=7)
+    torch.testing.assert_close(pairs, ours.xtr_scores(queries, first, queries_mask, mask, top_k=7).diagonal())
+
+
+def test_all_forms_give_the_same_scores(monkeypatch):
+    (queries, queries_mask), (documents, documents_mask) = padded(3, 4), padded(5, 6, seed=1)
+    expected = ours.xtr_scores(queries, documents, queries_mask, documents_mask, top_k=4).detach()
+    packed = [
+        TokenEmbeddings.from_padded(v.detach(), m) for v, m in ((queries, queries_mask), (documents, documents_mask))
+    ]
+    torch.testing.assert_close(ours.xtr_scores(*packed, top_k=4), expected)
+    torch.testing.assert_close(ours.xtr_scores(*(list(p.to("numpy")) for p in packed), top_k=4), expected)
+    monkeypatch.setattr("latelier.scores.xtr._BLOCK_ELEMENTS", 40)  # one or two query tokens at a time
+    torch.testing.assert_close(ours.xtr_scores(*packed, top_k=4), expected)
+
+
+def test_all_tokens_retrieved_is_mean_maxsim():
+    (queries, _), (documents, mask) = padded(3, 4), padded(5, 6, seed=1)
+    expected = ours.colbert_scores(queries, documents, documents_mask=mask) / 4
+    torch.testing.assert_close(ours.xtr_scores(queries, documents, documents_mask=mask, top_k=30), expected)
+
+
+def test_documents_without_tokens_score_minus_infinity():
+    query = np.array([[1.0, 0.0]], dtype="float32")
+    documents = TokenEmbeddings(np.array([[0.5, 0.0]], dtype="float32"), [0, 0, 1])
+    assert ours.xtr_scores([query], documents, top_k=3).tolist() == [[-torch.inf, 0.5]]
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 1.5, True])
+def test_nothing_retrieved_is_refused(top_k):
+    with pytest.raises(InvalidArgumentError, match=r"received top_k=.*; expected an integer of at least 1"):
+        ours.xtr_scores([[[1.0]]], [[[1.0]]], top_k=top_k)
+
+
+def test_what_does_not_fit_together_is_refused():
+    with pytest.raises(EmbeddingsError, match="received 2 queries and 3 documents; expected pairs"):
+        ours.xtr_scores_pairwise(torch.ones(2, 1, 2), torch.ones(3, 1, 2))
+    with pytest.raises(EmbeddingsError, match=r"received 2 queries and 3 documents; expected .b, n, tokens, dim."):
+        ours.xtr_kd_scores(torch.ones(2, 1, 2), torch.ones(3, 1, 2))
+    with pytest.raises(EmbeddingsError, match="the queries have dim 2, the documents 3"):
+        ours.xtr_scores(torch.ones(2, 1, 2), torch.ones(3, 1, 3))
