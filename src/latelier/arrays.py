@@ -81,8 +81,9 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
     for i, item in enumerate(items):
         if item.ndim != 2:
             raise EmbeddingsError(f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim).")
-        first = items[0]
-        if item.shape[1] != first.shape[1] or type(item) is not type(first) or item.dtype != first.dtype:
+        if i == 0:
+            first, (_, dim), kind, dtype = item, item.shape, type(item), item.dtype
+        elif item.shape[1] != dim or type(item) is not kind or item.dtype != dtype:
             raise EmbeddingsError(
                 f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
             )

@@ -1,5 +1,7 @@
 """Each kernel that this processor can run, against the naive loop and against each other."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
 from latelier.scores.kernels import KERNELS, choose_kernel, jit
+from latelier.scores.matrices import Matrices
 from latelier.scores.threads import for_ranges
 from naive import naive_matrix, ragged
 
@@ -104,12 +107,95 @@ def test_ranges_cover_every_document_once(lengths, work):
     assert sorted(seen) == list(range(len(lengths)))
 
 
-def test_what_a_thread_raises_is_raised():
-    def fail(first, last):
-        raise ValueError(f"documents {first} to {last}")
+@pytest.mark.parametrize("helper", [True, False], ids=["helper", "caller"])
+def test_what_a_thread_raises_is_raised(helper):
+    caller, seen, before = threading.current_thread(), set(), torch.get_num_threads()
 
-    with pytest.raises(ValueError, match="documents 0 to"):
-        for_ranges(fail, np.arange(0, 10_000_000, 1000), 1 << 16)
+    def fail(first, last):
+        seen.add(threading.current_thread())
+        while len(seen) < 2:  # until both are at work
+            pass
+        if (threading.current_thread() is not caller) == helper:
+            raise ValueError(f"documents {first} to {last}")
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match=r"documents \d+ to"):
+            for_ranges(fail, np.arange(0, 10_000_000, 1000), 1 << 16)
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) == 2
+
+
+def test_work_within_work_comes_to_an_end():
+    before, seen = torch.get_num_threads(), []
+    offsets = np.arange(0, 100_000, 1000)
+    torch.set_num_threads(2)
+    try:
+        for_ranges(
+            lambda *_: for_ranges(lambda first, last: seen.append(last - first), offsets, 1 << 16), offsets, 4096
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert sum(seen) % 99 == 0
+    assert len(seen) > 99
+
+
+NUMBERS = ["float32", "float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16, 50, 130])
+@pytest.mark.parametrize("documents_type", NUMBERS)
+@pytest.mark.parametrize("queries_type", NUMBERS)
+def test_every_pair_of_number_types_scores_the_stored_numbers(kernel, queries_type, documents_type, dim):
+    queries, documents = sides(dim, query_lengths=(33, 2))  # three registers of query tokens
+    queries, documents = queries.to(queries_type), documents.to(documents_type)
+    expected = _expected(queries, documents)
+    np.testing.assert_allclose(packed.maxsim(queries, documents), expected, rtol=2e-5, atol=2e-5 * dim)
+    listed = colbert_scores(list(queries), list(documents)).numpy()
+    np.testing.assert_allclose(listed, expected, rtol=2e-5, atol=2e-5 * dim)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 70), st.floats(1e-3, 1e3), st.integers(0, 1000))
+def test_bfloat16_sums_are_as_exact_as_float32(half_dim, size, seed):
+    queries, documents = sides(2 * half_dim, seed=seed)
+    queries, documents = (
+        TokenEmbeddings(queries.vectors * size, queries.offsets).to("bfloat16"),
+        documents.to("bfloat16"),
+    )
+    real = documents.lengths > 0
+    difference = packed.maxsim(queries, documents)[:, real] - _expected(queries, documents)[:, real]
+    longest = max(d.float().norm(dim=1).max() for d in documents if len(d))
+    bound = [float(q.float().norm(dim=1).sum() * longest) * 2 * half_dim * 2**-24 for q in queries]
+    assert (np.abs(difference) <= np.array(bound)[:, None]).all()
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_where_a_token_was_best_is_the_same_for_every_type(kernel, numbers):
+    queries, documents = sides(6)
+    queries, documents = queries.to(numbers), documents.to(numbers)
+    scores = np.empty((len(queries), len(documents)), dtype="float32")
+    positions = np.empty((queries.num_tokens, len(documents)), dtype="int32")
+    packed.score_into(scores, queries, documents, positions)
+    flat = queries.to("float32").vectors
+    best = [(flat @ d.float().T).argmax(1).tolist() if len(d) else [-1] * len(flat) for d in documents]
+    assert positions.T.tolist() == best
+
+
+def test_matrices_are_read_where_they_are():
+    if choose_kernel() != "avx512":
+        pytest.skip("this processor has no AVX-512 VNNI")
+    whole, other = torch.randn(40, 8), torch.randn(3, 8).half()
+    read = Matrices.of_list([whole[5:9], whole[20:20]])
+    assert read.addresses[0] == whole.data_ptr() + 5 * 8 * 4
+    assert read.offsets.tolist() == [0, 4, 4]
+    assert Matrices.of_list([other]).row_bytes == 16
+    assert Matrices.of_list([whole.T]) is None
+    assert Matrices.of_list([whole.double()]) is None
+    embeddings = TokenEmbeddings(whole.numpy(), [0, 3, 40])
+    assert Matrices.of_packed(embeddings).addresses[1] == whole.data_ptr() + 3 * 8 * 4
+    assert Matrices.of_packed(embeddings.to("int8")).dtype == "float32"
 
 
 def test_read_only_and_half_precision_documents(kernel):

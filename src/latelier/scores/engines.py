@@ -15,6 +15,7 @@ import torch
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.scores import autograd, cuda, packed, padded, quantized
 from latelier.scores.inputs import Side
+from latelier.scores.kernels import choose_kernel
 from latelier.scores.matrices import Matrices
 
 __all__ = ["Backend", "Engine", "choose_engine"]
@@ -102,7 +103,9 @@ def _needs_gradient(queries: Side, documents: Side) -> bool:
 def _packed_all(queries: Side, documents: Side) -> torch.Tensor:
     if _needs_gradient(queries, documents):
         return autograd.maxsim(queries.packed, documents.packed)
-    matrices = None if documents.listed is None else Matrices.of(documents.listed)
+    matrices = None
+    if documents.listed is not None and choose_kernel() == "avx512":
+        matrices = Matrices.of_list(documents.listed)
     return torch.from_numpy(packed.maxsim(queries.packed, matrices or documents.packed))
 
 

@@ -140,8 +140,7 @@ def _read(name: str, value: Any, mask: Any) -> Side:
 
 def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if mask is None:
-        # Nothing says what is padding: rows of zeros are, as in sentence-transformers; no real token is all zero.
-        return vectors, (vectors != 0).any(dim=-1)
+        return vectors, _not_all_zero(vectors)
     mask = torch.as_tensor(np.asarray(mask) if isinstance(mask, list) else mask).to(vectors.device).bool()
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != vectors.shape[:2]:
@@ -150,6 +149,15 @@ def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Ten
             "expected (n, tokens, dim) and (n, tokens)."
         )
     return vectors, mask
+
+
+def _not_all_zero(vectors: torch.Tensor) -> torch.Tensor:
+    """Where nothing says what is padding: rows of zeros are, as in sentence-transformers; no real token is all zero."""
+    mask = vectors[..., :1].any(dim=-1)
+    unclear = ~mask  # only these have to be read to the end
+    if bool(unclear.any()):
+        mask[unclear] = vectors[unclear].any(dim=-1)
+    return mask
 
 
 def _without_padding(vectors: torch.Tensor, mask: torch.Tensor) -> TokenEmbeddings:

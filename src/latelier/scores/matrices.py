@@ -1,53 +1,78 @@
-"""A list of matrices, scored where they are: copying them together first would take as long as scoring them."""
+"""Matrices scored where they are: copying them together first would take as long as scoring them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
 
-from latelier.scores.kernels import choose_kernel
+from latelier.embeddings import TokenEmbeddings
 
 __all__ = ["Matrices"]
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """Float32 matrices in the CPU's memory, for the kernel that takes addresses.
+    """Matrices in the CPU's memory, for the kernel that takes addresses.
 
     Parameters
     ----------
-    items
-        ``(tokens, dim)`` tensors, kept here so that their memory is.
+    owner
+        What holds the memory, kept here so that it lives.
     addresses
         Where each begins, ``(n,)`` int64.
     lengths
         Tokens of each, ``(n,)`` int64.
+    dim
+        Numbers per token.
+    dtype
+        ``"float32"``, ``"float16"`` or ``"bfloat16"``.
     """
 
-    items: Sequence[torch.Tensor]
+    owner: Any
     addresses: np.ndarray
     lengths: np.ndarray
+    dim: int
+    dtype: str
 
     @classmethod
-    def of(cls, items: Sequence[torch.Tensor]) -> Matrices | None:
-        """Return the matrices, or None if the kernel of this processor cannot take them as they are."""
-        fit = all(m.dtype == torch.float32 and m.device.type == "cpu" and m.is_contiguous() for m in items)
-        if not fit or choose_kernel() != "avx512":
+    def of_list(cls, items: Sequence[torch.Tensor]) -> Matrices | None:
+        """Return matrices of one dtype, dim and device, at least one; or None if they cannot be read as they are."""
+        dim, dtype = items[0].shape[1], str(items[0].dtype).removeprefix("torch.")
+        # Not one Python statement per matrix: a thousand of them would take a tenth of the time of scoring them.
+        in_place = all(map(torch.Tensor.is_contiguous, items)) and all(map(attrgetter("is_cpu"), items))
+        if dtype not in _BYTES or not dim or not in_place:
             return None
-        addresses = np.fromiter((m.data_ptr() for m in items), dtype="int64", count=len(items))
-        return cls(items, addresses, np.fromiter(map(len, items), dtype="int64", count=len(items)))
+        addresses = np.fromiter(map(torch.Tensor.data_ptr, items), dtype="int64", count=len(items))
+        numbers = np.fromiter(map(torch.Tensor.numel, items), dtype="int64", count=len(items))
+        return cls(items, addresses, numbers // dim, dim, dtype)
+
+    @classmethod
+    def of_packed(cls, embeddings: TokenEmbeddings) -> Matrices:
+        """Return packed embeddings on the CPU, copied only where they are scattered or no floats of a known size."""
+        if embeddings.dtype not in _BYTES:
+            embeddings = embeddings.to("float32")
+        vectors = embeddings.vectors
+        vectors = vectors.contiguous() if isinstance(vectors, torch.Tensor) else np.ascontiguousarray(vectors)
+        start = vectors.data_ptr() if isinstance(vectors, torch.Tensor) else vectors.ctypes.data
+        addresses = start + embeddings.offsets[:-1] * (embeddings.dim * _BYTES[embeddings.dtype])
+        return cls(vectors, addresses, embeddings.lengths, embeddings.dim, embeddings.dtype)
 
     @property
     def offsets(self) -> np.ndarray:
         """As if they stood one after the other, ``(n + 1,)`` int64."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
-    def __len__(self) -> int:
-        return len(self.items)
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token."""
+        return self.dim * _BYTES[self.dtype]
 
-    def place(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return addresses and lengths of a range."""
-        return self.addresses[first:last], self.lengths[first:last]
+    def __len__(self) -> int:
+        return len(self.addresses)

@@ -86,13 +86,14 @@ def _vnni(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarr
 
     packed, start = pack_queries(queries.vectors)
     left = (packed, start, np.ascontiguousarray(queries.scales), queries.offsets)
+    # The kernel reads words of four bytes.
+    codes = np.pad(documents.vectors, ((0, 0), (0, -documents.dim % 4))) if documents.dim % 4 else documents.vectors
+    codes, scales, offsets = np.ascontiguousarray(codes), np.ascontiguousarray(documents.scales), documents.offsets
 
     def score(first: int, last: int) -> None:
-        block = documents[first:last]
-        right = (np.ascontiguousarray(block.vectors), np.ascontiguousarray(block.scales), block.offsets)
-        score_range(right, left, scores, first)
+        score_range((codes, scales, offsets[first : last + 1]), left, scores, first)
 
-    for_ranges(score, documents.offsets, queries.vectors.size)
+    for_ranges(score, offsets, queries.vectors.size)
 
 
 def _portable(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:

@@ -1,14 +1,17 @@
 """Sharing documents out among threads, for kernels that release the interpreter lock.
 
-As many threads as torch was told to use (`torch.set_num_threads`), so one setting rules all. Threads take small
-ranges from one list rather than one large share each: on a busy machine nobody waits for a thread that lost its core.
+As many threads as torch was told to use (`torch.set_num_threads`), so one setting rules all; the calling thread is one
+of them. They take small ranges from one list rather than one large share each: on a busy machine nobody waits for a
+thread that lost its core.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +19,7 @@ import torch
 __all__ = ["for_ranges"]
 
 # Work of one range, in multiplications; about half a millisecond, far more than handing it over takes.
-_RANGE_WORK = 1 << 27
+_RANGE_WORK = 1 << 25
 # Most tokens of one range: what a kernel copies or converts for it stays small.
 _RANGE_TOKENS = 1 << 15
 
@@ -42,15 +45,33 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     """
     documents = len(offsets) - 1
     tokens = int(offsets[-1] - offsets[0])
-    pieces = max(1, tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
-    cuts = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], pieces + 1)[1:-1])
-    edges = np.unique([0, *cuts, documents])
     threads = torch.get_num_threads()
-    ranges = (edges[:-1].tolist(), edges[1:].tolist())
-    if threads < 2 or len(edges) < 3:
-        list(map(function, *ranges))
-    else:
-        list(_pool(threads).map(function, *ranges))  # list(): raise here what a thread raised
+    pieces = max(tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
+    pieces = -(-pieces // threads) * threads if pieces > 1 else 1  # as many for each thread
+    cuts = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], pieces + 1)[1:-1])
+    edges = np.unique([0, *cuts, documents]).tolist()
+    ranges = deque(pairwise(edges))
+    if threads < 2 or len(ranges) < 2:
+        _work(function, ranges)
+        return
+    helpers = [_pool(threads - 1).submit(_work, function, ranges) for _ in range(threads - 1)]
+    try:
+        _work(function, ranges)
+    finally:
+        ranges.clear()  # nothing is left, unless something was raised
+        started = [helper for helper in helpers if not helper.cancel()]
+        wait(started)
+    for helper in started:
+        helper.result()  # raise here what a thread raised
+
+
+def _work(function: Callable[[int, int], None], ranges: deque[tuple[int, int]]) -> None:
+    while True:
+        try:
+            first, last = ranges.popleft()
+        except IndexError:
+            return
+        function(first, last)
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,7 @@
 `fused` and `vnni` hold AVX-512 instructions: they are imported only where `choose_kernel` says so.
 """
 
-from latelier.scores.kernels.processor import KERNELS, choose_kernel
+from latelier.scores.kernels.processor import KERNELS, choose_kernel, multiplies_bfloat16
 from latelier.scores.kernels.segment_max import NO_POSITIONS, segment_max_sum
 
-__all__ = ["KERNELS", "NO_POSITIONS", "choose_kernel", "segment_max_sum"]
+__all__ = ["KERNELS", "NO_POSITIONS", "choose_kernel", "multiplies_bfloat16", "segment_max_sum"]

@@ -1,61 +1,93 @@
-"""Float32 MaxSim in one pass, for processors with AVX-512: no score matrix is ever written.
+"""Floating-point MaxSim in one pass, for processors with AVX-512: no score matrix is ever written.
 
 A matrix product as narrow as a query runs at half the speed of the processor and then its result has to be read
 again for the maxima. Here sixteen query tokens are the lanes of a register, eight document tokens are scored at a
-time in eight registers, and the running maximum stays in a register too.
+time, and the running maximum stays in a register too. Sums are float32 for every type of number.
+
+Half-precision documents are widened to float32 eight tokens at a time, so they are read once and never copied whole.
+Where queries are bfloat16 too and the processor multiplies that (AVX512_BF16), nothing is widened, and it takes half
+the time; numbers below 1.2e-38 then count as zero.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from latelier.scores.kernels.convert import WORDS, convert_rows
 from latelier.scores.kernels.jit import kernel
+from latelier.scores.kernels.tiles import Tile, dot_products
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["pack_queries", "score_range"]
 
 
-def _max_of(count: int) -> Any:
-    """Make the instruction sequence for `count` document tokens at a time."""
+class _BFloat(ir.Type):
+    """A type of LLVM that llvmlite has no word for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+# LLVM 16 spells the operands of the dot product as bfloat16, earlier releases as words.
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES) if llvm.llvm_version_info[0] >= 16 else INTS
+
+
+def _max_of(groups: int) -> Any:
+    """Make the instruction sequence for `groups` registers of query tokens at a time."""
 
     @intrinsic
-    def max_of_rows(typing_context: Any, rows: Any, query: Any, best: Any, where: Any, dim: Any, first: Any) -> Any:
-        """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for `count` rows, and in ``where[lane]`` its number.
+    def max_of_rows(
+        typing_context: Any, rows: Any, packed: Any, group: Any, best: Any, where: Any, first: Any, ahead: Any
+    ) -> Any:
+        """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for eight rows, and its number in ``where[lane]``.
 
-        The first four are addresses: of the rows ``(count, dim)`` float32, a packed query group ``(dim, 16)``
-        float32, its maxima ``(16,)`` float32 and where they were found ``(16,)`` int32. `first` is the number of the
-        first row.
+        `rows`, `best`, `where` and `ahead` are addresses: of the rows, of the maxima ``(groups, 16)`` float32, of
+        where they were found ``(groups, 16)`` int32 and of the rows that come next. `packed` comes from
+        `pack_queries`, `group` is the first of it to use; `first` is the number of the first row.
         """
-        signature = types.void(*[types.int64] * 6)
+        number = types.int64
+        signature = types.void(number, packed, *[number] * 5)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            rows, query, best, where, dim, first = arguments
-            fma = declare(builder.module, "llvm.fma.v16f32", [FLOATS] * 3, FLOATS)
-            zero = ir.Constant(FLOATS, [0.0] * LANES)
-            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(count)]
-            stride = builder.mul(dim, constant(4))
-            with cgutils.for_range(builder, dim) as loop:
-                lanes_at = builder.add(query, builder.mul(loop.index, constant(4 * LANES)))
-                lanes = builder.load(at(builder, lanes_at, FLOATS), align=4)
-                column = builder.add(rows, builder.mul(loop.index, constant(4)))
-                for r in range(count):
-                    place = builder.add(column, builder.mul(stride, constant(r)))
-                    row = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
-                    builder.store(builder.call(fma, [row, lanes, builder.load(sums[r])]), sums[r])
-            highest = builder.load(at(builder, best, FLOATS), align=4)
+            rows, packed, group, best, where, first, ahead = arguments
+            array = context.make_array(signature.args[1])(context, builder, packed)
+            words = cgutils.unpack_tuple(builder, array.shape)[1]
+            data = builder.ptrtoint(array.data, ir.IntType(64))
+            query = builder.add(data, builder.mul(group, builder.mul(words, constant(4 * LANES))))
+            begin = [ir.Constant(FLOATS, [0.0] * LANES)] * groups
+            float32 = signature.args[1].dtype == types.float32
+            sums = dot_products(
+                builder,
+                Tile(rows, query, words, ahead),
+                begin,
+                ir.FloatType() if float32 else ir.IntType(32),
+                _multiply_floats(builder) if float32 else _multiply_pairs(builder),
+            )
+            offset = builder.mul(group, constant(4 * LANES))
             number = splat(builder, builder.trunc(first, ir.IntType(32)), INTS)
-            found = builder.load(at(builder, where, INTS), align=4)
-            for r, total in enumerate(map(builder.load, sums)):
-                higher = builder.fcmp_ordered(">", total, highest)
-                highest = builder.select(higher, total, highest)
-                found = builder.select(higher, builder.add(number, ir.Constant(INTS, [r] * LANES)), found)
-            builder.store(highest, at(builder, best, FLOATS), align=4)
-            builder.store(found, at(builder, where, INTS), align=4)
+            for g in range(groups):
+                place = builder.add(offset, constant(4 * LANES * g))
+                best_at = at(builder, builder.add(best, place), FLOATS)
+                where_at = at(builder, builder.add(where, place), INTS)
+                highest, found = builder.load(best_at, align=4), builder.load(where_at, align=4)
+                for r, totals in enumerate(sums):
+                    higher = builder.fcmp_ordered(">", totals[g], highest)
+                    highest = builder.select(higher, totals[g], highest)
+                    found = builder.select(higher, builder.add(number, ir.Constant(INTS, [r] * LANES)), found)
+                builder.store(highest, best_at, align=4)
+                builder.store(found, where_at, align=4)
             return context.get_dummy_value()
 
         return signature, generate
@@ -63,11 +95,33 @@ def _max_of(count: int) -> Any:
     return max_of_rows
 
 
-_max_of_rows, _max_of_row = _max_of(ROWS), _max_of(1)
+def _multiply_floats(builder: ir.IRBuilder) -> Any:
+    fma = declare(builder.module, "llvm.fma.v16f32", [FLOATS] * 3, FLOATS)
+    return lambda total, row, lanes: builder.call(fma, [row, lanes, total])
+
+
+def _multiply_pairs(builder: ir.IRBuilder) -> Any:
+    dot = declare(builder.module, "llvm.x86.avx512bf16.dpbf16ps.512", [FLOATS, _PAIRS, _PAIRS], FLOATS)
+    return lambda total, row, lanes: builder.call(
+        dot, [total, builder.bitcast(row, _PAIRS), builder.bitcast(lanes, _PAIRS)]
+    )
+
+
+_max_of_one, _max_of_two = _max_of(1), _max_of(2)
 
 
 def pack_queries(vectors: np.ndarray) -> np.ndarray:
-    """Arrange query tokens ``(tokens, dim)`` float32 as the kernel reads them: ``(groups, dim, 16)``, zeros behind.
+    """Arrange query tokens as the kernel reads them: groups of 16 tokens, word by word, zeros where tokens are missing.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32, or bfloat16 as int16 with an even dim.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(groups, dim, 16)`` float32, or ``(groups, dim / 2, 16)`` int32, each two bfloat16.
 
     Examples
     --------
@@ -76,16 +130,17 @@ def pack_queries(vectors: np.ndarray) -> np.ndarray:
            [2., 5., 0.],
            [3., 6., 0.]], dtype=float32)
     """
-    tokens, dim = vectors.shape
+    words = vectors if vectors.dtype == np.float32 else np.ascontiguousarray(vectors).view(np.int32)
+    tokens, width = words.shape
     groups = max(1, -(-tokens // LANES))
-    padded = np.zeros((groups * LANES, dim), dtype=np.float32)
-    padded[:tokens] = vectors
-    return np.ascontiguousarray(padded.reshape(groups, LANES, dim).transpose(0, 2, 1))
+    padded = np.zeros((groups * LANES, width), dtype=words.dtype)
+    padded[:tokens] = words
+    return np.ascontiguousarray(padded.reshape(groups, LANES, width).transpose(0, 2, 1))
 
 
 @kernel()
 def score_range(
-    documents: tuple[np.ndarray, np.ndarray],
+    documents: tuple[np.ndarray, np.ndarray, int, int],
     queries: tuple[np.ndarray, np.ndarray],
     scores: np.ndarray,
     positions: np.ndarray,
@@ -96,9 +151,10 @@ def score_range(
     Parameters
     ----------
     documents
-        Where each document's float32 rows ``(tokens, dim)`` begin in memory, ``(documents,)`` int64, and how many
-        they are, ``(documents,)`` int64. Addresses, so that documents need not be copied together to be scored; the
-        caller keeps the memory alive.
+        Where each document's rows ``(tokens, dim)`` begin in memory, ``(documents,)`` int64, and how many they are,
+        ``(documents,)`` int64: addresses, so that documents need not be copied together to be scored; the caller
+        keeps the memory alive. Then the bytes of a row, and what is in it: `WORDS`, such as those of the queries, or
+        `FLOAT16` or `BFLOAT16` to be widened to the float32 of the queries.
     queries
         From `pack_queries`; offsets ``(queries + 1,)`` int64.
     scores
@@ -108,28 +164,32 @@ def score_range(
     column
         Where the first document stands in `scores` and `positions`.
     """
-    addresses, lengths = documents
+    addresses, lengths, row_bytes, numbers = documents
     packed, query_offsets = queries
-    groups, dim = packed.shape[0], packed.shape[1]
+    groups = packed.shape[0]
     best = np.empty(groups * LANES, dtype=np.float32)
     where = np.empty(groups * LANES, dtype=np.int32)
+    best_at, where_at = best.ctypes.data, where.ctypes.data
+    buffer = np.empty((ROWS, packed.shape[1]), dtype=np.int32)
     for d in range(len(addresses)):
         tokens = lengths[d]
         best[:] = -np.inf
         where[:] = -1
-        token = 0
-        while token < tokens:
+        for token in range(0, tokens, ROWS):
             # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
-            first = min(token, tokens - ROWS) if tokens >= ROWS else token
-            rows = addresses[d] + first * dim * 4
-            for g in range(groups):
-                query, lanes = packed[g].ctypes.data, slice(g * LANES, (g + 1) * LANES)
-                highest, found = best[lanes].ctypes.data, where[lanes].ctypes.data
-                if tokens >= ROWS:
-                    _max_of_rows(rows, query, highest, found, dim, first)
-                else:
-                    _max_of_row(rows, query, highest, found, dim, first)
-            token += ROWS if tokens >= ROWS else 1
+            first = max(0, min(token, tokens - ROWS))
+            rows = addresses[d] + first * row_bytes
+            ahead = rows + ROWS * row_bytes
+            if token + ROWS >= tokens:
+                ahead = addresses[min(d + 1, len(addresses) - 1)]
+            if numbers != WORDS or tokens < ROWS:
+                convert_rows(rows, min(ROWS, tokens), numbers, ahead, buffer)
+                rows = buffer.ctypes.data
+                ahead = rows
+            for g in range(0, groups - 1, 2):
+                _max_of_two(rows, packed, g, best_at, where_at, first, ahead if g == 0 else rows)
+            if groups % 2 == 1:
+                _max_of_one(rows, packed, groups - 1, best_at, where_at, first, ahead if groups == 1 else rows)
         if positions.size > 0:
             positions[:, column + d] = where[: len(positions)]
         for q in range(len(query_offsets) - 1):

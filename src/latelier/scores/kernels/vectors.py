@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "splat"]
+__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "prefetch", "splat"]
 
 LANES = 16  # query tokens in one register
 ROWS = 8  # document tokens scored together, in one register each
@@ -33,3 +33,12 @@ def splat(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Val
     undefined = ir.Constant(kind, ir.Undefined)
     single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(single, undefined, ir.Constant(INTS, [0] * LANES))
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Ask for the cache line at an address, which may lie anywhere: what cannot be read is not fetched."""
+    pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    # LLVM renames it after its own fashion of writing pointers.
+    fetch = declare(builder.module, "llvm.prefetch.p0i8", [pointer, word, word, word], ir.VoidType())
+    # To read, wanted in the first-level cache, data.
+    builder.call(fetch, [builder.inttoptr(address, pointer), *(ir.Constant(word, n) for n in (0, 3, 1))])

@@ -1,8 +1,8 @@
 """Int8 MaxSim in one pass, for processors with AVX-512 VNNI: no score matrix is ever written.
 
-Sixteen query tokens are the lanes of a vector register, eight document tokens are scored at a time in eight
-registers, and the running maximum stays in a register too. The instruction multiplies unsigned by signed bytes, so
-document codes are shifted by 128 on the way in, and the accumulators start at minus what that adds.
+Sixteen query tokens are the lanes of a vector register, eight document tokens are scored at a time, and the running
+maximum stays in a register too. The instruction multiplies unsigned by signed bytes, so document codes are shifted by
+128 on the way in, and the accumulators start at minus what that adds.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
+from latelier.scores.kernels.convert import INT8, convert_rows
 from latelier.scores.kernels.jit import kernel
+from latelier.scores.kernels.tiles import Tile, dot_products
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["pack_queries", "score_range"]
+__all__ = ["max_of_rows", "pack_queries", "score_range"]
 
 # LLVM 21 spells the operands of the dot product as bytes, earlier releases as words.
 _OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
 
 
 @intrinsic
-def _max_of_rows(typing_context: Any, rows: Any, scales: Any, query: Any, start: Any, best: Any, words: Any) -> Any:
+def max_of_rows(typing_context: Any, rows: Any, scales: Any, query: Any, start: Any, best: Any, words: Any) -> Any:
     """``best[lane] = max(best[lane], scale[r] * <rows[r], query[lane]>)`` for eight rows.
 
     All arguments but the last are addresses: of the rows ``(8, words * 4)`` uint8, their scales ``(8,)`` float32, a
@@ -35,25 +37,18 @@ def _max_of_rows(typing_context: Any, rows: Any, scales: Any, query: Any, start:
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         rows, scales, query, start, best, words = arguments
-        word = ir.IntType(32)
         dot = declare(builder.module, "llvm.x86.avx512.vpdpbusd.512", [INTS, _OPERAND, _OPERAND], INTS)
+
+        def multiply(total: ir.Value, row: ir.Value, lanes: ir.Value) -> ir.Value:
+            return builder.call(dot, [total, builder.bitcast(row, _OPERAND), builder.bitcast(lanes, _OPERAND)])
+
         begin = builder.load(at(builder, start, INTS), align=4)
-        sums = [cgutils.alloca_once_value(builder, begin) for _ in range(ROWS)]
-        stride = builder.mul(words, constant(4))
-        with cgutils.for_range(builder, words) as loop:
-            lanes_at = builder.add(query, builder.mul(loop.index, constant(4 * LANES)))
-            lanes = builder.bitcast(builder.load(at(builder, lanes_at, INTS), align=4), _OPERAND)
-            column = builder.add(rows, builder.mul(loop.index, constant(4)))
-            for r in range(ROWS):
-                place = builder.add(column, builder.mul(stride, constant(r)))
-                row = splat(builder, builder.load(at(builder, place, word), align=4), INTS)
-                total = builder.call(dot, [builder.load(sums[r]), builder.bitcast(row, _OPERAND), lanes])
-                builder.store(total, sums[r])
+        sums = dot_products(builder, Tile(rows, query, words), [begin], ir.IntType(32), multiply)
         highest = builder.load(at(builder, best, FLOATS), align=4)
-        for r in range(ROWS):
+        for r, (total,) in enumerate(sums):
             place = builder.add(scales, constant(4 * r))
             scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
-            value = builder.fmul(builder.sitofp(builder.load(sums[r]), FLOATS), scale)
+            value = builder.fmul(builder.sitofp(total, FLOATS), scale)
             highest = builder.select(builder.fcmp_ordered(">", value, highest), value, highest)
         builder.store(highest, at(builder, best, FLOATS), align=4)
         return context.get_dummy_value()
@@ -102,7 +97,7 @@ def score_range(
     Parameters
     ----------
     documents
-        Codes ``(tokens, dim)`` int8, scales ``(tokens,)`` float32, offsets ``(documents + 1,)`` int64.
+        Codes ``(tokens, words * 4)`` int8, scales ``(tokens,)`` float32, offsets ``(documents + 1,)`` int64.
     queries
         Both arrays of `pack_queries`, scales ``(query_tokens,)`` float32, offsets ``(queries + 1,)`` int64.
     scores
@@ -112,25 +107,27 @@ def score_range(
     """
     codes, scales, offsets = documents
     packed, start, query_scales, query_offsets = queries
-    dim = codes.shape[1]
     groups, words = packed.shape[0], packed.shape[1]
-    rows = np.full((ROWS, words * 4), 128, dtype=np.uint8)
-    row_scales = np.empty(ROWS, dtype=np.float32)
+    rows, few_scales = np.empty((ROWS, words), dtype=np.int32), np.empty(ROWS, dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
+    width = words * 4
     for d in range(len(offsets) - 1):
         begin, end = offsets[d], offsets[d + 1]
+        count = min(ROWS, end - begin)
         best[:] = -np.inf
         for token in range(begin, end, ROWS):
-            for r in range(ROWS):
-                # Past the end of a document its last token is scored again: a maximum does not mind.
-                source = min(token + r, end - 1)
-                row_scales[r] = scales[source]
-                for i in range(dim):
-                    rows[r, i] = np.uint8(codes[source, i]) ^ np.uint8(128)
+            # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
+            first = max(begin, min(token, end - ROWS))
+            source, scales_at = codes.ctypes.data + first * width, scales.ctypes.data + first * 4
+            convert_rows(source, count, INT8, source + ROWS * width, rows)
+            if count < ROWS:
+                for r in range(ROWS):
+                    few_scales[r] = scales[begin + min(r, count - 1)]
+                scales_at = few_scales.ctypes.data
             for g in range(groups):
-                _max_of_rows(  # type: ignore[call-arg]  # numba fills in the typing context
+                max_of_rows(  # type: ignore[call-arg]  # numba fills in the typing context
                     rows.ctypes.data,
-                    row_scales.ctypes.data,
+                    scales_at,
                     packed[g].ctypes.data,
                     start[g].ctypes.data,
                     best[g * LANES :].ctypes.data,
