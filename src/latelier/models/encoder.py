@@ -6,25 +6,35 @@ sentence-transformers returns; `preprocess` sees to it that trainers get the mar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from tqdm import tqdm
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.checkpoint import Checkpoint
-from latelier.models.encoding import encode_texts
+from latelier.models.compute import check_compute_dtype
+from latelier.models.encoding import Job, encode_windows, matrices, pack
+from latelier.models.form import Form
 from latelier.models.pooling import check_pooling, pool_tokens
-from latelier.models.texts import check_lengths, check_texts, resolve_task
+from latelier.models.streaming import packed_windows
+from latelier.models.texts import check_batch_size, check_lengths, check_texts, checked_stream, resolve_task
 from latelier.models.workers import PackedChunk, PackingQueue
 
 __all__ = ["Encoder"]
 
-# Options of encode that have said all they have to say once our encoding loop is chosen.
-_UNUSED_OPTIONS = ("output_value", "token_pooling", "normalize_embeddings")
+_logger = logging.getLogger(__name__)
+_DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
+
+# Options of sentence-transformers that our own loop knows; the others are left to theirs.
+_OUR_OPTIONS = {"batch_size", "show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
+# Options that encode_query and encode_document always pass on, and that say nothing like this.
+_NEUTRAL: dict[str, Any] = {"output_value": "token_embeddings", "token_pooling": None, "normalize_embeddings": False}
 
 
 class Encoder(Checkpoint):
@@ -42,6 +52,8 @@ class Encoder(Checkpoint):
         truncation: bool = True,
         add_special_tokens: bool = False,
         packed: bool = False,
+        precision: str | None = None,
+        compute_dtype: str = "auto",
         pool_factor: int = 1,
         protected_tokens: int = 1,
         inputs: str | Sequence[str] | None = None,
@@ -65,6 +77,13 @@ class Encoder(Checkpoint):
             Kept for calls written for neural-cherche; no effect there or here: special tokens are always added.
         packed
             Return one `TokenEmbeddings` rather than a list.
+        precision
+            Numbers to return: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"int8"`` with one scale per token
+            (needs ``packed=True``). Default: float32, or what the model's own weights are.
+        compute_dtype
+            Numbers to compute in. ``"auto"``: bfloat16 for more than 32,768 tokens, where the hardware multiplies
+            bfloat16 and a sample of the texts keeps a cosine of at least 0.999 for each token; otherwise those of the
+            model's weights, as with ``"float32"``. ``"bfloat16"`` and ``"float16"`` ask for these whatever it costs.
         pool_factor, protected_tokens
             For documents: keep about one vector of ``pool_factor``, the mean of similar ones, and the first
             ``protected_tokens`` as they are; see `pool_tokens`.
@@ -82,7 +101,7 @@ class Encoder(Checkpoint):
         ------
         InvalidArgumentError
             If the spellings contradict each other, a text is not a string, or is too long with ``truncation=False``; if
-            queries, or features (``output_value=None``), are to be pooled.
+            queries, or features (``output_value=None``), are to be pooled; if a dtype is unknown or cannot be returned.
 
         Examples
         --------
@@ -90,35 +109,110 @@ class Encoder(Checkpoint):
         >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
         >>> model.encode(["fruits are healthy.", ""], is_query=False, packed=True)
         TokenEmbeddings(2 texts, 8 tokens, dim=384, float32, cpu)
-        >>> model.encode("fruits", query_mode=True).shape
-        torch.Size([3, 384])
+        >>> model.encode("fruits", query_mode=True, precision="float16").dtype
+        torch.float16
         >>> model.encode_document("fruits are healthy.", pool_factor=2).shape  # [CLS] and 5 others
         torch.Size([3, 384])
         """
         given = inputs if texts is None else texts
         if given is None:
             raise InvalidArgumentError("received no texts to encode; give a str or a list of str.")
-        check_texts(given)
+        single = self.is_singular_input(given)
+        rows: Any = [given] if single else list(given)
+        check_texts(rows)
         task = resolve_task(query_mode, is_query, task)
-        check_pooling(pool_factor, protected_tokens, task, kwargs.get("output_value", "token_embeddings"))
+        raw = kwargs.get("output_value", "token_embeddings") is None
+        check_pooling(pool_factor, protected_tokens, task, None if raw else "token_embeddings")
+        form = Form(packed, precision, bool(kwargs.get("convert_to_numpy")), raw)
+        check_compute_dtype(compute_dtype)
         if not truncation:
-            check_lengths(self, given, task)
+            check_lengths(self, rows, task)
         if prompt is None and prompt_name is None and task in self.prompts:
             prompt_name = task
         self._check_fitted()
-        encoded = super().encode(given, prompt_name, prompt, task=task, **kwargs)
-        if kwargs.get("output_value", "token_embeddings") is None:
-            return encoded
-        single = self.is_singular_input(given)
-        rows = [encoded] if single else encoded
-        if packed and not rows:
-            return TokenEmbeddings(torch.zeros(0, self.embedding_size), [0])
-        if packed or (pool_factor > 1 and rows):
-            batch = pool_tokens(TokenEmbeddings.from_list(rows), pool_factor, protected_tokens=protected_tokens)
-            if packed:
-                return batch
-            rows = list(batch)
-        return rows[0] if single else rows
+        encoded = self._encode_rows(rows, task, prompt_name, prompt, compute_dtype, packed or pool_factor > 1, kwargs)
+        if raw:
+            return encoded[0] if single else encoded
+        if pool_factor > 1 and rows:
+            encoded = pool_tokens(form.pack(encoded), pool_factor, protected_tokens=protected_tokens)
+        return form.give(encoded, self.embedding_size, single)
+
+    def encode_stream(
+        self,
+        texts: Iterable[str],
+        *,
+        is_query: bool = False,
+        packed: bool = False,
+        precision: str | None = None,
+        compute_dtype: str = "auto",
+        pool_factor: int = 1,
+        protected_tokens: int = 1,
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+    ) -> Iterator[Any]:
+        """Encode texts as they come, in memory that does not grow with their number.
+
+        Parameters
+        ----------
+        texts
+            Any iterable, read 2,048 texts ahead.
+        is_query
+            Whether the texts are queries; documents by default, which is what corpora consist of.
+        packed
+            Yield `TokenEmbeddings` of up to 2,048 texts rather than one matrix per text. Indexes take either.
+        precision, compute_dtype, pool_factor, protected_tokens
+            As in `encode`. ``compute_dtype="auto"`` decides by the first 2,048 texts.
+        batch_size
+            Texts of full length that are encoded together.
+        show_progress_bar
+            Count texts on standard error.
+
+        Yields
+        ------
+        torch.Tensor
+            One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            As in `encode`, and when a text that is not a string is reached; the message gives its position.
+
+        Examples
+        --------
+        >>> from latelier.models import ColBERT
+        >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+        >>> lines = (f"{n} fruits" for n in range(3))
+        >>> [matrix.shape[0] for matrix in model.encode_stream(lines)]
+        [4, 4, 4]
+        """
+        task = "query" if is_query else "document"
+        Form(packed, precision)
+        total = len(texts) if isinstance(texts, Sized) else None
+        check_pooling(pool_factor, protected_tokens, task)
+        check_compute_dtype(compute_dtype)
+        check_batch_size(batch_size)
+        checked = checked_stream(texts)
+        self._check_fitted()
+        as_computed = precision if pool_factor == 1 else None
+
+        def windows() -> Iterator[Any]:
+            with tqdm(total=total, desc=_DESCRIPTIONS[task], disable=not show_progress_bar) as bar:
+                for part in packed_windows(
+                    self,
+                    checked,
+                    task,
+                    batch_size=batch_size,
+                    compute_dtype=compute_dtype,
+                    precision=as_computed,
+                    bar=bar,
+                ):
+                    if pool_factor > 1:
+                        part = pool_tokens(part, pool_factor, protected_tokens=protected_tokens)
+                        part = part if precision is None else part.to(precision)
+                    # A row that the caller keeps must not keep 2,048 others.
+                    yield from [part] if packed else map(torch.clone, part)
+
+        return windows()
 
     def tokenize(  # type: ignore[override]
         self, texts: Sequence[str], is_query: bool = True, *, truncation: bool = True, **kwargs: Any
@@ -211,18 +305,85 @@ class Encoder(Checkpoint):
         counted = features["input_ids"][0][features["attention_mask"][0].bool().cpu()]
         return list(self.tokenizer.convert_ids_to_tokens(counted.tolist()))
 
-    def _inference(self, inputs: list[Any], *, device: Any = None, **options: Any) -> Any:
-        """Encode plain texts by token budget; anything else (images, raw outputs) as sentence-transformers does."""
+    def encodes_by_budget(self, task: str | None) -> bool:
+        """Whether texts are encoded in batches of similar length under a token budget.
+
+        Not so with flash attention, where a batch is flattened rather than padded, nor with encoders that are no
+        transformer: those are left to sentence-transformers.
+        """
         encoder = self[0]
-        # With flash attention a batch is flattened, not padded: nothing to win there.
-        ours = isinstance(encoder, Transformer) and not encoder.can_flatten_inputs and options["task"] is not None
-        ours = ours and options["output_value"] is not None and all(isinstance(text, str) for text in inputs)
-        if not ours or options["token_pooling"] is not None or options["normalize_embeddings"]:
-            return super()._inference(inputs, device=device, **options)
-        options = {name: value for name, value in options.items() if name not in _UNUSED_OPTIONS}
+        return isinstance(encoder, Transformer) and not encoder.can_flatten_inputs and task is not None
+
+    def _encodes_here(self, rows: list[Any], task: str | None, options: Mapping[str, Any]) -> bool:
+        """Whether our loop does it: plain texts and no step of sentence-transformers' own in between."""
+        ours = self.encodes_by_budget(task) and set(options) <= _OUR_OPTIONS
+        ours = ours and all(isinstance(text, str) for text in rows)
+        return ours and (self._distributed_inference is None or options.get("device") is not None)
+
+    def _encode_rows(
+        self,
+        rows: list[Any],
+        task: str,
+        prompt_name: str | None,
+        prompt: str | None,
+        compute_dtype: str,
+        packed: bool,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Encode texts with our loop, and what it does not know with sentence-transformers'."""
+        options = {name: value for name, value in options.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
+        if self._encodes_here(rows, task, options):
+            prompt = self._resolve_prompt(prompt, prompt_name)
+            return self._encode_here(rows, task, prompt, compute_dtype, packed, **options)
+        if compute_dtype in ("bfloat16", "float16"):
+            reason = ", ".join(sorted(set(options) - _OUR_OPTIONS)) or f"a {task} of this model"
+            raise InvalidArgumentError(
+                f"received compute_dtype={compute_dtype!r} with {reason}: "
+                "that is encoded by sentence-transformers, in the dtype of the model's weights."
+            )
+        return super().encode(rows, prompt_name, prompt, task=task, **options)
+
+    def _encode_here(
+        self,
+        rows: list[str],
+        task: str,
+        prompt: str | None,
+        compute_dtype: str,
+        packed: bool,
+        *,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        convert_to_numpy: bool = False,
+        device: Any = None,
+        pool: Any = None,
+        chunk_size: int | None = None,
+    ) -> Any:
+        """Return a matrix per text, or `TokenEmbeddings`, as computed."""
+        check_batch_size(batch_size)
+        if show_progress_bar is None:
+            show_progress_bar = _logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
+        if pool is not None or (isinstance(device, list) and device):
+            options = {"prompt": prompt, "batch_size": batch_size, "task": task, "compute_dtype": compute_dtype}
+            return self._multi_process(rows, show_progress_bar, pool, device, chunk_size, **options)
+        job = Job(task, self._place(device), prompt, batch_size, compute_dtype, convert_to_numpy)
+        with tqdm(total=len(rows), desc=_DESCRIPTIONS[task], disable=not show_progress_bar) as bar:
+            windows = encode_windows(self, rows, job, bar)
+            if packed and rows:
+                return TokenEmbeddings.concatenate([pack(window) for window in windows])
+            return [matrix for window in windows for matrix in matrices(window)]
+
+    def _place(self, device: Any) -> torch.device:
+        """Return where to compute; finding out walks over all parameters, a tenth of a short query."""
         if device is not None or self._placement_is_delegated:
-            device = self._resolve_inference_device(device)  # walks over all parameters: a tenth of a short query
-        return encode_texts(self, inputs, device=device, **options)
+            return self._resolve_inference_device(device)
+        return self.device
+
+    def _inference(self, inputs: list[Any], *, device: Any = None, compute_dtype: Any = None, **options: Any) -> Any:
+        """Encode in a worker process what `_encode_here` sent there, and all else as sentence-transformers does."""
+        if compute_dtype is None:
+            return super()._inference(inputs, device=device, **options)
+        job = Job(options["task"], self._place(device), options["prompt"], options["batch_size"], compute_dtype)
+        return [matrix for window in encode_windows(self, inputs, job) for matrix in matrices(window)]
 
     @classmethod
     def _multi_process_worker(cls, target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:

@@ -1,86 +1,192 @@
-"""The encoding loop: tokenise a window of texts once, then run batches of similar length under a token budget."""
+"""The encoding loop: tokenise a window of texts once, then run batches of similar length under a token budget.
+
+The next window is tokenised in a background thread while the model works on this one, so that memory depends on the
+window and not on the number of texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from tqdm import tqdm
+from sentence_transformers.base.modules import Normalize
+from torch import Tensor, nn
 
+from latelier.arrays import DTYPES
+from latelier.embeddings import TokenEmbeddings
+from latelier.models.compute import computing, prefers_bfloat16, stays_close
 from latelier.utils import batch_by_tokens
 
 if TYPE_CHECKING:
     from latelier.models.encoder import Encoder
 
-__all__ = ["encode_texts"]
+__all__ = ["WINDOW", "Batch", "Job", "encode_windows", "matrices", "pack"]
 
 # Texts tokenised at once: enough to find partners of equal length, few enough to hold their token ids (17 MB).
-_WINDOW = 2048
+WINDOW = 2048
+# What a batch holds on a CPU: more tokens fall out of its caches between one layer and the next.
+_CPU_TOKENS = 2048
+_SAMPLE = 4
 
 
-def encode_texts(
-    model: Encoder,
-    texts: Sequence[str],
-    task: str,
-    batch_size: int,
-    *,
-    prompt: str | None = None,
-    device: torch.device | None = None,
-    save_to_cpu: bool = False,
-    show_progress_bar: bool = False,
-    **kwargs: Any,
-) -> list[Tensor]:
-    """Encode texts without gradients.
+@dataclass(frozen=True)
+class Job:
+    """How to encode.
+
+    Parameters
+    ----------
+    task
+        ``"query"`` or ``"document"``.
+    device
+        Where to compute.
+    prompt
+        What to put before each text; None is the model's own.
+    batch_size
+        How many texts of full length make a batch at most; of shorter texts, as many as make equally many tokens.
+    compute_dtype
+        ``"auto"`` or the name of a dtype.
+    save_to_cpu
+        Move each batch to the CPU when it is done.
+    options
+        Arguments of `preprocess` and of the modules.
+    """
+
+    task: str
+    device: torch.device
+    prompt: str | None = None
+    batch_size: int = 32
+    compute_dtype: str = "auto"
+    save_to_cpu: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Batch(NamedTuple):
+    """Encoded texts: their positions in the window, ``(tokens, dim)`` vectors of all of them, and their lengths."""
+
+    rows: np.ndarray
+    vectors: Tensor
+    lengths: list[int]
+
+
+def encode_windows(model: Encoder, texts: Iterable[str], job: Job, bar: Any = None) -> Iterator[list[Batch]]:
+    """Encode texts without gradients, window by window; memory is bounded by the window.
 
     Parameters
     ----------
     model
         The model.
     texts
-        The texts.
-    task
-        ``"query"`` or ``"document"``.
-    batch_size
-        How many texts of full length make a batch; of shorter texts, as many as make equally many tokens.
-    prompt
-        What to put before each text.
-    device
-        Where to compute; default: where the model is.
-    save_to_cpu
-        Move each batch to the CPU when it is done.
-    show_progress_bar
-        Show a progress bar on standard error.
-    **kwargs
-        Arguments of `preprocess` and of the modules.
+        The texts, read in the caller's thread, one window ahead.
+    job
+        How to encode.
+    bar
+        Progress bar to update.
 
-    Returns
-    -------
-    list of torch.Tensor
-        One ``(tokens, dim)`` matrix per text, in order; those of a batch share memory.
+    Yields
+    ------
+    list of Batch
+        The batches of `WINDOW` texts (the last window has what is left), each text in one of them.
     """
-    cap = model.max_length_query if task == "query" else model.max_length_document
-    device = device or model.device
     if model.training:
         model.eval()
-    encoded: list[Tensor | None] = [None] * len(texts)
-    side = "queries" if task == "query" else "documents"
-    with torch.no_grad(), tqdm(total=len(texts), desc=f"Encoding {side}", disable=not show_progress_bar) as bar:
-        for start in range(0, len(texts), _WINDOW):
-            window = model.preprocess(texts[start : start + _WINDOW], prompt=prompt, task=task, **kwargs)
-            used = _used_columns(window)
-            for rows in batch_by_tokens(used.sum(dim=1).numpy(), batch_size * cap):
-                features = _select(window, used, rows, device)
-                out = model(features, task=task, **kwargs)
-                mask = out["attention_mask"].bool()
-                vectors = out["token_embeddings"][mask]  # (tokens of the batch, dim)
-                parts = (vectors.cpu() if save_to_cpu else vectors).split(mask.sum(dim=1).tolist())
-                for row, part in zip(rows.tolist(), parts, strict=True):
-                    encoded[start + row] = part
+    dtype = DTYPES.get(job.compute_dtype)
+    decided = job.compute_dtype != "auto"
+    for features in _tokenized(model, texts, job):
+        used = _used_columns(features)
+        if not decided:
+            dtype, decided = _choose_dtype(model, features, used, job), True
+        yield _encode_window(model, features, used, job, dtype, bar)
+
+
+def matrices(window: list[Batch]) -> list[Tensor]:
+    """Return one ``(tokens, dim)`` matrix per text of a window, in order; those of a batch share memory."""
+    encoded: dict[int, Tensor] = {}
+    for batch in window:
+        encoded.update(zip(batch.rows.tolist(), batch.vectors.split(batch.lengths), strict=True))
+    return [encoded[row] for row in range(len(encoded))]
+
+
+def pack(window: list[Batch], precision: str | None = None) -> TokenEmbeddings:
+    """Return the texts of a window in order, converted to `precision` on the way."""
+    lengths = np.zeros(sum(len(batch.rows) for batch in window), dtype="int64")
+    for batch in window:
+        lengths[batch.rows] = batch.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    first = window[0].vectors
+    # int8 needs the whole numbers first: the scale of a token comes from them.
+    dtype = first.dtype if precision in (None, "int8") else DTYPES[precision]
+    vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
+    for batch in window:
+        within = np.arange(sum(batch.lengths)) - np.repeat(np.cumsum([0, *batch.lengths[:-1]]), batch.lengths)
+        places = torch.from_numpy(np.repeat(offsets[batch.rows], batch.lengths) + within)
+        vectors[places.to(vectors.device)] = batch.vectors.to(dtype)
+    packed = TokenEmbeddings(vectors, offsets)
+    return packed if precision is None else packed.to(precision)
+
+
+def _tokenized(model: Encoder, texts: Iterable[str], job: Job) -> Iterator[Any]:
+    def tokenize(window: list[str]) -> Any:
+        return model.preprocess(window, prompt=job.prompt, task=job.task, **job.options)
+
+    remaining = iter(texts)
+    window = list(islice(remaining, WINDOW))
+    if not window:
+        return
+    features = tokenize(window)
+    upcoming = list(islice(remaining, WINDOW))
+    if upcoming:
+        with ThreadPoolExecutor(1, "latelier-tokenizer") as thread:
+            while upcoming:
+                pending = thread.submit(tokenize, upcoming)
+                yield features
+                features = pending.result()
+                upcoming = list(islice(remaining, WINDOW))
+    yield features
+
+
+def _encode_window(
+    model: Encoder, features: Any, used: Tensor, job: Job, dtype: torch.dtype | None, bar: Any
+) -> list[Batch]:
+    cap = model.max_length_query if job.task == "query" else model.max_length_document
+    budget = job.batch_size * cap
+    if job.device.type == "cpu":
+        budget = min(budget, _CPU_TOKENS)
+    batches = []
+    autocast = None if dtype == torch.float32 else dtype
+    with computing(model, job.device, autocast):
+        for rows in batch_by_tokens(used.sum(dim=1).numpy(), budget):
+            batches.append(_encode_batch(model, features, used, rows, job))
+            if bar is not None:
                 bar.update(len(rows))
-    return [part for part in encoded if part is not None]
+    return batches
+
+
+def _encode_batch(model: Encoder, features: Any, used: Tensor, rows: np.ndarray, job: Job) -> Batch:
+    out = model(_select(features, used, rows, job.device), task=job.task, **job.options)
+    mask = out["attention_mask"].bool()
+    vectors = out["token_embeddings"][mask]  # (tokens of the batch, dim)
+    if torch.is_autocast_enabled(job.device.type):
+        # The last layers rounded the length of each vector too.
+        vectors = vectors.float()
+        vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(model[-1], Normalize) else vectors
+    return Batch(rows, vectors.cpu() if job.save_to_cpu else vectors, mask.sum(dim=1).tolist())
+
+
+def _choose_dtype(model: Encoder, features: Any, used: Tensor, job: Job) -> torch.dtype | None:
+    """Return bfloat16 for long work where it is faster and a sample of the texts stays close; None as the model is."""
+    if not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
+        return None
+    rows = np.unique(np.linspace(0, len(used) - 1, _SAMPLE).astype("int64"))
+    sample = {}
+    for dtype in (torch.bfloat16, None):
+        with computing(model, job.device, dtype):
+            sample[dtype] = _encode_batch(model, features, used, rows, job).vectors
+    return torch.bfloat16 if stays_close(sample[torch.bfloat16], sample[None]) else None
 
 
 def _used_columns(features: Any) -> Tensor:
@@ -92,6 +198,8 @@ def _used_columns(features: Any) -> Tensor:
 
 def _select(features: Any, used: Tensor, rows: np.ndarray, device: torch.device) -> dict[str, Any]:
     """Cut a batch out of a tokenised window, without the columns that only its longer texts need."""
+    if len(used) == 1:
+        return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
     index = torch.from_numpy(rows)
     columns = torch.nonzero(used[index].any(dim=0)).flatten()
     first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])

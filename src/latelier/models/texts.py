@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError
@@ -10,7 +10,7 @@ from latelier.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from latelier.models.encoder import Encoder
 
-__all__ = ["check_lengths", "check_pairs", "check_texts", "resolve_task"]
+__all__ = ["check_batch_size", "check_lengths", "check_pairs", "check_texts", "checked_stream", "resolve_task"]
 
 
 def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None) -> str:
@@ -36,6 +36,28 @@ def check_texts(texts: Any) -> None:
     for i, text in enumerate([texts] if isinstance(texts, str) else texts):
         if text is None or isinstance(text, (int, float, bytes)):
             raise InvalidArgumentError(f"texts[{i}] is {text!r}, a {type(text).__name__}; expected str.")
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Refuse what is not a number of texts."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidArgumentError(f"received batch_size={batch_size!r}; expected an integer of at least 1.")
+
+
+def checked_stream(texts: Any) -> Iterator[str]:
+    """Yield texts as they come, up to the first that is none, which is refused by its position."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise InvalidArgumentError(
+            f"received {texts!r:.80} as texts to stream; expected an iterable of str, a list or a generator for one."
+        )
+
+    def check() -> Iterator[str]:
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise InvalidArgumentError(f"texts[{i}] is {text!r:.80}, a {type(text).__name__}; expected str.")
+            yield text
+
+    return check()
 
 
 def check_pairs(queries: Sequence[str], documents: Sequence[str]) -> tuple[list[str], list[str]]:

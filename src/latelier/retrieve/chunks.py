@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.models import ColBERT
+from latelier.models.streaming import packed_windows
 from latelier.retrieve.documents import Document, read_documents
 
 __all__ = ["Chunk", "chunks", "encode"]
-
-# Texts encoded at once: enough for batches of similar length, few enough for a progress bar that moves.
-_PIECE = 256
 
 
 class Chunk(NamedTuple):
@@ -67,17 +66,9 @@ def chunks(documents: Iterable[Any], index: Index, size: int, *, replace: bool, 
             start += len(chunk)
 
 
-def encode(model: ColBERT, texts: list[str], batch_size: int, progress: Any) -> list[Any]:
-    """Return one ``(tokens, dim)`` matrix per text, in order; texts of similar length are encoded together."""
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
-    matrices: list[Any] = [None] * len(texts)
-    for first in range(0, len(order), _PIECE):
-        piece = order[first : first + _PIECE]
-        encoded = model.encode_document([texts[i] for i in piece], packed=True, batch_size=batch_size).to("cpu")
-        for i, matrix in zip(piece, encoded, strict=True):
-            matrices[i] = matrix
-        progress.update(len(piece))
-    return matrices
+def encode(model: ColBERT, texts: list[str], batch_size: int, progress: Any) -> TokenEmbeddings:
+    """Return the token vectors of a chunk, in order; texts of similar length are encoded together."""
+    return TokenEmbeddings.concatenate(packed_windows(model, texts, "document", batch_size=batch_size, bar=progress))
 
 
 def _ids(chunk: list[Document], start: int, index: Index, replace: bool) -> list[Id]:

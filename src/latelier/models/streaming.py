@@ -1,0 +1,57 @@
+"""Encoding texts as they come, in memory that does not grow with their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.models.encoding import WINDOW, Job, encode_windows, pack
+
+if TYPE_CHECKING:
+    from latelier.models.encoder import Encoder
+
+__all__ = ["packed_windows"]
+
+
+def packed_windows(
+    model: Encoder,
+    texts: Iterable[str],
+    task: str,
+    *,
+    batch_size: int = 32,
+    compute_dtype: str = "auto",
+    precision: str | None = None,
+    bar: Any = None,
+) -> Iterator[TokenEmbeddings]:
+    """Encode texts and give them back packed, on the CPU, as many at a time as were tokenised together.
+
+    Parameters
+    ----------
+    model
+        The model.
+    texts
+        The texts, read in the caller's thread, one window ahead.
+    task
+        ``"query"`` or ``"document"``.
+    batch_size, compute_dtype, precision
+        As in `ColBERT.encode`.
+    bar
+        Progress bar to update.
+
+    Yields
+    ------
+    TokenEmbeddings
+        2,048 texts, the last time what is left.
+    """
+    if model.encodes_by_budget(task):
+        job = Job(task, model.device, model.prompts.get(task), batch_size, compute_dtype, save_to_cpu=True)
+        for window in encode_windows(model, texts, job, bar):
+            yield pack(window, precision)
+        return
+    remaining = iter(texts)
+    while part := list(islice(remaining, WINDOW)):
+        yield model.encode(part, task=task, batch_size=batch_size, precision=precision, packed=True).to("cpu")
+        if bar is not None:
+            bar.update(len(part))

@@ -1,0 +1,214 @@
+"""Which numbers encoding computes in and returns, and encoding as a stream."""
+
+import logging
+import threading
+from itertools import count, islice
+
+import numpy as np
+import pytest
+import torch
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.models import compute, encoding, streaming
+
+TEXTS = ["pear", "a longer text, which says more about pears!", "", *(f"number {i} of many" for i in range(9))]
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr(encoding, "WINDOW", 4)
+    monkeypatch.setattr(streaming, "WINDOW", 4)
+
+
+def least_cosine(computed, exact):
+    return min(
+        torch.cosine_similarity(rows, expected, dim=-1).min().item()
+        for rows, expected in zip(computed, exact, strict=True)
+    )
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+    def test_lists_and_packed(self, fresh, precision):
+        dtype = getattr(torch, precision)
+        exact = fresh.encode_document(TEXTS)
+        rows = fresh.encode_document(TEXTS, precision=precision)
+        assert all(torch.equal(row, expected.to(dtype)) for row, expected in zip(rows, exact, strict=True))
+        packed = fresh.encode_document(TEXTS, precision=precision, packed=True)
+        assert packed == TokenEmbeddings.from_list(rows)
+        assert torch.equal(fresh.encode_document(TEXTS[1], precision=precision), rows[1])
+
+    def test_int8_keeps_a_scale_per_token(self, fresh):
+        packed = fresh.encode_document(TEXTS, precision="int8", packed=True)
+        exact = TokenEmbeddings.from_list(fresh.encode_document(TEXTS))
+        assert packed == exact.to("int8")
+        assert (packed.to("float32").vectors - exact.vectors).abs().max() <= packed.scales.max() / 2 + 1e-7
+
+    def test_arrays(self, fresh):
+        rows = fresh.encode_document(TEXTS, precision="float16", convert_to_numpy=True)
+        assert all(isinstance(row, np.ndarray) and row.dtype == np.float16 for row in rows)
+        packed = fresh.encode_document(TEXTS, convert_to_numpy=True, packed=True)
+        assert not packed.is_torch
+        assert packed == TokenEmbeddings.from_list(fresh.encode_document(TEXTS))
+
+    def test_pooled(self, fresh):
+        pooled = fresh.encode_document(TEXTS, precision="int8", packed=True, pool_factor=2)
+        exact = fresh.encode_document(TEXTS, packed=True, pool_factor=2)
+        assert pooled == exact.to("int8")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"precision": "int4"}, "received precision='int4'; expected one of 'float32'"),
+            ({"precision": "int8"}, "precision='int8' needs packed=True"),
+            ({"precision": "bfloat16", "convert_to_numpy": True}, "numpy has no bfloat16"),
+            ({"precision": "float16", "output_value": None}, "features are given as they are"),
+            ({"compute_dtype": "int8"}, "received compute_dtype='int8'; expected one of 'auto'"),
+            ({"compute_dtype": "bfloat16", "normalize_embeddings": True}, "with normalize_embeddings: that is encoded"),
+            ({"batch_size": 0}, "received batch_size=0; expected an integer of at least 1"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, fresh, options, message):
+        with pytest.raises(InvalidArgumentError, match=message):
+            fresh.encode_document(TEXTS, **options)
+
+
+class TestComputeDtype:
+    def test_bfloat16_stays_close_and_of_length_one(self, fresh, dense):
+        for model in (fresh, dense):
+            rows = model.encode_document(TEXTS, compute_dtype="bfloat16")
+            exact = model.encode_document(TEXTS)
+            assert 0.999 < least_cosine(rows, exact) < 1 - 1e-7
+            norms = torch.cat(rows).norm(dim=1)
+            torch.testing.assert_close(norms, torch.ones_like(norms))
+            assert all(row.dtype == torch.float32 for row in rows)
+
+    def test_short_work_is_in_float32(self, fresh):
+        exact = fresh.encode_document(TEXTS, compute_dtype="float32", packed=True)
+        assert fresh.encode_document(TEXTS, packed=True) == exact
+
+    def test_long_work_is_in_bfloat16_where_the_hardware_has_it(self, fresh, monkeypatch):
+        monkeypatch.setattr(compute, "_LONG_WORK", 20)
+        monkeypatch.setattr(compute, "_cpu_multiplies_bfloat16", lambda: True)
+        assert fresh.encode_document(TEXTS, packed=True) == fresh.encode_document(
+            TEXTS, compute_dtype="bfloat16", packed=True
+        )
+        monkeypatch.setattr(compute, "_cpu_multiplies_bfloat16", lambda: False)
+        assert fresh.encode_document(TEXTS, packed=True) == fresh.encode_document(
+            TEXTS, compute_dtype="float32", packed=True
+        )
+
+    def test_long_work_is_in_float32_where_bfloat16_goes_too_far(self, fresh, monkeypatch, caplog):
+        monkeypatch.setattr(compute, "_LONG_WORK", 20)
+        monkeypatch.setattr(compute, "_cpu_multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(compute, "_LEAST_COSINE", 1.01)
+        with caplog.at_level(logging.WARNING):
+            packed = fresh.encode_document(TEXTS, packed=True)
+        assert packed == fresh.encode_document(TEXTS, compute_dtype="float32", packed=True)
+        assert "so it computes in float32" in caplog.text
+
+    def test_zero_and_broken_vectors(self):
+        exact = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+        assert compute.stays_close(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), exact)
+        assert not compute.stays_close(torch.tensor([[1.0, 0.1], [0.0, 0.0]]), exact)
+        assert not compute.stays_close(torch.tensor([[float("nan"), 0.0], [0.0, 0.0]]), exact)
+        assert compute.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
+
+
+class TestBatches:
+    def test_real_texts_are_hardly_padded(self, dense):
+        texts = [("pear " * (1 + 37 * i % 101)).strip() for i in range(2000)]
+        features = dense.preprocess(texts, task="document")
+        used = features["attention_mask"].bool()
+        sizes = [
+            len(rows) * int(used[rows].sum(dim=1).max())
+            for rows in encoding.batch_by_tokens(used.sum(dim=1).numpy(), encoding._CPU_TOKENS)
+        ]
+        assert sum(sizes) < 1.03 * int(used.sum())
+        assert max(sizes) <= encoding._CPU_TOKENS
+
+    def test_windows_and_batches_come_back_in_order(self, dense, small_windows):
+        expected = [dense.encode_document(text) for text in TEXTS]
+        for options in ({}, {"batch_size": 1}):
+            for row, exact in zip(dense.encode_document(TEXTS, **options), expected, strict=True):
+                torch.testing.assert_close(row, exact, rtol=1e-4, atol=1e-5)
+            packed = dense.encode_document(TEXTS, packed=True, **options)
+            assert packed.lengths.tolist() == [len(exact) for exact in expected]
+            torch.testing.assert_close(packed.vectors, torch.cat(expected), rtol=1e-4, atol=1e-5)
+
+    def test_progress_counts_texts(self, dense, capfd):
+        dense.encode_document(TEXTS, show_progress_bar=True)
+        assert "Encoding documents: 100%|" in (shown := capfd.readouterr().err)
+        assert f"{len(TEXTS)}/{len(TEXTS)}" in shown
+
+
+class TestStream:
+    def test_equals_encode(self, fresh, small_windows):
+        expected = fresh.encode_document(TEXTS)
+        rows = list(fresh.encode_stream(iter(TEXTS)))
+        assert all(torch.equal(row, exact) for row, exact in zip(rows, expected, strict=True))
+        assert all(row.untyped_storage().nbytes() == row.nbytes for row in rows)
+        queries = list(fresh.encode_stream(TEXTS, is_query=True))
+        assert torch.equal(torch.stack(queries), torch.stack(fresh.encode_query(TEXTS)))
+
+    def test_packed(self, fresh, small_windows):
+        parts = list(fresh.encode_stream(TEXTS, packed=True, precision="int8"))
+        assert [len(part) for part in parts] == [4, 4, 4]
+        assert TokenEmbeddings.concatenate(parts) == fresh.encode_document(TEXTS, packed=True, precision="int8")
+        pooled = list(fresh.encode_stream(TEXTS, packed=True, pool_factor=2, precision="float16"))
+        expected = fresh.encode_document(TEXTS, packed=True, pool_factor=2, precision="float16")
+        assert TokenEmbeddings.concatenate(pooled) == expected
+
+    def test_reads_a_window_ahead_and_in_the_callers_thread(self, dense, small_windows):
+        read = []
+
+        def endless():
+            for i in count():
+                read.append(threading.get_ident())
+                yield f"number {i}"
+
+        stream = dense.encode_stream(endless())
+        assert read == []
+        assert len(list(islice(stream, 6))) == 6
+        assert 6 <= len(read) <= 16
+        assert set(read) == {threading.get_ident()}
+        stream.close()
+
+    def test_nothing_gives_nothing(self, dense):
+        assert list(dense.encode_stream([])) == []
+        assert list(dense.encode_stream(iter(()), packed=True)) == []
+
+    def test_gradients_are_on_again_between_rows(self, dense, small_windows):
+        for row in dense.encode_stream(TEXTS[:5]):
+            assert torch.is_grad_enabled()
+            assert not row.requires_grad
+
+    def test_progress(self, dense, capfd):
+        list(dense.encode_stream(TEXTS, show_progress_bar=True))
+        assert f"{len(TEXTS)}/{len(TEXTS)}" in capfd.readouterr().err
+
+    def test_what_is_no_text_is_refused_when_it_comes(self, dense, small_windows):
+        stream = dense.encode_stream(["a", "b", None])
+        with pytest.raises(InvalidArgumentError, match=r"texts\[2\] is None, a NoneType; expected str"):
+            list(stream)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("one text",), "received 'one text' as texts to stream"),
+            ((7,), "received 7 as texts to stream"),
+        ],
+    )
+    def test_what_is_no_stream_is_refused_at_once(self, dense, arguments, message):
+        with pytest.raises(InvalidArgumentError, match=message):
+            dense.encode_stream(*arguments)
+        with pytest.raises(InvalidArgumentError, match="needs packed=True"):
+            dense.encode_stream([], precision="int8")
+
+
+def test_other_encoders_stream_too(dense, monkeypatch, small_windows):
+    monkeypatch.setattr(type(dense), "encodes_by_budget", lambda self, task: False)
+    expected = dense.encode_document(TEXTS)
+    for row, exact in zip(dense.encode_stream(TEXTS), expected, strict=True):
+        torch.testing.assert_close(row, exact, rtol=1e-4, atol=1e-5)

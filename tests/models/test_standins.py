@@ -1,0 +1,152 @@
+"""The stand-ins compute what the layers compute, follow the weights, and leave nothing behind."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from latelier.models import ColBERT
+from latelier.models.compute import computing
+from latelier.models.layouts import Layout, layouts_work
+from latelier.models.standins import faster_forwards
+
+TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
+CPU = torch.device("cpu")
+
+needs_layouts = pytest.mark.skipif(
+    not layouts_work(torch.float32), reason="this build of torch has no oneDNN operators for linear layers"
+)
+
+
+@pytest.fixture
+def own(minilm):
+    """A model that a test may change."""
+    return ColBERT(minilm, embedding_size=16, device="cpu")
+
+
+def plain(model, texts, task="document"):
+    """What the layers themselves compute: raw outputs do not go through our loop."""
+    raw = model.encode(texts, task=task, output_value=None)
+    return [item["token_embeddings"][item["attention_mask"].bool()] for item in raw]
+
+
+def assert_same(model, texts=TEXTS, task="document", atol=1e-5):
+    for encoded, expected in zip(model.encode(texts, task=task), plain(model, texts, task), strict=True):
+        torch.testing.assert_close(encoded, expected, rtol=1e-4, atol=atol)
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_the_numbers_are_those_of_the_layers(fresh, dense, task):
+    assert_same(fresh, task=task)
+    assert_same(dense, task=task)
+
+
+@needs_layouts
+def test_the_stack_of_bert_is_replaced_as_a_whole(dense):
+    bert = dense[0].model
+    with faster_forwards(dense):
+        assert type(bert.__dict__["forward"]).__name__ == "_Bert"
+        assert "forward" not in bert.encoder.layer[0].output.dense.__dict__
+    assert "forward" not in bert.__dict__
+
+
+@needs_layouts
+def test_other_encoders_have_their_linear_layers_replaced():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Linear(5, 4, bias=False)))
+    rows = torch.linspace(-2, 2, 18).reshape(3, 6)
+    expected = model(rows).detach()
+    with faster_forwards(model), torch.no_grad():
+        assert type(model[1][0].__dict__["forward"]).__name__ == "_Linear"
+        torch.testing.assert_close(model(rows), expected)
+        torch.testing.assert_close(model(rows[0]), expected[0])
+        assert model(rows[:0]).shape == (0, 4)
+    assert "forward" not in model[1][0].__dict__
+
+
+def test_an_error_inside_leaves_nothing_behind(dense):
+    with pytest.raises(KeyError, match="stop"), faster_forwards(dense):
+        raise KeyError("stop")
+    assert not any("forward" in module.__dict__ for module in dense.modules())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.mul_(1.5),
+        lambda weight: weight.data.mul_(1.5),  # leaves no trace in the version counter
+        lambda weight: setattr(weight, "data", weight.data * 1.5),
+    ],
+    ids=["in place", "through data", "another tensor"],
+)
+def test_changed_weights_are_followed(own, change):
+    before = own.encode_document("pear")
+    with torch.no_grad():
+        change(own[0].model.encoder.layer[1].intermediate.dense.weight)
+    assert not torch.allclose(own.encode_document("pear"), before, atol=1e-3)
+    assert_same(own)
+
+
+def test_replaced_layers_are_followed(own):
+    own.encode_document("pear")
+    layer = own[0].model.encoder.layer[0].attention.self
+    layer.query = nn.Linear(384, 384)
+    assert_same(own)
+    layer.query = type("Adapter", (nn.Linear,), {"forward": lambda self, x: 0.5 * nn.Linear.forward(self, x)})(384, 384)
+    assert_same(own)
+
+
+def test_hooks_inside_are_called(own):
+    own.encode_document("pear")
+    seen = []
+    handle = own[0].model.encoder.layer[2].register_forward_hook(lambda *_: seen.append(1))
+    own.encode_document("pear")
+    handle.remove()
+    own.encode_document("pear")
+    assert seen == [1]
+
+
+def test_gradients_flow_beside_encoding(own):
+    features = own.tokenize(["pear", "apple"], is_query=False)
+    weight = own[0].model.encoder.layer[0].attention.self.key.weight
+    gradients = []
+
+    def train():
+        own.zero_grad()
+        own(dict(features))["token_embeddings"].sum(dim=1).square().sum().backward()
+        gradients.append(weight.grad.clone())
+
+    own.eval()
+    train()
+    with computing(own, CPU, None):
+        thread = threading.Thread(target=train)  # the mode without gradients is of a thread
+        thread.start()
+        thread.join()
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert gradients[0].abs().sum() > 0
+
+
+def test_compiled_models_are_left_alone(dense):
+    compiled = nn.Sequential(nn.Linear(3, 3))
+    compiled.compile(backend="eager")
+    with faster_forwards(compiled):
+        assert "forward" not in compiled[0].__dict__
+
+
+def test_checking_the_operators_takes_no_random_numbers():
+    state = torch.random.get_rng_state()
+    layouts_work.__wrapped__(torch.float32)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@needs_layouts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_several_layers_side_by_side(dtype):
+    linears = (nn.Linear(7, 4), nn.Linear(7, 2))
+    rows = torch.linspace(-1, 1, 35).reshape(5, 7)
+    with torch.no_grad():
+        product = Layout(*linears).multiply(rows, dtype, linears, "none")
+        expected = torch.cat([linear(rows) for linear in linears], dim=1)
+    assert product.dtype == dtype
+    tolerance = 1e-6 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(product.float(), expected, rtol=tolerance, atol=tolerance)
