@@ -1,0 +1,234 @@
+"""What a training step costs beside sentence-transformers: same model, texts, batch and collator, in turn.
+
+    python benchmarks/training.py path/to/debian [--repeats 3] [--memory] [--device cpu] [--json results.json]
+    python benchmarks/training.py path/to/debian --proof [options of training_proof.py]
+
+The folder is a collection in BEIR layout; its documents and training queries make the batches, with their real
+lengths. A step is collation, forward, backward and optimizer (at a learning rate of 0, so that both sides see equal
+weights). Seconds are medians of repeats; dropout is off, so that the losses can be compared. `--memory` runs each batch
+size in a process of its own and reports the largest batch whose step adds no more than a gibibyte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.multi_vector_encoder import losses as theirs
+from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
+from torch import nn
+
+from latelier import losses as ours
+from latelier.models import DEFAULT_MODEL, ColBERT
+
+LENGTH = 300
+LIMIT = 1 << 20  # KiB that a step may add, for --memory
+
+
+def read_texts(folder: Path) -> tuple[list[str], list[str]]:
+    """Read queries and documents, shuffled."""
+    sides = []
+    for name in ("queries", "corpus"):
+        lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        texts = [json.loads(line)["text"] for line in lines]
+        random.Random(0).shuffle(texts)
+        sides.append(texts)
+    return sides[0], sides[1]
+
+
+def make_rows(texts: tuple[list[str], list[str]], batch: int, documents: int, *, scored: bool) -> list[dict[str, Any]]:
+    rng = random.Random(1)
+    rows = []
+    for i in range(batch):
+        row: dict[str, Any] = {"query": texts[0][i]}
+        row |= {f"document_{j}": texts[1][i * documents + j] for j in range(documents)}
+        rows.append(row | ({"scores": [rng.random() for _ in range(documents)]} if scored else {}))
+    return rows
+
+
+def make_model(device: str) -> ColBERT:
+    torch.manual_seed(0)
+    return ColBERT(DEFAULT_MODEL, 128, device, max_length_document=LENGTH).eval()
+
+
+class Step:
+    """One training step of one side."""
+
+    def __init__(self, model: ColBERT, loss: nn.Module, rows: list[dict[str, Any]]) -> None:
+        self.model, self.loss, self.rows = model, loss, rows
+        self.collator = MultiVectorEncoderDataCollator(preprocess_fn=model.preprocess)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+        self.device = model.device
+
+    def __call__(self) -> float:
+        """Take the step; return its loss."""
+        batch = self.collator(self.rows)
+        labels = batch.pop("label", None)
+        names = list(self.rows[0])[: -1 if labels is not None else None]
+        columns = [
+            {
+                key.removeprefix(f"{name}_"): value.to(self.device) if isinstance(value, torch.Tensor) else value
+                for key, value in batch.items()
+                if key.startswith(f"{name}_")
+            }
+            for name in names
+        ]
+        value = self.loss(columns, None if labels is None else labels.to(self.device))
+        value.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return value.item()
+
+
+def steps(kind: str, model: ColBERT, rows: list[dict[str, Any]]) -> dict[str, Callable[[], float]]:
+    pairs: dict[str, dict[str, nn.Module]] = {
+        "distillation": {
+            "sentence-transformers": theirs.MultiVectorDistillKLDivLoss(model),
+            "latelier": ours.Distillation(model, normalize_scores=False),
+        },
+        "contrastive": {
+            "sentence-transformers": theirs.MultiVectorMultipleNegativesRankingLoss(model),
+            "latelier": ours.Contrastive(model),
+        },
+        "cached": {
+            "sentence-transformers": theirs.CachedMultiVectorMultipleNegativesRankingLoss(model),
+            "latelier": ours.CachedContrastive(model),
+        },
+    }
+    return {name: Step(model, loss, rows) for name, loss in pairs[kind].items()}
+
+
+def count_tokens(model: ColBERT, call: Callable[[], float]) -> tuple[int, int]:
+    """Positions that go through the encoder for documents, and those of them that hold a token."""
+    seen = [0, 0]
+
+    def look(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if (options.get("task") or inputs[0].get("task")) == "document":
+            mask = inputs[0]["attention_mask"]
+            seen[0] += mask.numel()
+            seen[1] += int(mask.sum())
+
+    handle = model.register_forward_pre_hook(look, with_kwargs=True)
+    call()
+    handle.remove()
+    return seen[0], seen[1]
+
+
+def time_steps(kind: str, model: ColBERT, rows: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
+    calls = steps(kind, model, rows)
+    result: dict[str, Any] = {"work": kind, "batch": len(rows)}
+    values = {}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for name, call in calls.items():
+        computed, real = count_tokens(model, call)
+        result[f"padding, {name}"] = 1 - real / computed
+    for _ in range(repeats):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            values[name] = call()
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[name].append(time.perf_counter() - begin)
+    result |= {f"seconds, {name}": statistics.median(values) for name, values in seconds.items()}
+    result["ratio"] = result["seconds, sentence-transformers"] / result["seconds, latelier"]
+    result["losses"] = values
+    result["difference of losses"] = abs(values["latelier"] - values["sentence-transformers"])
+    return result
+
+
+def peak(kind: str, side: str, batch: int, texts: tuple[list[str], list[str]]) -> int:
+    """KiB that one step adds to this process."""
+    model = make_model("cpu")
+    steps(kind, model, make_rows(texts, 2, 2, scored=False))[side]()  # allocates what stays: gradients, kernels
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    steps(kind, model, make_rows(texts, batch, 2, scored=False))[side]()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+
+def largest_batch(folder: Path, kind: str, side: str, most: int) -> dict[str, Any]:
+    """Double the batch until a step adds more than the limit."""
+    sizes = {}
+    batch = 4
+    while batch <= most:
+        command = [sys.executable, __file__, str(folder), "--peak", kind, side, str(batch)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        sizes[batch] = int(output.split()[-1])
+        if sizes[batch] > LIMIT:
+            break
+        batch *= 2
+    fitting = max((size for size, kib in sizes.items() if kib <= LIMIT), default=0)
+    return {"loss": kind, "side": side, "largest batch": fitting, "MiB": {b: kib >> 10 for b, kib in sizes.items()}}
+
+
+def print_tables(results: dict[str, Any]) -> None:
+    print("\n| step | batch | theirs, s | ours, s | ratio | padding, theirs | ours | difference of losses |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in results["steps"]:
+        shown = [f"{row[f'seconds, {side}']:.2f}" for side in ("sentence-transformers", "latelier")]
+        padding = [f"{row[f'padding, {side}']:.0%}" for side in ("sentence-transformers", "latelier")]
+        difference = f"{row['difference of losses']:.1e}"
+        print(
+            "|", " | ".join([row["work"], str(row["batch"]), *shown, f"{row['ratio']:.2f}x", *padding, difference]), "|"
+        )
+    if results["memory"]:
+        print("\n| loss | library | largest batch within 1 GiB | MiB by batch |\n| --- | --- | --- | --- |")
+        for row in results["memory"]:
+            print(f"| {row['loss']} | {row['side']} | {row['largest batch']} | {row['MiB']} |")
+
+
+def main() -> None:
+    if "--proof" in sys.argv:
+        import training_proof
+
+        sys.argv.remove("--proof")
+        training_proof.main()
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--memory", action="store_true", help="also measure memory")
+    parser.add_argument("--most", type=int, default=256, help="largest batch tried for memory (default: 256)")
+    parser.add_argument("--only", choices=["distillation", "contrastive", "cached"], help="one of the steps")
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    texts = read_texts(options.folder)
+    if options.peak:
+        kind, side, batch = options.peak
+        print(peak(kind, side, int(batch), texts))
+        return
+    model = make_model(options.device)
+    results: dict[str, Any] = {"threads": torch.get_num_threads(), "cores": os.cpu_count(), "steps": [], "memory": []}
+    for kind, batch, documents in (("distillation", 16, 8), ("contrastive", 64, 2), ("cached", 64, 2)):
+        if options.only in (None, kind):
+            rows = make_rows(texts, batch, documents, scored=kind == "distillation")
+            results["steps"].append(time_steps(kind, model, rows, options.repeats))
+            print(json.dumps(results["steps"][-1]), flush=True)
+    if options.memory:
+        for kind, side in (
+            ("contrastive", "sentence-transformers"),
+            ("contrastive", "latelier"),
+            ("cached", "sentence-transformers"),
+            ("cached", "latelier"),
+        ):
+            results["memory"].append(largest_batch(options.folder, kind, side, options.most))
+            print(json.dumps(results["memory"][-1]), flush=True)
+    print_tables(results)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
