@@ -67,7 +67,7 @@ def teacher_scores(
 
 def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:
     """Encode each text once, however many rows it stands in."""
-    queries, documents = ({text: i for i, text in enumerate(dict.fromkeys(side))} for side in zip(*pairs, strict=True))
+    queries, documents = ({text: i for i, text in enumerate(dict.fromkeys(pair[j] for pair in pairs))} for j in (0, 1))
     with torch.inference_mode():
         left = teacher.encode_query(list(queries), **options)
         right = teacher.encode_document(list(documents), **options)

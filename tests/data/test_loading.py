@@ -1,0 +1,199 @@
+"""`load` reads every form that people have, and names the row where something is wrong."""
+
+import gzip
+import json
+
+import pytest
+from datasets import Dataset
+
+from latelier.data import TrainingSet, load
+from latelier.errors import InvalidArgumentError
+
+QUERIES = {1: "where is Rome?", 2: "what is rust?"}
+DOCUMENTS = {"a": "On the Tiber.", "b": "In Georgia.", "c": "Iron oxide.", "7": "A novel."}
+PYLATE = [
+    {"query_id": 1, "document_ids": ["a", "b"], "scores": [0.9, 0.1]},
+    {"query_id": 2, "document_ids": ["c", 7], "scores": [0.8, 0.2]},
+]
+AS_STRINGS = [{k: str(v) if k != "query_id" else v for k, v in row.items()} for row in PYLATE]
+SCORED = TrainingSet(
+    list(QUERIES.values()), [["On the Tiber.", "In Georgia."], ["Iron oxide.", "A novel."]], [[0.9, 0.1], [0.8, 0.2]]
+)
+FLAG = [
+    {
+        "query": "where is Rome?",
+        "pos": ["On the Tiber."],
+        "neg": ["In Georgia."],
+        "pos_scores": [0.9],
+        "neg_scores": [0.1],
+    },
+    {"query": "what is rust?", "pos": ["Iron oxide."], "neg": ["A novel."], "pos_scores": [0.8], "neg_scores": [0.2]},
+]
+
+
+def content(examples):
+    scores = None if examples.scores is None else [list(row) for row in examples.scores]
+    return list(examples.queries), [list(row) for row in examples.documents], scores
+
+
+def write(path, rows):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    "rows", [PYLATE, AS_STRINGS, Dataset.from_list(AS_STRINGS)], ids=["lists", "strings", "dataset"]
+)
+@pytest.mark.parametrize("texts", ["dicts", "rows", "dataset"])
+def test_ids_with_texts(rows, texts):
+    sides = {"queries": QUERIES, "documents": DOCUMENTS}
+    if texts != "dicts":
+        sides["queries"] = [{"query_id": id_, "text": text} for id_, text in QUERIES.items()]
+        sides["documents"] = [{"document_id": id_, "document": text} for id_, text in DOCUMENTS.items()]
+    if texts == "dataset":
+        sides = {name: Dataset.from_list(value) for name, value in sides.items()}
+    assert content(load(rows, **sides)) == content(SCORED)
+
+
+def test_flagembedding_with_scores():
+    assert content(load(FLAG)) == content(SCORED)
+
+
+def test_lists_with_scores():
+    rows = [{"query": q, "documents": d, "scores": s} for q, d, s in zip(*content(SCORED), strict=True)]
+    assert content(load(rows)) == content(SCORED)
+
+
+def test_flagembedding_without_scores_has_a_row_for_each_positive():
+    rows = [{"query": "q", "pos": ["x", "y"], "neg": ["n"], "pos_scores": None, "neg_scores": None}]
+    assert content(load(rows)) == (["q", "q"], [["x", "n"], ["y", "n"]], None)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"query": "q", "positive": "x", "negative_1": "n", "negative_2": "m"},
+        {"anchor": "q", "positive": "x", "negatives": ["n", "m"]},
+        {"question": "q", "answer": "x", "neg": ["n"], "negative": "m", "id": 3},
+        {"query": "q", "document": "x", "neg_1": "n", "neg_2": "m"},
+    ],
+)
+def test_pairs_with_several_negatives(row):
+    assert content(load([row])) == (["q"], [["x", "n", "m"]], None)
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
+def test_files(tmp_path, name):
+    path = write(tmp_path / name, FLAG)
+    assert content(load(path)) == content(load(str(path))) == content(SCORED)
+
+
+def test_beir_folders(tmp_path):
+    write(
+        tmp_path / "corpus.jsonl", [{"_id": "d1", "title": "Rome", "text": "On the Tiber."}, {"_id": "d2", "text": "x"}]
+    )
+    write(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "where is Rome?"}])
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n")
+    assert content(load(tmp_path)) == (["where is Rome?"], [["Rome On the Tiber."]], None)
+    with pytest.raises(InvalidArgumentError, match="no judgements for split='dev'; splits available: train"):
+        load(tmp_path, split="dev")
+
+
+def test_unequal_rows_are_cut_where_asked():
+    rows = [{"query": "q", "pos": ["x"], "neg": ["n", "m"]}, {"query": "r", "pos": ["y"], "neg": ["o"]}]
+    message = r"row 1 has 2 documents, the rows before it have 3 each; .*candidates=n"
+    with pytest.raises(InvalidArgumentError, match=message):
+        load(rows)
+    assert content(load(rows, candidates=2)) == (["q", "r"], [["x", "n"], ["y", "o"]], None)
+    with pytest.raises(InvalidArgumentError, match="row 1 has 2 documents; candidates=3 needs as many"):
+        load(rows, candidates=3)
+
+
+GOOD = {"query": "q", "positive": "x"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"query": "q"}, r"row 1 has the fields 'query'; expected \{query, positive"),
+        ({}, r"row 1 has the fields none; expected \{query, positive"),
+        ("q", "row 1 is 'q'; expected an object"),
+        ({"query": "", "positive": "x"}, "row 1: query is ''; expected a text that is not empty"),
+        ({"query": "q", "positive": None}, "row 1 has the fields .*; expected"),
+        ({"query": "q", "positive": 3}, "row 1: document 0 is 3; expected a text"),
+        ({"query": "q", "pos": []}, "row 1 has no positive"),
+        ({"query": "q", "pos": ["x"], "pos_scores": [1.0, 2.0]}, "row 1 has 2 pos_scores for 1 documents"),
+        ({"query": "q", "documents": ["x"], "scores": ["high"]}, "row 1: scores holds 'high'; expected numbers"),
+        ({"query": "q", "documents": ["x"], "scores": [float("nan")]}, "row 1: scores holds nan; expected numbers"),
+        ({"query": "q", "documents": "x y", "scores": [1]}, "row 1: documents is 'x y'; expected a list"),
+        ({"query": "q", "documents": ["x"], "scores": [1.0]}, "row 1 has scores, unlike the rows before it"),
+        ({"query_id": 1, "document_ids": ["a"], "scores": [1]}, "row 1 holds ids; pass queries=... and documents=..."),
+    ],
+)
+def test_faulty_rows_are_named(row, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        load([GOOD, row])
+
+
+def test_ids_without_texts_are_named():
+    with pytest.raises(InvalidArgumentError, match="row 0: there is no text for the document 'z'"):
+        load([{"query_id": 1, "document_ids": ["a", "z"], "scores": [1, 2]}], queries=QUERIES, documents=DOCUMENTS)
+    with pytest.raises(InvalidArgumentError, match="row 0: there is no text for the query 9"):
+        load([{"query_id": 9, "document_ids": ["a"], "scores": [1]}], queries=QUERIES, documents=DOCUMENTS)
+    with pytest.raises(InvalidArgumentError, match=r"queries\[0\] has the fields text; expected query_id and text"):
+        load(PYLATE, queries=[{"text": "a"}], documents=DOCUMENTS)
+
+
+def test_faulty_lines_of_a_file_are_named(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"query": "q", "positive": "x"}\n\n{"query": "q"\n')
+    with pytest.raises(InvalidArgumentError, match=r"pairs\.jsonl:3: malformed JSON"):
+        load(path)
+    path.write_text('{"query": "q", "positive": "x"}\n{"query": "r", "positive": " "}\n')
+    with pytest.raises(InvalidArgumentError, match=r"pairs\.jsonl:2: document 0 is ' '"):
+        load(path)
+    path.write_bytes(b'{"query": "\xff"}')
+    with pytest.raises(InvalidArgumentError, match="is not UTF-8 text"):
+        load(path)
+    with pytest.raises(InvalidArgumentError, match=r"there is no file or folder 'nowhere\.jsonl'"):
+        load("nowhere.jsonl")
+
+
+@pytest.mark.parametrize("candidates", [0, -1, 1.5, True])
+def test_candidates_that_are_no_number_are_refused(candidates):
+    with pytest.raises(InvalidArgumentError, match=r"candidates=.*; expected an integer of at least 1"):
+        load([GOOD], candidates=candidates)
+
+
+def test_sources_that_are_none_are_refused():
+    with pytest.raises(InvalidArgumentError, match="received row of type int; expected a path, a data set"):
+        load(3)
+
+
+def test_data_sets_for_the_trainer():
+    dataset = SCORED.to_dataset()
+    assert dataset.column_names == ["query", "document_1", "document_2", "scores"]
+    assert dataset[1] == {
+        "query": "what is rust?",
+        "document_1": "Iron oxide.",
+        "document_2": "A novel.",
+        "scores": [0.8, 0.2],
+    }
+    pairs = TrainingSet(["q"], [["x", "n", "m"]]).to_dataset()
+    assert pairs.column_names == ["query", "positive", "negative_1", "negative_2"]
+
+
+def test_sets_of_unequal_parts_are_refused():
+    with pytest.raises(InvalidArgumentError, match="received 1 queries, 2 lists of documents; expected equally many"):
+        TrainingSet(["q"], [["x"], ["y"]])
+    with pytest.raises(InvalidArgumentError, match="and 0 lists of scores"):
+        TrainingSet(["q"], [["x"]], [])
+    with pytest.raises(InvalidArgumentError, match="row 0 has 2 scores for 1 documents"):
+        TrainingSet(["q"], [["x"]], [[1.0, 2.0]])
+    with pytest.raises(InvalidArgumentError, match="row 0 has no document"):
+        TrainingSet(["q"], [[]])
+    assert repr(SCORED) == "TrainingSet(2 rows, 2 documents each, with scores)"
+    assert repr(TrainingSet([], [])) == "TrainingSet(0 rows)"

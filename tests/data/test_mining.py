@@ -1,0 +1,118 @@
+"""Hard negatives against a ranking written out, and what is left out of it."""
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+
+from latelier import indexes
+from latelier.data import TrainingSet, mine_hard_negatives, teacher_scores
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError, UnknownIdError
+from latelier.models import ColBERT
+
+
+class Compass:
+    """A model whose texts are angles in degrees: near ones are similar."""
+
+    def encode_query(self, texts, packed=True, **_):
+        angles = torch.tensor([float(text) for text in texts]).deg2rad()
+        vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
+        return TokenEmbeddings(vectors, range(len(texts) + 1))
+
+    encode_document = encode_query
+
+
+TEXTS = {f"d{angle}": str(angle) for angle in (0, 10, 20, 40, 70, 100)}
+
+
+@pytest.fixture
+def index():
+    made = indexes.Flat()
+    made.add(list(TEXTS), Compass().encode_document(TEXTS.values()), texts=list(TEXTS.values()))
+    return made
+
+
+def mined(index, judgements, **options):
+    queries = {"q": "2", "r": "69"}
+    return [list(row) for row in mine_hard_negatives(Compass(), index, queries, judgements, **options).documents]
+
+
+def test_the_nearest_that_nobody_judged(index):
+    assert mined(index, {"q": {"d10": 1}}, negatives=3) == [["10", "0", "20", "40"]]
+    assert mined(index, {"q": {"d10": 1}, "r": {"d70": 2}}, batch_size=1) == [["10", "0"], ["70", "40"]]
+
+
+def test_other_positives_are_no_negatives_and_judged_irrelevant_ones_are(index):
+    assert mined(index, {"q": {"d10": 1, "d0": 1}}, negatives=2) == [["10", "20", "40"], ["0", "20", "40"]]
+    assert mined(index, {"q": {"d10": 1, "d0": 0}}, negatives=2) == [["10", "0", "20"]]
+    assert mined(index, {"q": {"d10": 0}}) == []
+
+
+def test_a_window_of_ranks(index):
+    assert mined(index, {"q": {"d0": 1}}, ranks=(2, 3), negatives=2) == [["0", "20", "40"]]
+    assert mined(index, {"q": {"d0": 1}}, ranks=(5, 9)) == [["0", "100"]]
+    drawn = {tuple(mined(index, {"q": {"d0": 1}}, ranks=(1, 4), seed=seed)[0]) for seed in range(20)}
+    assert drawn == {("0", "10"), ("0", "20"), ("0", "40"), ("0", "70")}
+    assert mined(index, {"q": {"d0": 1}}, seed=3) == mined(index, {"q": {"d0": 1}}, seed=3)
+
+
+def test_a_margin_below_the_positive(index):
+    # cos 18 = 0.951, 90% of which is 0.856: more than cos 38, less than cos 8.
+    assert mined(index, {"q": {"d20": 1}}) == [["20", "0"]]
+    assert mined(index, {"q": {"d20": 1}}, margin=0.1) == [["20", "40"]]
+    # The positive is not among the first two: its score is computed.
+    assert mined(index, {"q": {"d70": 1}}, ranks=(1, 5), margin=0.0) == [["70", "100"]]
+    assert mined(index, {"q": {"d70": 1}}, ranks=(1, 1), margin=0.0) == []
+
+
+def test_texts_from_elsewhere():
+    index = indexes.Flat()
+    index.add(list(TEXTS), Compass().encode_document(TEXTS.values()))
+    assert mined(index, {"q": {"d10": 1}}, documents=TEXTS) == [["10", "0"]]
+    with pytest.raises(InvalidArgumentError, match=r"document 'd10' has no text; give documents=\{id: text\}"):
+        mined(index, {"q": {"d10": 1}})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"negatives": 0}, "negatives=0; expected an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size=0; expected"),
+        ({"ranks": (0, 5)}, r"ranks=\(0, 5\); expected \(first, last\), counted from 1"),
+        ({"ranks": (3, 4), "negatives": 3}, "with room for 3 negatives"),
+        ({"margin": 1.0}, "margin=1.0; expected a share"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(index, options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        mined(index, {"q": {"d0": 1}}, **options)
+
+
+def test_unknown_ids_are_named(index):
+    with pytest.raises(InvalidArgumentError, match="query 'x' is judged, but has no text"):
+        mined(index, {"x": {"d0": 1}})
+    with pytest.raises(UnknownIdError, match="nowhere"):
+        mined(index, {"q": {"nowhere": 1}})
+
+
+def test_a_late_interaction_teacher(minilm):
+    teacher = ColBERT.from_dense(minilm, device="cpu")
+    examples = TrainingSet(["where is Rome?", "rust?"], [["On the Tiber.", "A novel."], ["A novel.", "Iron oxide."]])
+    scored = teacher_scores(teacher, examples)
+    for query, documents, scores in zip(examples.queries, examples.documents, scored.scores, strict=True):
+        expected = teacher.scores([query] * 2, list(documents), tqdm_bar=False)
+        assert scores == pytest.approx(expected.tolist(), abs=1e-4)
+    assert scored.documents == examples.documents
+    assert teacher_scores(teacher, TrainingSet([], [])).scores == []
+
+
+def test_a_cross_encoder_teacher(minilm):
+    teacher = CrossEncoder(minilm, num_labels=1, device="cpu", config_kwargs={"num_hidden_layers": 1})
+    examples = TrainingSet(["where is Rome?"], [["On the Tiber.", "A novel.", "Iron oxide."]])
+    expected = teacher.predict([("where is Rome?", text) for text in examples.documents[0]])
+    assert teacher_scores(teacher, examples).scores == [pytest.approx(expected.tolist(), abs=1e-6)]
+
+
+def test_what_cannot_teach_is_refused():
+    with pytest.raises(InvalidArgumentError, match="received a teacher of type str; expected a CrossEncoder or a late"):
+        teacher_scores("teacher", TrainingSet(["q"], [["x"]]))
