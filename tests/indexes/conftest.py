@@ -9,6 +9,9 @@ KINDS = {
     "flat-memory": lambda folder: indexes.Flat(),
     "flat-disk": lambda folder: indexes.Flat(folder),
     "flat-disk-float16": lambda folder: indexes.Flat(folder, dtype="float16"),
+    "ivf-memory": lambda folder: indexes.IVF(),
+    "ivf-disk": lambda folder: indexes.IVF(folder),
+    "ivf-disk-4-bit": lambda folder: indexes.IVF(folder, nbits=4),
 }
 
 

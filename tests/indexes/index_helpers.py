@@ -5,7 +5,9 @@ import os
 import traceback
 
 import numpy as np
+import pytest
 
+from latelier import indexes
 from naive import naive_matrix
 
 
@@ -28,6 +30,21 @@ def check_hits(hits, expected):
     assert [[hit.id for hit in row] for row in hits] == [[id for id, _ in row] for row in expected]
     for row, wanted in zip(hits, expected, strict=True):
         np.testing.assert_allclose([hit.score for hit in row], [score for _, score in wanted], rtol=1e-5, atol=1e-5)
+
+
+def about(index, score):
+    """Return what a score must equal: `Flat` keeps vectors as they are, a coded index rounds each number."""
+    return score if isinstance(index, indexes.Flat) else pytest.approx(score, rel=1e-2)
+
+
+def check_stored(index, stored, given):
+    """Compare vectors that came back with those that were given: exactly, or to the step of the index's codes."""
+    if isinstance(index, indexes.Flat):
+        np.testing.assert_array_equal(stored, given)
+        return
+    # A step of 8-bit codes, and 1/128 for the rounding of scales; 16 levels of the normal distribution at 4 bits.
+    step = np.abs(given).max(axis=1) / 100 if index.nbits == 8 else np.linalg.norm(given, axis=1) / 4
+    assert (np.abs(np.asarray(stored) - given) <= step[:, None]).all()
 
 
 def contents(index):

@@ -100,7 +100,7 @@ def test_a_snapshot_answers_after_its_segments_were_compacted_away(tmp_path):
         index.compact()
         assert len(folders(index)) == 1
         best = TopK(1, 3)
-        index._search(snapshot.parts(), indexes.matrices.pack_queries(np.ones((1, 1)), 1), best)
+        index._search(snapshot, snapshot.parts(), indexes.matrices.pack_queries(np.ones((1, 1)), 1), best)
         assert snapshot.ids(best.numbers[0]) == ["c", "b", "a"]
         assert [hit.id for hit in index.search(np.ones((1, 1)))[0]] == ["c", "a"]
 
@@ -186,9 +186,9 @@ def test_recall_is_measured_not_assumed():
     """An index whose search leaves out the best document, or returns the worst ones, is found out."""
 
     class Lossy(indexes.Flat):
-        def _search(self, parts, queries, best):
+        def _search(self, snapshot, parts, queries, best):
             parts = [segments.Part(part.segment, part.positions[1::2]) for part in parts]
-            super()._search(parts, queries, best)
+            super()._search(snapshot, parts, queries, best)
 
     index = Lossy()
     index.add(range(40), matrices([3] * 40))

@@ -2,7 +2,8 @@
 
 from latelier.indexes.base import Hit, Id, Index, Parameters, Record
 from latelier.indexes.flat import Flat
+from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
 from latelier.indexes.report import CheckReport, Damage, VerifyReport
 
-__all__ = ["CheckReport", "Damage", "Flat", "Hit", "Id", "Index", "Parameters", "Record", "VerifyReport", "open"]
+__all__ = ["IVF", "CheckReport", "Damage", "Flat", "Hit", "Id", "Index", "Parameters", "Record", "VerifyReport", "open"]

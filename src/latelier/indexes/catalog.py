@@ -15,6 +15,7 @@ from latelier.indexes.segment_files import Files
 from latelier.indexes.values import fold_name
 
 __all__ = [
+    "DerivedRow",
     "SegmentRow",
     "all_ids",
     "count_documents",
@@ -24,10 +25,12 @@ __all__ = [
     "ids_between",
     "insert_documents",
     "insert_segment",
+    "read_derived",
     "read_segments",
     "read_setting",
     "remove_documents",
     "tombstones",
+    "write_derived",
 ]
 
 _CHUNK = 500  # parameters of one statement
@@ -45,9 +48,29 @@ class SegmentRow(NamedTuple):
     files: Files
 
 
+class DerivedRow(NamedTuple):
+    """Arrays that were made from the documents and can be made again, kept like a segment."""
+
+    name: str
+    files: Files
+
+
 def read_setting(connection: sqlite3.Connection, name: str) -> Any:
     """Return one value of the configuration."""
     return json.loads(connection.execute("SELECT value FROM setting WHERE name = ?", (name,)).fetchone()[0])
+
+
+def read_derived(connection: sqlite3.Connection) -> DerivedRow | None:
+    """Return what the index has derived from its documents, if anything."""
+    row = connection.execute("SELECT value FROM setting WHERE name = 'derived'").fetchone()
+    return None if row is None else DerivedRow(*json.loads(row[0]))
+
+
+def write_derived(connection: sqlite3.Connection, row: DerivedRow | None) -> None:
+    """Set what the index has derived from its documents."""
+    connection.execute("DELETE FROM setting WHERE name = 'derived'")
+    if row is not None:
+        connection.execute("INSERT INTO setting VALUES ('derived', ?)", (json.dumps(row),))
 
 
 def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:

@@ -15,6 +15,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.indexes.segments import Part
+from latelier.indexes.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
 from latelier.scores.packed import maxsim
 from latelier.scores.topk import TopK
@@ -93,7 +94,7 @@ class Flat(StoredIndex):
     def _decode(self, part: Part) -> TokenEmbeddings:
         return TokenEmbeddings(part.rows("vectors"), np.concatenate([[0], np.cumsum(part.lengths)]))
 
-    def _search(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+    def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         for part in parts:
             documents = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
             for positions in _blocks(part, len(queries)):

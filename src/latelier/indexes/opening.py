@@ -7,11 +7,12 @@ from pathlib import Path
 from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.flat import Flat
+from latelier.indexes.ivf import IVF
 from latelier.indexes.storage import stored_settings
 
 __all__ = ["open"]
 
-_KINDS = {Flat.kind: Flat}
+_KINDS: dict[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
 
 
 def open(path: PathLike, *, read_only: bool = False) -> Index:

@@ -13,7 +13,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.base import Id
-from latelier.indexes.catalog import SegmentRow, read_segments, read_setting, tombstones
+from latelier.indexes.catalog import DerivedRow, SegmentRow, read_derived, read_segments, read_setting, tombstones
 from latelier.indexes.segment_files import Segments
 from latelier.indexes.segments import Part, Segment
 from latelier.indexes.sqlite import Connection
@@ -28,6 +28,13 @@ class _Entry(NamedTuple):
     part: Part | CorruptedIndexError
 
 
+class _Derived(NamedTuple):
+    """The row of derived arrays, and the arrays or why they cannot be read."""
+
+    row: DerivedRow
+    segment: Segment | CorruptedIndexError
+
+
 class Snapshot:
     """What one commit holds.
 
@@ -39,10 +46,15 @@ class Snapshot:
         Numbers per token, ``None`` if there is no document.
     entries
         The segments in the order of insertion.
+    derived
+        What the index has made of its documents.
     """
 
-    def __init__(self, generation: int, dim: int | None, entries: Sequence[_Entry]) -> None:
+    def __init__(
+        self, generation: int, dim: int | None, entries: Sequence[_Entry], derived: _Derived | None = None
+    ) -> None:
         self.generation = generation
+        self._derived = derived
         self.dim = dim if entries else None
         self.entries = {entry.row.name: entry for entry in entries}
         self._firsts = np.array([entry.row.first for entry in entries], dtype="int64")
@@ -50,8 +62,16 @@ class Snapshot:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a segment cannot be read."""
-        return any(isinstance(entry.part, CorruptedIndexError) for entry in self._entries)
+        """Whether a segment, or what was derived from them, cannot be read."""
+        derived = [] if self._derived is None else [self._derived.segment]
+        return any(isinstance(part, CorruptedIndexError) for part in (*(e.part for e in self._entries), *derived))
+
+    @property
+    def derived(self) -> dict[str, np.ndarray] | None:
+        """Arrays that the index has made of its documents; ``None`` without, and where they cannot be read."""
+        if self._derived is None or isinstance(self._derived.segment, CorruptedIndexError):
+            return None
+        return self._derived.segment.arrays
 
     @property
     def documents(self) -> int:
@@ -133,7 +153,19 @@ def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot
             entries.append(_Entry(row, open_part(connection, segments, row, segment)))
         except CorruptedIndexError as error:
             entries.append(_Entry(row, error))
-    return Snapshot(generation, read_setting(connection, "dim"), entries)
+    derived = _load_derived(connection, segments, previous)
+    return Snapshot(generation, read_setting(connection, "dim"), entries, derived)
+
+
+def _load_derived(connection: Connection, segments: Segments, previous: Snapshot | None) -> _Derived | None:
+    row = read_derived(connection)
+    known = previous._derived if previous else None
+    if row is None or (known is not None and known.row == row and isinstance(known.segment, Segment)):
+        return known if row is not None else None
+    try:
+        return _Derived(row, segments.open(row.name, row.files))
+    except CorruptedIndexError as error:
+        return _Derived(row, error)
 
 
 def open_part(connection: Connection, segments: Segments, row: SegmentRow, segment: Segment | None = None) -> Part:

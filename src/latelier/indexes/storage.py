@@ -217,9 +217,22 @@ class Storage:
         # As the only writer: what the catalog does not name now is not about to be named either. Should another
         # writer have come in between and be at work for long, the space is given back by the next call.
         with suppress(StorageError), self._connections.writing() as begin_transaction:
-            referenced = {row.name for row in catalog.read_segments(begin_transaction())}
+            referenced = _referenced(begin_transaction())
             self._segments.delete(set(self._segments.names()) - referenced)
             schema.give_back_pages(begin_transaction())
+
+    def derive(self, arrays: Arrays | None) -> None:
+        """Keep arrays that were made from the documents, in the place of earlier ones, in one transaction.
+
+        They may be behind: nothing here compares them with the documents.
+
+        Parameters
+        ----------
+        arrays
+            What to keep, ``None`` for nothing.
+        """
+        with self._writing(lambda parts: {}) as begin:
+            begin().derive(arrays)
 
     def verify(self) -> VerifyReport:
         """Read everything and compare it with what was written."""
@@ -274,7 +287,7 @@ class Storage:
     def _delete_unreferenced(self, names: Sequence[str]) -> None:
         # Ask, rather than trust that the commit failed: a disk may report an error after it has done the work.
         with suppress(LatelierError):
-            self._segments.delete(set(names) - {row.name for row in self._ask(catalog.read_segments)})
+            self._segments.delete(set(names) - self._ask(_referenced))
 
 
 def stored_settings(path: Path) -> dict[str, Any]:
@@ -295,6 +308,12 @@ def stored_settings(path: Path) -> dict[str, Any]:
     if settings is None:
         raise IndexFormatError(f"there is no index in {path}; create one with indexes.Flat(path).")
     return settings
+
+
+def _referenced(connection: Connection) -> set[str]:
+    """Names of everything that the catalog says is there."""
+    derived = catalog.read_derived(connection)
+    return {row.name for row in catalog.read_segments(connection)} | ({derived.name} if derived else set())
 
 
 def _refuse_unknown(ids: Sequence[Id], found: Container[Id]) -> None:

@@ -8,9 +8,9 @@ have been checked.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
@@ -24,11 +24,14 @@ from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport, VerifyReport
 from latelier.indexes.segments import Part, merge_rows
 from latelier.indexes.settings import Settings
+from latelier.indexes.snapshot import Snapshot
 from latelier.indexes.storage import Storage
 from latelier.indexes.values import as_id, as_ids, is_single_id
 from latelier.scores.topk import TopK
 
-__all__ = ["SEGMENT_BYTES", "StoredIndex"]
+__all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive"]
+
+Search: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
 # Of float vectors, held in memory while they are written; also the size up to which segments are merged.
 SEGMENT_BYTES = 256 << 20
@@ -75,8 +78,8 @@ class StoredIndex(Index):
         """Return the vectors of stored documents."""
 
     @abstractmethod
-    def _search(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        """Offer documents of `parts`, which hold all that may be found, to `best`."""
+    def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+        """Offer documents of `parts`, which hold all of the snapshot that may be found, to `best`."""
 
     def _merge(self, parts: Sequence[Part]) -> dict[str, np.ndarray]:
         """Return the arrays for the documents of several parts; the default copies the rows of their tokens."""
@@ -129,14 +132,20 @@ class StoredIndex(Index):
         self, queries: Any, k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
     ) -> list[list[Hit]]:
         """See `Index.search`."""
-        k = _positive(k, "k")
+        return self._find(self._search, queries, k, filter, parameters)
+
+    def _find(
+        self, search: Search, queries: Any, k: int, filter: str | None, parameters: Parameters
+    ) -> list[list[Hit]]:
+        """Check the arguments of a search, have it done by `search`, and name what it has found."""
+        k = positive(k, "k")
         if filter is None:
             snapshot, allowed = self._storage.snapshot(), None
         else:
             snapshot, allowed = self._storage.select(filter, parameters)
         packed = pack_queries(queries, snapshot.dim)
         best = TopK(len(packed), min(k, max(1, snapshot.documents)))
-        self._search(snapshot.parts(allowed), packed, best)
+        search(snapshot, snapshot.parts(allowed), packed, best)
         ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
         return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
 
@@ -167,7 +176,7 @@ class StoredIndex(Index):
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """See `Index.check`."""
-        return measure_recall(self, _positive(k, "k"), _positive(queries, "queries"))
+        return measure_recall(self, positive(k, "k"), positive(queries, "queries"))
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""
@@ -197,15 +206,20 @@ class StoredIndex(Index):
             return f"{type(self).__name__}(0 documents, {where})"
         return (
             f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={snapshot.dim}, "
-            f"{self.dtype}, {where})"
+            f"{self._describe()}, {where})"
         )
+
+    def _describe(self) -> str:
+        """Return what `repr` says of the stored numbers."""
+        return self.dtype
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
         documents = Documents(*given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress)
         self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_bytes)
 
 
-def _positive(value: object, name: str) -> int:
+def positive(value: object, name: str) -> int:
+    """Return an integer of at least 1, or say what was given instead."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
         return int(value)
     raise InvalidArgumentError(f"received {name}={value!r}; expected an integer of at least 1.")

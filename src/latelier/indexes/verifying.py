@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes import catalog, schema
-from latelier.indexes.catalog import SegmentRow
+from latelier.indexes.catalog import DerivedRow, SegmentRow
 from latelier.indexes.connections import Connections
 from latelier.indexes.report import Damage, VerifyReport
 from latelier.indexes.segment_files import Segments
@@ -24,12 +24,16 @@ def verify(connections: Connections, segments: Segments) -> VerifyReport:
     try:
         with connections.reading() as connection:
             rows, problem = catalog.read_segments(connection), schema.integrity(connection)
+            derived = catalog.read_derived(connection)
     except CorruptedIndexError as error:
-        rows, problem = [], str(error)
+        rows, derived, problem = [], None, str(error)
     damages = [Damage(schema.CATALOG, problem, ())] if problem else []
     for row in rows:
         damages += _segment_damages(connections, segments, row)
-    files = sum(len(row.files) for row in rows) + (connections.where != "in memory")
+    if derived is not None:
+        damages += _derived_damages(connections, segments, derived)
+    files = sum(len(row.files) for row in rows) + (0 if derived is None else len(derived.files))
+    files += connections.where != "in memory"
     return VerifyReport(files=files, damages=tuple(damages))
 
 
@@ -43,6 +47,15 @@ def _segment_damages(connections: Connections, segments: Segments, row: SegmentR
             return []
         ids = tuple(catalog.ids_between(connection, row.first, row.last))
     return [Damage(file, reason, ids) for file, reason in found]
+
+
+def _derived_damages(connections: Connections, segments: Segments, row: DerivedRow) -> list[Damage]:
+    found = list(segments.damage(row.name, row.files))
+    with connections.reading() as connection:
+        if catalog.read_derived(connection) != row:
+            return []
+    # No document is lost with what was made from them.
+    return [Damage(file, reason, ()) for file, reason in found]
 
 
 def _is_current(connection: Connection, row: SegmentRow) -> bool:

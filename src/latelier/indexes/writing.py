@@ -117,6 +117,17 @@ class Writer:
         self._write(merged)
         self._rows.sort(key=lambda row: row.first)
 
+    def derive(self, arrays: Arrays | None) -> None:
+        """Put arrays made from the documents in the place of earlier ones; ``None`` leaves none."""
+        before = catalog.read_derived(self._connection)
+        if before is not None:
+            self.dropped.append(before.name)
+        row = None
+        if arrays is not None:
+            row = catalog.DerivedRow(*self._segments.write(arrays))
+            self.written.append(row.name)
+        catalog.write_derived(self._connection, row)
+
     def finish(self) -> None:
         """Make the changes a new generation."""
         write_setting(self._connection, "next_number", self._next)

@@ -1,0 +1,115 @@
+"""Cells: groups of similar tokens around centroids, and which documents have a token in each.
+
+Centroids come in two levels. A token belongs to the nearest of the few groups, and there to the nearest cell. Postings
+name documents by their place in `numbers`, the documents' numbers in the catalog. A number stands for the same vectors
+for ever, so cells stay true whatever happens to segments; documents that came later are simply not in them yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from latelier.scores.kernels.codes import byte_width
+from latelier.scores.kernels.probing import NO_LANE
+from latelier.scores.kernels.vectors import LANES
+
+__all__ = ["Cells", "Centroids", "pack_centroids"]
+
+
+class Centroids(NamedTuple):
+    """Two levels of centroids, in lanes as kernels read them; a cell's number is that of its lane.
+
+    Attributes
+    ----------
+    top, top_start
+        ``(groups / 16, width / 4, 16, 4)`` int8, and what their sums start with ``(.., 16)`` int32.
+    cells, cell_start
+        The same for cells; each group begins a new row of lanes.
+    ranges
+        ``(groups + 1,)`` int64: which rows of lanes hold the cells of a group.
+    fit
+        ``(4,)`` float64: how many tokens there were at training, how similar they were to the centroids of their cells
+        on average, and the same for the documents that have been added since; and the dim.
+    """
+
+    top: np.ndarray
+    top_start: np.ndarray
+    cells: np.ndarray
+    cell_start: np.ndarray
+    ranges: np.ndarray
+    fit: np.ndarray
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of cells, those included that hold none."""
+        return self.cell_start.size
+
+
+class Cells(NamedTuple):
+    """Centroids and postings.
+
+    Attributes
+    ----------
+    centroids
+        See `Centroids`.
+    numbers
+        ``(documents,)`` int64: the documents' numbers in the catalog, ascending.
+    offsets, documents
+        Where each cell's postings begin ``(lanes + 1,)`` int64, and the postings, int32: places in `numbers`.
+    """
+
+    centroids: Centroids
+    numbers: np.ndarray
+    offsets: np.ndarray
+    documents: np.ndarray
+
+    def fits(self, dim: int) -> bool:
+        """Whether the cells are of tokens of this dim."""
+        return 4 * self.centroids.top.shape[1] == byte_width(dim) and int(self.centroids.fit[3]) == dim
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all arrays by name, to be stored."""
+        own = {name: array for name, array in self._asdict().items() if name != "centroids"}
+        return {**own, **{f"centroids_{name}": array for name, array in self.centroids._asdict().items()}}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Cells:
+        """Return what `arrays` was made of."""
+        centroids = Centroids(*(arrays[f"centroids_{name}"] for name in Centroids._fields))
+        return cls(centroids, arrays["numbers"], arrays["offsets"], arrays["documents"])
+
+
+def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Arrange centroids in lanes.
+
+    Parameters
+    ----------
+    centroids
+        ``(n, dim)`` float32.
+    width
+        Bytes per token, at least the dim; the rest is zero.
+    scale
+        What a code of 1 stands for: common to all centroids that are to be compared.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Lanes ``(n / 16, width / 4, 16, 4)`` int8, and their starting sums ``(n / 16, 16)`` int32, lower than any dot
+        product in lanes that hold no centroid.
+
+    Examples
+    --------
+    >>> lanes, start = pack_centroids(np.array([[1.0, 0.5]]), width=4, scale=0.01)
+    >>> lanes[0, 0, 0].tolist(), start[0, :2].tolist() == [-128 * 150, NO_LANE]
+    ([100, 50, 0, 0], True)
+    """
+    rows = -(-len(centroids) // LANES)
+    codes = np.zeros((rows * LANES, width), dtype="int8")
+    codes[: len(centroids), : centroids.shape[1]] = np.rint(centroids / scale).clip(-127, 127)
+    start = -128 * codes.sum(axis=1, dtype="int32")
+    start[len(centroids) :] = NO_LANE
+    lanes = codes.reshape(rows, LANES, width // 4, 4).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(lanes), start.reshape(rows, LANES)

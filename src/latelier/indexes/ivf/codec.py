@@ -1,0 +1,86 @@
+"""What an index keeps of a token: its signs, and a code of 8, 4, 2 or 1 bits per number with a scale.
+
+The numbers themselves are described with the kernels, in `latelier.scores.kernels.codes`. Every token is coded by
+itself, so documents are stored as they come, before anything is known of the others, and merging copies rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.segments import Part, Segment
+from latelier.scores.kernels.codes import decode_documents, encode_tokens, sign_words
+
+__all__ = ["Codec"]
+
+SIGNS, CODES, SCALES = "signs", "codes", "scales"
+
+
+class Codec(NamedTuple):
+    """How tokens of one dim are coded.
+
+    Parameters
+    ----------
+    bits
+        8, 4, 2 or 1.
+    dim
+        Numbers per token.
+
+    Examples
+    --------
+    >>> codec = Codec(bits=8, dim=2)
+    >>> arrays = codec.encode(TokenEmbeddings.from_list([[[1.0, -0.5]]]))
+    >>> {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    {'signs': ('uint32', (1, 1)), 'scales': ('uint16', (1,)), 'codes': ('uint8', (1, 2))}
+    """
+
+    bits: int
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Bits, dim and sign words, as kernels take them."""
+        return self.bits, self.dim, sign_words(self.dim)
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Bytes of a token's signs, code and scale."""
+        words = 4 * sign_words(self.dim)
+        return words, self.dim if self.bits == 8 else (self.bits - 1) * words, 2
+
+    def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        """Return the arrays to store, one row per token.
+
+        Parameters
+        ----------
+        embeddings
+            float32.
+        """
+        vectors = np.ascontiguousarray(embeddings.vectors)
+        tokens, words = len(vectors), sign_words(self.dim)
+        signs, scales = np.empty((tokens, words), dtype="uint32"), np.empty(tokens, dtype="uint16")
+        codes = np.empty((tokens if self.bits == 8 else 0, self.dim), dtype="uint8")
+        planes = np.empty((tokens if self.bits < 8 else 0, self.bits - 1, words), dtype="uint32")
+        encode_tokens(vectors, self.bits, signs, codes, planes, scales)
+        stored = {SIGNS: signs, SCALES: scales}
+        if self.bits > 1:
+            stored[CODES] = codes if self.bits == 8 else planes
+        return stored
+
+    def addresses(self, segment: Segment) -> tuple[int, int, int]:
+        """Return where the signs, codes and scales of a segment begin in memory."""
+        arrays = segment.arrays
+        codes = arrays[CODES].ctypes.data if self.bits > 1 else 0
+        return arrays[SIGNS].ctypes.data, codes, arrays[SCALES].ctypes.data
+
+    def decode(self, part: Part) -> TokenEmbeddings:
+        """Return the vectors of stored documents."""
+        bases, offsets = self.addresses(part.segment), part.segment.offsets
+        starts = [base + offsets[:-1] * stride for base, stride in zip(bases, self.strides, strict=True)]
+        vectors = np.empty((int(part.lengths.sum()), self.dim), dtype="float32")
+        documents = (starts[0], starts[1], starts[2], np.diff(offsets))
+        decode_documents(documents, part.positions, self.shape, vectors)
+        return TokenEmbeddings(vectors, np.concatenate([[0], np.cumsum(part.lengths)]))

@@ -1,0 +1,89 @@
+"""How much of the index a search looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from latelier.errors import InvalidArgumentError
+
+__all__ = ["Effort", "EffortName", "Knobs", "choose_knobs"]
+
+EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
+Effort: TypeAlias = "EffortName | float"
+
+_FACTORS = {"fast": 0.5, "balanced": 1.0}
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The widths of the stages of a search.
+
+    Parameters
+    ----------
+    nprobe
+        Cells that each query token visits.
+    candidates
+        Documents whose signs are compared, of those that were found in the cells.
+    rerank
+        Documents that are scored by their codes.
+    exact
+        Score all documents by their codes, and ignore the rest.
+    """
+
+    nprobe: int
+    candidates: int
+    rerank: int
+    exact: bool = False
+
+
+def choose_knobs(
+    k: int, effort: object, nprobe: object = None, candidates: object = None, rerank: object = None
+) -> Knobs:
+    """Return the knobs for an effort, but for those that are given.
+
+    Parameters
+    ----------
+    k
+        Hits wanted.
+    effort
+        ``"fast"``, ``"balanced"``, ``"exact"``, or a number by which the knobs of ``"balanced"`` are multiplied.
+    nprobe, candidates, rerank
+        Positive integers, or ``None``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one of them is something else.
+
+    Examples
+    --------
+    >>> choose_knobs(10, "balanced")
+    Knobs(nprobe=24, candidates=1000, rerank=100, exact=False)
+    >>> choose_knobs(10, 2.0, rerank=50)
+    Knobs(nprobe=48, candidates=2000, rerank=50, exact=False)
+    """
+    factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
+    if effort == "exact":
+        factor = 1.0
+    if isinstance(factor, bool) or not isinstance(factor, (int, float, np.number)) or not 0 < factor < 1e6:
+        raise InvalidArgumentError(
+            f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
+        )
+    chosen_rerank = _given(rerank, "rerank", max(k, round(factor * (60 + 4 * k))))
+    return Knobs(
+        nprobe=_given(nprobe, "nprobe", max(1, round(24 * factor))),
+        candidates=_given(candidates, "candidates", max(chosen_rerank, round(factor * max(1000, 20 * k)))),
+        rerank=chosen_rerank,
+        exact=effort == "exact",
+    )
+
+
+def _given(value: object, name: str, otherwise: int) -> int:
+    if value is None:
+        return otherwise
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
+        return int(value)
+    raise InvalidArgumentError(f"received {name}={value!r}; expected an integer of at least 1, or None.")

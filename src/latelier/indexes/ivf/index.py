@@ -1,0 +1,243 @@
+"""`IVF`: tokens as codes, documents found by cells, signs and codes; the index for more than some thousand documents.
+
+Documents are stored coded, each by itself, and are searchable as soon as they are committed: by comparing the signs of
+all of them, and once there are enough, by cells. Cells are made from the documents, in the writing call that makes
+them pay, after its commit: a search never waits for them, and a process that is killed meanwhile loses nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.indexes.base import Hit, Parameters, PathLike
+from latelier.indexes.ivf.cells import Cells
+from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.effort import Effort, Knobs, choose_knobs
+from latelier.indexes.ivf.filling import fill_cells
+from latelier.indexes.ivf.growth import Growth, needed_growth
+from latelier.indexes.ivf.search import Scope, search_one
+from latelier.indexes.ivf.table import Table
+from latelier.indexes.ivf.training import train_centroids
+from latelier.indexes.segments import Part
+from latelier.indexes.snapshot import Snapshot
+from latelier.indexes.stored import StoredIndex, positive
+from latelier.scores.kernels.codes import BITS
+from latelier.scores.threads import for_ranges
+from latelier.scores.topk import TopK
+
+__all__ = ["IVF"]
+
+# What a write holds at once, in multiples of a batch of floating vectors: the parts it was read in, the same put
+# together, their codes, and as much again for whatever the caller makes them from.
+_MEMORY_BATCHES = 4
+# For sharing queries out among threads, as multiplications: a few queries at a time.
+_QUERY_WORK = 1 << 25
+
+
+class IVF(StoredIndex):
+    """An approximate index of coded tokens.
+
+    Parameters
+    ----------
+    path
+        Folder of the index, made if it does not exist; ``None`` keeps it in memory.
+    nbits
+        Bits per number: 8 (the default), 4, 2 or 1. Fixed when the index is made. At 128 dims a token takes 150, 75,
+        45 or 30 bytes on disk, all included.
+    read_only
+        Never write. Set by itself where the folder cannot be written.
+    memory_limit
+        About how many bytes a write may take, however much is written.
+
+    Raises
+    ------
+    IndexFormatError
+        If the folder holds something else, or an index of another kind or of a newer version.
+    InvalidArgumentError
+        If the index in the folder has another number of bits.
+
+    Examples
+    --------
+    >>> index = IVF(nbits=4)
+    >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
+    >>> [[hit]] = index.search(np.array([[0.0, 1.0, 0.0, 0.0]]), k=1)
+    >>> hit.id, round(hit.score, 2)
+    ('a', 0.99)
+    >>> index
+    IVF(2 documents, 8 tokens, dim=4, 4-bit, in memory)
+    """
+
+    kind = "ivf"
+    dtype = "float32"
+
+    def __init__(
+        self,
+        path: PathLike | None = None,
+        *,
+        nbits: Literal[8, 4, 2, 1] | None = None,
+        read_only: bool = False,
+        memory_limit: int = 1 << 30,
+    ) -> None:
+        if nbits not in (None, *BITS):
+            raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
+        segment_bytes = max(1, positive(memory_limit, "memory_limit") // _MEMORY_BATCHES)
+        super().__init__(path, {"nbits": nbits or 8}, read_only=read_only, segment_bytes=segment_bytes)
+        self._seen: tuple[Snapshot, Table, Cells | None] | None = None
+        self._looking = threading.Lock()
+        if nbits not in (None, self.nbits):
+            self.close()
+            raise InvalidArgumentError(
+                f"received nbits={nbits!r}, but the index in {path} has {self.nbits}, which is fixed; leave it out, or "
+                "make a new index."
+            )
+
+    @property
+    def nbits(self) -> int:
+        """Bits per number."""
+        return int(self._storage.configuration["nbits"])
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        parameters: Parameters = (),
+        effort: Effort = "balanced",
+        nprobe: int | None = None,
+        candidates: int | None = None,
+        rerank: int | None = None,
+    ) -> list[list[Hit]]:
+        """Return the `k` best documents of each query, or nearly: see `Index.search`.
+
+        Parameters
+        ----------
+        queries, k, filter, parameters
+            As for any index.
+        effort
+            ``"balanced"`` (the default), ``"fast"``, which looks at half as much, ``"exact"``, which scores the codes
+            of all documents, or a number: 2.0 looks at twice as much as ``"balanced"``. `check` says what it buys.
+        nprobe
+            Cells that each query token visits, in place of what the effort says.
+        candidates
+            Documents found in cells whose signs are compared.
+        rerank
+            Documents whose codes are scored.
+
+        Returns
+        -------
+        list of list of Hit
+            One list per query, best first. Scores are those of the stored codes, in single precision.
+
+        Raises
+        ------
+        EmbeddingsError
+            If a query has no token, NaN or infinity, or another dim than the index.
+        InvalidArgumentError
+            If `k` or one of the knobs is not a positive integer, the effort is unknown, or the filter cannot be
+            evaluated.
+
+        Examples
+        --------
+        >>> index = IVF()
+        >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
+        >>> [hit.id for hit in index.search(np.eye(4)[:2], k=2, effort="exact")[0]]
+        ['a', 'b']
+        """
+        knobs = choose_knobs(positive(k, "k"), effort, nprobe, candidates, rerank)
+        return self._find(partial(self._search, knobs=knobs), queries, k, filter, parameters)
+
+    def compact(self, *, show_progress: bool = False) -> None:
+        """Merge what many writes have scattered, and bring cells up to date; see `Index.compact`.
+
+        Cells are made anew where documents have drifted away from them, have more than doubled, or have been removed
+        in numbers.
+
+        Parameters
+        ----------
+        show_progress
+            Count documents on stderr.
+        """
+        super().compact(show_progress=show_progress)
+        self._grow(compacting=True)
+
+    def close(self) -> None:
+        """See `Index.close`."""
+        super().close()
+        self._seen = None
+
+    def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        return Codec(self.nbits, embeddings.dim).encode(embeddings)
+
+    def _decode(self, part: Part) -> TokenEmbeddings:
+        return Codec(self.nbits, self._storage.snapshot().dim or 0).decode(part)
+
+    def _describe(self) -> str:
+        return f"{self.nbits}-bit"
+
+    def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
+        super()._write(given, replace=replace, show_progress=show_progress)
+        # What was to be written is committed; cells that do not fit on the disk now are tried again by the next write.
+        with suppress(StorageError):
+            self._grow()
+
+    def _search(
+        self,
+        snapshot: Snapshot,
+        parts: Sequence[Part],
+        queries: TokenEmbeddings,
+        best: TopK,
+        knobs: Knobs | None = None,
+    ) -> None:
+        if not parts:
+            return
+        table, cells = self._look(snapshot)
+        if sum(len(part.positions) for part in parts) == len(table.living):
+            scope = Scope(table, cells, np.zeros(0, "uint8") if table.all_alive else table.alive, table.living)
+        else:
+            mask = table.mask(parts)
+            scope = Scope(table, cells, mask, np.flatnonzero(mask))
+        knobs = knobs or choose_knobs(best.k, "balanced")
+
+        vectors, offsets = queries.vectors, queries.offsets
+
+        def search(first: int, last: int) -> None:
+            for i in range(first, last):
+                found = search_one(scope, vectors[offsets[i] : offsets[i + 1]], best.k, knobs)
+                best.scores[i], best.numbers[i] = found.scores, found.numbers
+
+        for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
+
+    def _look(self, snapshot: Snapshot) -> tuple[Table, Cells | None]:
+        """Return the documents and cells of a snapshot, made once."""
+        with self._looking:
+            if self._seen is None or self._seen[0] is not snapshot:
+                codec = Codec(self.nbits, snapshot.dim or 0)
+                cells = None if snapshot.derived is None else Cells.from_arrays(snapshot.derived)
+                if cells is not None and not cells.fits(codec.dim):
+                    cells = None  # of documents that are all gone: the index has been filled anew
+                known = np.zeros(0, dtype="int64") if cells is None else cells.numbers
+                self._seen = snapshot, Table(snapshot.parts(), codec, known), cells
+            return self._seen[1], self._seen[2]
+
+    def _grow(self, *, compacting: bool = False) -> None:
+        """Make cells, or fill them up, where that is due."""
+        snapshot = self._storage.snapshot()
+        if not snapshot.documents:
+            return
+        table, cells = self._look(snapshot)
+        growth = needed_growth(table, cells, compacting=compacting)
+        if growth is Growth.TRAIN:
+            living = np.flatnonzero(table.alive)
+            living = living[np.argsort(table.numbers[living], kind="stable")]
+            self._storage.derive(fill_cells(train_centroids(table, living), table, living).arrays())
+        elif growth is Growth.FILL and cells is not None:
+            self._storage.derive(fill_cells(cells.centroids, table, table.fresh, cells).arrays())

@@ -1,0 +1,354 @@
+"""Integer dot products for processors with AVX-512 VNNI: documents reranked, centroids compared, tokens assigned.
+
+Bytes of rows are unsigned (shifted by 128), those of lanes signed, and what the shift adds is taken off beforehand, in
+the starting sums: see `vnni`. `dots_portable` has the same functions for all other processors, and equal results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from latelier.scores.kernels.codes import load_rows, load_scales
+from latelier.scores.kernels.jit import kernel
+from latelier.scores.kernels.memory import prefetch
+from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
+
+__all__ = ["assign_rows", "assign_within", "group_dots", "lane_dots", "rerank_scores"]
+
+_OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
+_LOWEST = np.int32(-(1 << 31))
+_AHEAD = 2
+
+
+def _max_of(count: int) -> Any:
+    """Make the instruction sequence for the first `count` bytes of the query's numbers."""
+
+    @intrinsic
+    def max_of_rows(
+        typing_context: Any, rows: Any, scales: Any, lanes: Any, start: Any, best: Any, words: Any, groups: Any
+    ) -> Any:
+        """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
+
+        All but the last two are addresses: of the rows ``(8, words * 4)`` uint8, their scales ``(8,)`` float32, packed
+        lanes ``(words, 16, 4)`` int8 of the query's first bytes (those of the next bytes follow `groups` groups
+        later), their starting sums ``(16,)`` int32 (the same) and the maxima ``(16,)`` float32.
+        """
+        signature = types.void(*[types.int64] * 7)
+
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            rows, scales, lanes, start, best, words, groups = arguments
+            starts = builder.mul(groups, constant(4 * LANES))
+            stride = builder.mul(starts, words)
+            planes = [
+                (
+                    builder.add(lanes, builder.mul(stride, constant(plane))),
+                    builder.add(start, builder.mul(starts, constant(plane))),
+                )
+                for plane in range(count)
+            ]
+            sums = _dots(builder, rows, planes, words, ROWS)
+            highest = builder.load(at(builder, best, FLOATS), align=4)
+            finer = ir.Constant(FLOATS, [float(np.float32(1 / 254))] * LANES)
+            for r in range(ROWS):
+                value = builder.sitofp(sums[(count - 1) * ROWS + r], FLOATS)
+                for plane in range(count - 2, -1, -1):
+                    coarse = builder.sitofp(sums[plane * ROWS + r], FLOATS)
+                    value = builder.fadd(coarse, builder.fmul(value, finer))
+                place = builder.add(scales, constant(4 * r))
+                scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
+                value = builder.fmul(value, scale)
+                highest = builder.select(builder.fcmp_ordered(">", value, highest), value, highest)
+            builder.store(highest, at(builder, best, FLOATS), align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return max_of_rows
+
+
+_max_of_rows, _max_of_rows_finely = _max_of(1), _max_of(3)
+
+
+@intrinsic
+def _nearest_lanes(
+    typing_context: Any, rows: Any, lanes: Any, start: Any, best: Any, where: Any, group: Any, words: Any
+) -> Any:
+    """Raise ``best[r, lane]`` to ``<rows[r], lanes[lane]>``, and note `group` in ``where[r, lane]``, where it is more.
+
+    All but the last two are addresses: of eight rows ``(8, words * 4)`` uint8, packed lanes ``(words, 16, 4)`` int8,
+    their starting sums ``(16,)`` int32, and both results ``(8, 16)`` int32.
+    """
+    signature = types.void(*[types.int64] * 7)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        rows, lanes, start, best, where, group, words = arguments
+        sums = _dots(builder, rows, [(lanes, start)], words, ROWS)
+        number = splat(builder, builder.trunc(group, ir.IntType(32)), INTS)
+        for r, total in enumerate(sums):
+            best_at = at(builder, builder.add(best, constant(4 * LANES * r)), INTS)
+            where_at = at(builder, builder.add(where, constant(4 * LANES * r)), INTS)
+            highest, found = builder.load(best_at, align=4), builder.load(where_at, align=4)
+            higher = builder.icmp_signed(">", total, highest)
+            builder.store(builder.select(higher, total, highest), best_at, align=4)
+            builder.store(builder.select(higher, number, found), where_at, align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _dots_of(count: int) -> Any:
+    """Make the instruction sequence for `count` groups of lanes at a time."""
+
+    @intrinsic
+    def dots_of_groups(typing_context: Any, row: Any, lanes: Any, start: Any, out: Any, words: Any) -> Any:
+        """``out[g, lane] = <row, lanes[g, lane]>``; all but the last are addresses, of the shapes above."""
+        signature = types.void(*[types.int64] * 5)
+
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            row, lanes, start, out, words = arguments
+            stride = builder.mul(words, constant(4 * LANES))
+            groups = [
+                (
+                    builder.add(lanes, builder.mul(stride, constant(g))),
+                    builder.add(start, constant(4 * LANES * g)),
+                )
+                for g in range(count)
+            ]
+            for g, total in enumerate(_dots(builder, row, groups, words, 1)):
+                builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return dots_of_groups
+
+
+def _dots(
+    builder: ir.IRBuilder, rows: ir.Value, groups: list[tuple[ir.Value, ir.Value]], words: ir.Value, count: int
+) -> list[ir.Value]:
+    """Emit the sums of `count` rows with each group of lanes: all rows of the first group, then of the next."""
+    dot = declare(builder.module, "llvm.x86.avx512.vpdpbusd.512", [INTS, _OPERAND, _OPERAND], INTS)
+    begins = [builder.load(at(builder, start, INTS), align=4) for _, start in groups]
+    sums = [[cgutils.alloca_once_value(builder, begin) for _ in range(count)] for begin in begins]
+    stride = builder.mul(words, constant(4))
+    with cgutils.for_range(builder, words) as loop:
+        column = builder.add(rows, builder.mul(loop.index, constant(4)))
+        splats = []
+        for r in range(count):
+            place = builder.add(column, builder.mul(stride, constant(r)))
+            row = splat(builder, builder.load(at(builder, place, ir.IntType(32)), align=4), INTS)
+            splats.append(builder.bitcast(row, _OPERAND))
+        for (lanes, _), totals in zip(groups, sums, strict=True):
+            lanes_at = builder.add(lanes, builder.mul(loop.index, constant(4 * LANES)))
+            packed = builder.bitcast(builder.load(at(builder, lanes_at, INTS), align=4), _OPERAND)
+            for row, total in zip(splats, totals, strict=True):
+                builder.store(builder.call(dot, [builder.load(total), row, packed]), total)
+    return [builder.load(total) for totals in sums for total in totals]
+
+
+_dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
+
+
+@kernel()
+def lane_dots(row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+    """Write ``out[g, lane]``, the dot product of one row with every lane.
+
+    Parameters
+    ----------
+    row
+        ``(words * 4,)`` uint8, shifted by 128.
+    packed, start
+        Groups of lanes ``(groups, words, 16, 4)`` int8 and their starting sums ``(groups, 16)`` int32.
+    out
+        ``(groups, 16)`` int32, written.
+    """
+    groups, words = packed.shape[0], packed.shape[1]
+    row_at, lanes_at = np.int64(row.ctypes.data), np.int64(packed.ctypes.data)
+    start_at, out_at = np.int64(start.ctypes.data), np.int64(out.ctypes.data)
+    g = 0
+    while g < groups:
+        lanes, step = lanes_at + g * words * 4 * LANES, 4 * LANES * g
+        if g + 8 <= groups:
+            _dots_of_groups(row_at, lanes, start_at + step, out_at + step, words)
+            g += 8
+        else:
+            _dots_of_group(row_at, lanes, start_at + step, out_at + step, words)
+            g += 1
+
+
+@kernel()
+def group_dots(rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+    """Write the dot products of rows with the lanes of their own ranges of groups.
+
+    Parameters
+    ----------
+    rows
+        ``(n, words * 4)`` uint8, shifted by 128.
+    ranges
+        ``(n, m, 2)`` int64: first and last (exclusive) group of each range.
+    packed, start
+        As for `lane_dots`.
+    out
+        ``(n, groups, 16)`` int32, written: the groups of a row's ranges, one range after the other.
+    """
+    for n in range(len(rows)):
+        g = 0
+        for m in range(ranges.shape[1]):
+            first, last = ranges[n, m, 0], ranges[n, m, 1]
+            lane_dots(rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
+            g += last - first
+
+
+@kernel()
+def assign_rows(
+    rows: np.ndarray, order: np.ndarray, packed: np.ndarray, start: np.ndarray, lanes: np.ndarray, dots: np.ndarray
+) -> None:
+    """Find the lane with the highest dot product for some rows; of equal ones, the first.
+
+    Parameters
+    ----------
+    rows
+        ``(n, words * 4)`` uint8, shifted by 128.
+    order
+        ``(m,)`` int64, which rows.
+    packed, start
+        As for `lane_dots`.
+    lanes, dots
+        ``(n,)`` int32 both, written for these rows: ``group * 16 + lane``, and its dot product.
+    """
+    groups, words = packed.shape[0], packed.shape[1]
+    block = np.empty((ROWS, words * 4), dtype=np.uint8)
+    best = np.empty((ROWS, LANES), dtype=np.int32)
+    where = np.empty((ROWS, LANES), dtype=np.int32)
+    block_at, best_at, where_at = np.int64(block.ctypes.data), np.int64(best.ctypes.data), np.int64(where.ctypes.data)
+    lanes_at, start_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data)
+    for first in range(0, len(order), ROWS):
+        count = min(ROWS, len(order) - first)
+        for r in range(count):
+            block[r] = rows[order[first + r]]
+        best[:] = _LOWEST
+        where[:] = 0
+        for g in range(groups):
+            group_at = lanes_at + g * words * 4 * LANES
+            _nearest_lanes(  # type: ignore[call-arg]
+                block_at, group_at, start_at + 4 * LANES * g, best_at, where_at, g, words
+            )
+        for r in range(count):
+            dot, lane = best[r, 0], where[r, 0] * LANES
+            for i in range(1, LANES):
+                number = where[r, i] * LANES + i
+                if best[r, i] > dot or (best[r, i] == dot and number < lane):
+                    dot, lane = best[r, i], number
+            lanes[order[first + r]] = lane
+            dots[order[first + r]] = dot
+
+
+@kernel()
+def assign_within(
+    rows: np.ndarray,
+    order: np.ndarray,
+    offsets: np.ndarray,
+    ranges: np.ndarray,
+    lanes: tuple[np.ndarray, np.ndarray],
+    results: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Find for rows that are sorted into groups the best lane of their group; of equal ones, the first.
+
+    Parameters
+    ----------
+    rows
+        ``(n, words * 4)`` uint8, shifted by 128.
+    order, offsets
+        Rows by group ``(n,)`` int64, and where each group begins ``(groups + 1,)`` int64.
+    ranges
+        ``(groups + 1,)`` int64: the groups of lanes of each group.
+    lanes
+        `packed` and `start` as for `lane_dots`.
+    results
+        Lane among all lanes and dot product, ``(n,)`` int32 both, written.
+    """
+    packed, start = lanes
+    found, dots = results
+    for g in range(len(ranges) - 1):
+        mine = order[offsets[g] : offsets[g + 1]]
+        first, last = ranges[g], ranges[g + 1]
+        assign_rows(rows, mine, packed[first:last], start[first:last], found, dots)
+        for n in mine:
+            found[n] += first * LANES
+
+
+@kernel()
+def rerank_scores(
+    documents: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    chosen: np.ndarray,
+    shape: tuple[int, int, int],
+    query: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    fine: bool,
+    scores: np.ndarray,
+) -> None:
+    """Write the MaxSim of the chosen documents' codes with one query.
+
+    Parameters
+    ----------
+    documents
+        Addresses of each document's signs, codes (or planes) and scales, and its number of tokens: int64 all.
+    chosen
+        ``(n,)`` int64: documents to score, with a token each.
+    shape
+        Bits, dim and sign words, as for `codes.load_rows`.
+    query
+        From `probing.encode_query`: codes, the same in lanes with their starting sums, and scales.
+    fine
+        Use all three bytes of the query's numbers, rather than the first.
+    scores
+        ``(n,)`` float32, written.
+    """
+    signs, codes, scales, lengths = documents
+    _, packed, start, query_scales = query
+    bits, dim, sign_count = shape
+    width = 32 * sign_count
+    groups = packed.shape[1]
+    rows = np.empty((ROWS, width), dtype=np.uint8)
+    row_scales = np.empty(ROWS, dtype=np.float32)
+    best = np.empty(groups * LANES, dtype=np.float32)
+    rows_at, scales_at = np.int64(rows.ctypes.data), np.int64(row_scales.ctypes.data)
+    packed_at, start_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data)
+    best_at = np.int64(best.ctypes.data)
+    direct = bits == 8 and dim == width  # then rows can be multiplied where they lie
+    stride = dim if bits == 8 else (bits - 1) * sign_count * 4
+    for n in range(len(chosen)):
+        if n + _AHEAD < len(chosen):
+            ahead = chosen[n + _AHEAD]
+            for line in range(0, lengths[ahead] * stride, 64):
+                prefetch(codes[ahead] + line)  # type: ignore[call-arg]
+        d = chosen[n]
+        tokens = lengths[d]
+        best[:] = -np.inf
+        for token in range(0, tokens, ROWS):
+            # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
+            first = max(0, min(token, tokens - ROWS))
+            count = min(ROWS, tokens - first)
+            here = (signs[d] + first * sign_count * 4, codes[d] + first * stride, scales[d] + first * 2)
+            if direct and count == ROWS:
+                block_at = here[1]
+                load_scales(here[2], count, row_scales)
+            else:
+                block_at = rows_at
+                load_rows(here, shape, count, rows, row_scales)
+            for g in range(groups):
+                lanes_at, sums_at = packed_at + g * width * LANES, start_at + 4 * LANES * g
+                highest_at = best_at + 4 * LANES * g
+                if fine:
+                    _max_of_rows_finely(block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
+                else:
+                    _max_of_rows(block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
+        total = np.float32(0)
+        for i in range(len(query_scales)):
+            total += best[i] * query_scales[i]
+        scores[n] = total

@@ -1,0 +1,209 @@
+"""Inverted lists of cells: which documents have a token in a cell, and what the best cells of a query say of them.
+
+A query token visits its best cells in order; the first in which a document turns up says, to within the size of a cell,
+how similar the document's best token is. A document that turns up in none cannot be better than the last cell visited.
+That score is what it is credited with, and as everybody gets it, only what lies above it is added up: documents that
+were missed then cost nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.scores.kernels.jit import kernel
+
+__all__ = ["GAIN_BITS", "append_postings", "gather_documents", "group_rows", "invert_cells", "select_touched"]
+
+# Gains are integers whose sum over all query tokens is less than 2 ** GAIN_BITS.
+GAIN_BITS = 24
+_BIN_BITS = 12
+
+
+@kernel()
+def gather_documents(
+    cells: np.ndarray,
+    gains: np.ndarray,
+    postings: tuple[np.ndarray, np.ndarray],
+    allowed: np.ndarray,
+    totals: np.ndarray,
+    stamp: int,
+    touched: np.ndarray,
+) -> int:
+    """Add up, for every document in the visited cells, the gain of each query token's first cell that holds it.
+
+    Parameters
+    ----------
+    cells, gains
+        ``(query_tokens, n)`` int32, best cell first: what to visit, and what a document gains there. Gains do not rise
+        along a row; a cell below 0 ends it.
+    postings
+        Where each cell's documents begin ``(cells + 1,)`` int64, and the documents ``(postings,)`` int32.
+    allowed
+        ``(documents,)`` uint8, 0 for those to leave out; empty where all count.
+    totals
+        ``(documents, 2)`` int32: a stamp below `stamp` or from a token of this query, and the sum of gains.
+    stamp
+        Marks the first query token; the next ones take the numbers that follow.
+    touched
+        ``(documents,)`` int32, written: the documents found.
+
+    Returns
+    -------
+    int
+        How many were found.
+    """
+    offsets, documents = postings
+    masked = len(allowed) > 0
+    count = 0
+    for q in range(cells.shape[0]):
+        mark = np.int32(stamp + q)
+        for c in range(cells.shape[1]):
+            cell, gain = cells[q, c], gains[q, c]
+            if cell < 0:
+                break
+            for i in range(offsets[cell], offsets[cell + 1]):
+                d = documents[i]
+                seen = totals[d, 0]
+                if seen == mark:
+                    continue
+                if seen >= stamp:
+                    totals[d, 0] = mark
+                    totals[d, 1] += gain
+                elif not masked or allowed[d]:
+                    totals[d, 0] = mark
+                    totals[d, 1] = gain
+                    touched[count] = d
+                    count += 1
+    return count
+
+
+@kernel()
+def select_touched(totals: np.ndarray, touched: np.ndarray, count: int, most: int, selected: np.ndarray) -> int:
+    """Write the documents with the highest sums, in the order in which they were found.
+
+    Sums are sorted into bins, so at the edge those that differ by a few thousandths of the highest count as equal, and
+    the first ones are taken.
+
+    Parameters
+    ----------
+    totals, touched, count
+        From `gather_documents`.
+    most
+        How many to select.
+    selected
+        ``(most,)`` int64 or more, written.
+
+    Returns
+    -------
+    int
+        How many were selected: `most`, or all.
+    """
+    if count <= most:
+        for i in range(count):
+            selected[i] = touched[i]
+        return count
+    highest = np.int32(0)
+    for i in range(count):
+        value = totals[touched[i], 1]
+        highest = value if value > highest else highest
+    shift = 0
+    while (highest >> shift) >= (1 << _BIN_BITS):
+        shift += 1
+    bins = np.zeros(1 << _BIN_BITS, dtype=np.int64)
+    for i in range(count):
+        bins[totals[touched[i], 1] >> shift] += 1
+    edge, above = (1 << _BIN_BITS) - 1, 0
+    while above + bins[edge] < most:
+        above += bins[edge]
+        edge -= 1
+    room, n = most - above, 0
+    for i in range(count):
+        place = totals[touched[i], 1] >> shift
+        if place > edge:
+            selected[n] = touched[i]
+            n += 1
+        elif place == edge and room > 0:
+            selected[n] = touched[i]
+            n += 1
+            room -= 1
+    return n
+
+
+@kernel()
+def invert_cells(
+    cells: np.ndarray, lengths: np.ndarray, first: int, last: np.ndarray, places: np.ndarray, documents: np.ndarray
+) -> None:
+    """Count, or write, the distinct documents of each cell.
+
+    Parameters
+    ----------
+    cells
+        ``(tokens,)`` int32, the cell of each token.
+    lengths
+        ``(n,)`` int64, tokens of each document.
+    first
+        Number of the first document.
+    last
+        ``(cells,)`` int32, the last document seen in each cell, -1 for none.
+    places
+        ``(cells,)`` int64: where the next document of each cell goes; counted up.
+    documents
+        ``(postings,)`` int32, written; empty to count only.
+    """
+    writing = len(documents) > 0
+    token = 0
+    for d in range(len(lengths)):
+        for _ in range(lengths[d]):
+            cell = cells[token]
+            token += 1
+            if last[cell] != first + d:
+                last[cell] = first + d
+                if writing:
+                    documents[places[cell]] = first + d
+                places[cell] += 1
+
+
+@kernel()
+def group_rows(groups: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> None:
+    """Sort rows by a small number, in their order within each: a counting sort.
+
+    Parameters
+    ----------
+    groups
+        ``(n,)`` int32.
+    offsets
+        ``(groups + 1,)`` int64, zeros; written: where each group begins in `order`.
+    order
+        ``(n,)`` int64, written: the rows.
+    """
+    for i in range(len(groups)):
+        offsets[groups[i] + 1] += 1
+    for g in range(len(offsets) - 1):
+        offsets[g + 1] += offsets[g]
+    places = offsets[:-1].copy()
+    for i in range(len(groups)):
+        order[places[groups[i]]] = i
+        places[groups[i]] += 1
+
+
+@kernel()
+def append_postings(
+    before: tuple[np.ndarray, np.ndarray], more: tuple[np.ndarray, np.ndarray], merged: np.ndarray
+) -> None:
+    """Write the postings of each cell, those of `before` first.
+
+    Parameters
+    ----------
+    before, more
+        Where each cell's documents begin ``(cells + 1,)`` int64, and the documents, int32.
+    merged
+        As many as both have, int32; written.
+    """
+    n = 0
+    for cell in range(len(before[0]) - 1):
+        for i in range(before[0][cell], before[0][cell + 1]):
+            merged[n] = before[1][i]
+            n += 1
+        for i in range(more[0][cell], more[0][cell + 1]):
+            merged[n] = more[1][i]
+            n += 1

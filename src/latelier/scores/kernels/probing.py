@@ -1,0 +1,107 @@
+"""Queries in the form that integer kernels read, and the best of many lanes for each of their tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.scores.kernels.jit import kernel
+
+__all__ = ["NO_LANE", "best_lanes", "encode_query"]
+
+# Starting sum of lanes that hold nothing: below every dot product.
+NO_LANE = -(1 << 30)
+_LANES = 16
+
+
+@kernel()
+def encode_query(
+    vectors: np.ndarray,
+    codes: np.ndarray,
+    rows: np.ndarray,
+    packed: np.ndarray,
+    start: np.ndarray,
+    signs: np.ndarray,
+    numbers: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Quantise a query, each token by its largest number, to three bytes per number.
+
+    A number is its token's scale times ``c0 + c1 / 254 + c2 / 254**2``, off by no more than a float32 is. The first
+    byte alone is what most stages read.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32.
+    codes
+        ``(3, tokens, width)`` int8, zeros; written: the three bytes.
+    rows
+        ``(tokens, width)`` uint8, filled with 128; written: the first bytes shifted by 128.
+    packed, start
+        ``(3, groups, width / 4, 16, 4)`` int8 and ``(3, groups, 16)`` int32, zeros; written: the bytes in lanes, and
+        minus 128 times their sums.
+    signs
+        ``(groups, words, 16)`` uint32, zeros; written: a bit is set where the first byte is not negative.
+    numbers
+        The scale and the length of each token, ``(tokens,)`` float32 both; written.
+    """
+    scales, lengths = numbers
+    tokens, dim = vectors.shape
+    for t in range(tokens):
+        group, lane = t // _LANES, t % _LANES
+        peak, square = np.float32(0), 0.0
+        for i in range(dim):
+            x = vectors[t, i]
+            size = -x if x < 0 else x
+            peak = size if size > peak else peak
+            square += np.float64(x) * np.float64(x)
+        scales[t], lengths[t] = peak / np.float32(127), np.sqrt(square)
+        inverse = 1 / np.float64(scales[t]) if scales[t] > 1e-37 else 0.0
+        for i in range(dim):
+            rest = np.float64(vectors[t, i]) * inverse
+            for plane in range(3):
+                code = int(np.floor(rest + 0.5))
+                codes[plane, t, i] = packed[plane, group, i >> 2, lane, i & 3] = code
+                start[plane, group, lane] -= 128 * code
+                rest = (rest - code) * 254
+            first = np.int32(codes[0, t, i])
+            rows[t, i] = first + 128
+            if first >= 0:
+                signs[group, i >> 5, lane] |= np.uint32(1) << np.uint32(i & 31)
+
+
+@kernel()
+def best_lanes(dots: np.ndarray, ranges: np.ndarray, lanes: np.ndarray, values: np.ndarray) -> None:
+    """Find the highest of some lanes for every row, best first; of equal ones, the first.
+
+    Parameters
+    ----------
+    dots
+        ``(rows, groups, 16)`` int32: for each row the lanes of its ranges, one range after the other.
+    ranges
+        ``(rows, n, 2)`` int64: first and last (exclusive) group of each range, among all groups.
+    lanes, values
+        ``(rows, most)`` int32 both, written: ``group * 16 + lane`` among all groups, -1 where there are fewer, and the
+        dot product.
+    """
+    most = lanes.shape[1]
+    for row in range(dots.shape[0]):
+        best, found = values[row], lanes[row]
+        found[:] = -1
+        best[:] = NO_LANE
+        lowest = np.int32(NO_LANE // 2)
+        count, g = 0, 0
+        for n in range(ranges.shape[1]):
+            for group in range(ranges[row, n, 0], ranges[row, n, 1]):
+                for lane in range(_LANES):
+                    value = dots[row, g, lane]
+                    if value <= lowest:
+                        continue
+                    place = min(count, most - 1)
+                    while place > 0 and best[place - 1] < value:
+                        best[place], found[place] = best[place - 1], found[place - 1]
+                        place -= 1
+                    best[place], found[place] = value, group * _LANES + lane
+                    count += 1
+                    if count >= most:
+                        lowest = best[most - 1]
+                g += 1
