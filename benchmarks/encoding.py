@@ -1,0 +1,168 @@
+"""How fast texts are encoded beside sentence-transformers, and what that does to ranking.
+
+    python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--threads 2] [--json results.json]
+
+The folder is a collection in BEIR layout. A sample of its documents that holds all judged ones is encoded by the same
+model, all-MiniLM-L6-v2 projected to 128 dims, untrained: by sentence-transformers at its defaults, and by this library
+at its defaults and in float32. Documents are encoded once each; one query is encoded at a time, by all in turns of ten,
+and the median counts. Ranking is exact; the lowest cosine of a token vector with sentence-transformers' stands beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import MultiVectorEncoder
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.evaluation import Collection, evaluate, load_beir
+from latelier.models import DEFAULT_MODEL, ColBERT
+from latelier.models.encoding import Job, encode_windows
+from latelier.scores import colbert_scores
+
+MEASURE = "nDCG@10"
+PEER, OURS, EXACT, FORCED = "sentence-transformers", "latelier", "latelier, float32", "latelier, bfloat16"
+
+
+def sample(collection: Collection, documents: int) -> list[str]:
+    """Ids of all judged documents, and of others drawn by chance until there are enough."""
+    texts = collection.texts()
+    judged = sorted({id_ for judged in collection.qrels.values() for id_ in judged if id_ in texts})
+    others = sorted(texts.keys() - set(judged))
+    random.Random(0).shuffle(others)
+    return judged + others[: max(0, documents - len(judged))]
+
+
+def quality(collection: Collection, ids: list[str], queries: TokenEmbeddings, documents: TokenEmbeddings) -> float:
+    best = colbert_scores(queries, documents).topk(min(100, len(ids)), dim=1)
+    run = {
+        query: {ids[i]: score for i, score in zip(places, scores, strict=True)}
+        for query, places, scores in zip(collection.queries, best.indices.tolist(), best.values.tolist(), strict=True)
+    }
+    return float(evaluate(run, collection.qrels, [MEASURE])[MEASURE])
+
+
+def documents_per_second(
+    systems: dict[str, Callable[[list[str]], Any]], texts: list[str]
+) -> tuple[dict[str, float], dict[str, TokenEmbeddings]]:
+    rates, encoded = {}, {}
+    for name, encode in systems.items():
+        encode(texts[:8])
+        begin = time.perf_counter()
+        rows = encode(texts)
+        rates[name] = len(texts) / (time.perf_counter() - begin)
+        encoded[name] = rows if isinstance(rows, TokenEmbeddings) else TokenEmbeddings.from_list(rows)
+    return rates, encoded
+
+
+def query_ms(systems: dict[str, Callable[[str], Any]], queries: list[str]) -> dict[str, float]:
+    """Encode ten queries with one system, then with the next: turns of one would find each other's weights in cache."""
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for start in range(0, len(queries), 10):
+        for name, encode in systems.items():
+            encode(queries[start])
+            for query in queries[start : start + 10]:
+                begin = time.perf_counter()
+                encode(query)
+                times[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def padding(model: ColBERT, texts: list[str]) -> float:
+    """Share of computed positions that hold no token, in the batches that encoding makes."""
+    computed = 0
+
+    def count(module: torch.nn.Module, inputs: Any) -> None:
+        nonlocal computed
+        computed += inputs[0]["input_ids"].numel()
+
+    handle = model[0].register_forward_pre_hook(count)
+    job = Job("document", model.device, model.prompts.get("document"), compute_dtype="bfloat16")
+    list(encode_windows(model, texts, job))
+    handle.remove()
+    real = int(model.preprocess(texts, task="document")["attention_mask"].sum())
+    return 1 - real / computed
+
+
+def measure(collection: Collection, options: argparse.Namespace) -> list[dict[str, Any]]:
+    ids = sample(collection, options.documents)
+    texts = [collection.texts()[id_] for id_ in ids]
+    queries = list(collection.queries.values())
+    model = ColBERT.from_dense(DEFAULT_MODEL, "orthogonal", 128, "cpu", max_length_document=options.length)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        peer = MultiVectorEncoder(folder, device="cpu")
+    rates, documents = documents_per_second(
+        {
+            PEER: peer.encode_document,
+            OURS: lambda texts: model.encode_document(texts, packed=True),
+            EXACT: lambda texts: model.encode_document(texts, packed=True, compute_dtype="float32"),
+        },
+        texts,
+    )
+    latencies = query_ms(
+        {
+            PEER: peer.encode_query,
+            OURS: model.encode_query,
+            FORCED: lambda query: model.encode_query(query, compute_dtype="bfloat16"),
+        },
+        queries[: options.queries],
+    )
+    encoded_queries = model.encode_query(queries, packed=True)
+    exact = documents[PEER].vectors
+    rows = []
+    for name in (PEER, OURS, EXACT, FORCED):
+        row: dict[str, Any] = {"system": name}
+        if name in documents:
+            row["documents/s"], row["ratio"] = rates[name], rates[name] / rates[PEER]
+            row[MEASURE] = quality(collection, ids, encoded_queries, documents[name])
+            row["least cosine"] = torch.cosine_similarity(documents[name].vectors, exact, dim=-1).min().item()
+        if name in latencies:
+            row["query ms"], row["query ratio"] = latencies[name], latencies[name] / latencies[PEER]
+        rows.append(row)
+    print(
+        f"{len(texts):,} documents of {documents[OURS].lengths.mean():.0f} tokens, {len(queries)} queries of "
+        f"{encoded_queries.lengths.mean():.0f}, {options.threads} threads; padding {padding(model, texts):.1%}"
+    )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("LATELIER_BENCH_COLLECTION"))
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--documents", type=int, default=2000)
+    parser.add_argument("--queries", type=int, default=100)
+    parser.add_argument("--length", type=int, default=300, help="cap on document length, in tokens")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write the table there too")
+    options = parser.parse_args()
+    if options.folder is None:
+        print("skipped: give a folder in BEIR layout, or set LATELIER_BENCH_COLLECTION", file=sys.stderr)
+        return 0
+    torch.set_num_threads(options.threads)
+    rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)
+    columns = {"documents/s": ".1f", "ratio": ".2f", MEASURE: ".4f", "least cosine": ".5f"}
+    columns |= {"query ms": ".2f", "query ratio": ".2f"}
+    print(f"{'system':24}" + "".join(f"{name:>14}" for name in columns))
+    for row in rows:
+        cells = (format(row[name], spec) if name in row else "" for name, spec in columns.items())
+        print(f"{row['system']:24}" + "".join(f"{cell:>14}" for cell in cells))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
