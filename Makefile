@@ -29,7 +29,7 @@ types: $(VENV)/installed-dev ## check the types
 docs: $(VENV)/installed-docs ## build the documentation into site/, warnings being errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/installed-dev ## run the benchmarks
+bench: $(VENV)/installed-benchmarks ## run the benchmarks
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove the environment and everything that was built

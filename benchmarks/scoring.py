@@ -2,10 +2,11 @@
 
     python benchmarks/scoring.py [--documents 1000] [--tokens 180] [--repeats 15] [--threads 2] [--json results.json]
 
-Random unit vectors: 32 query tokens against documents of equally many tokens, 128 dims, and one training step
-(64 queries, 2 documents each, forward and backward). Medians of repeats, side by side, each with the ratio to
-sentence-transformers; beside the int8 times the recall of the float32 top 10. maxsim-cpu is compared where it is
-installed (pip install maxsim-cpu).
+Random unit vectors: 32 query tokens against documents of equally many tokens, 128 dims; the same with 64 queries; one
+training step (64 queries, 2 documents each, forward and backward), with the memory that it takes beyond its inputs;
+and the first call ever, which compiles. Medians of repeats, side by side, each with the ratio to sentence-transformers;
+beside those of smaller numbers the recall of the float32 top 10. maxsim-cpu is compared where it is installed
+(pip install "latelier[benchmarks]"). Memory is measured on Linux only, each step in a process of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import importlib.util
 import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +34,12 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.scores import colbert_scores
 
 DIM, QUERY_TOKENS = 128, 32
+Row = dict[str, Any]
+TRAINING: dict[str, Callable[..., torch.Tensor]] = {
+    "sentence-transformers": peer_training_scores,
+    "latelier": colbert_scores,
+    "latelier, plain torch": lambda *a, **k: colbert_scores(*a, **k, backend="torch"),
+}
 
 
 def median_ms(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -49,65 +59,128 @@ def unit(*shape: int) -> torch.Tensor:
     return normalize(torch.randn(*shape), dim=-1)
 
 
-def search(documents: int, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
+def pack(vectors: torch.Tensor) -> TokenEmbeddings:
+    n, tokens, _ = vectors.shape
+    return TokenEmbeddings(vectors.flatten(0, 1), np.arange(n + 1) * tokens)
+
+
+def rows(work: str, times: dict[str, float], reference: str, multiplications: int) -> Iterator[Row]:
+    for name, value in times.items():
+        speed = 2e-6 * multiplications / value
+        yield {"work": work, "name": name, "ms": value, "ratio": times[reference] / value, "Gop/s": speed}
+
+
+def search(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     query, corpus = unit(QUERY_TOKENS, DIM), unit(documents, tokens, DIM)
-    listed = list(corpus)
-    packed = TokenEmbeddings(corpus.flatten(0, 1), np.arange(0, documents * tokens + 1, tokens))
-    small, small_query = packed.to("int8"), TokenEmbeddings.from_list([query]).to("int8")
+    listed, packed, packed_query = list(corpus), pack(corpus), pack(query[None])
+    forms = {name: (packed_query.to(name), packed.to(name)) for name in ("float16", "bfloat16", "int8")}
     calls: dict[str, Callable[[], Any]] = {
         "sentence-transformers, list": lambda: peer_maxsim([query], listed),
         "sentence-transformers, padded": lambda: peer_maxsim(query[None], corpus),
         "latelier, list": lambda: colbert_scores([query], listed),
-        "latelier, packed": lambda: colbert_scores([query], packed),
-        "latelier, int8": lambda: colbert_scores(small_query, small),
-        "latelier, packed, portable kernels": lambda: _portable(lambda: colbert_scores([query], packed)),
-        "latelier, int8, portable kernels": lambda: _portable(lambda: colbert_scores(small_query, small)),
+        "latelier, padded": lambda: colbert_scores(query[None], corpus),
+        "latelier, packed": lambda: colbert_scores(packed_query, packed),
     }
+    for name, (left, right) in forms.items():
+        calls[f"latelier, {name}"] = lambda left=left, right=right: colbert_scores(left, right)
+    for name, sides in {"packed": (packed_query, packed), "int8": forms["int8"]}.items():
+        calls[f"latelier, {name}, portable kernels"] = lambda sides=sides: _portable(lambda: colbert_scores(*sides))
     if importlib.util.find_spec("maxsim_cpu"):
         import maxsim_cpu
 
         arrays = [document.numpy() for document in listed]
         calls["maxsim-cpu, list"] = lambda: maxsim_cpu.maxsim_scores_variable(query.numpy(), arrays)
         calls["maxsim-cpu, padded"] = lambda: maxsim_cpu.maxsim_scores(query.numpy(), corpus.numpy())
-    times = median_ms(repeats, calls)
-    queries = [unit(QUERY_TOKENS, DIM) for _ in range(20)]
-    exact = colbert_scores(queries, packed).topk(10).indices
-    integer = colbert_scores(TokenEmbeddings.from_list(queries).to("int8"), small).topk(10).indices
-    pairs = zip(exact.tolist(), integer.tolist(), strict=True)
-    recall = statistics.mean(len(set(a) & set(b)) / 10 for a, b in pairs)
-    for name, value in times.items():
-        row = {"work": "search", "name": name, "ms": value, "ratio": times["sentence-transformers, list"] / value}
-        yield row | ({"recall@10": recall} if "int8" in name else {})
+    queries = pack(unit(20, QUERY_TOKENS, DIM))
+    exact = colbert_scores(queries, packed).topk(10).indices.tolist()
+    recalls = {}
+    for name, (_, right) in forms.items():
+        found = colbert_scores(queries.to(name), right).topk(10).indices.tolist()
+        recalls[name] = statistics.mean(len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True))
+    work = QUERY_TOKENS * documents * tokens * DIM
+    for row in rows("search", median_ms(repeats, calls), "sentence-transformers, list", work):
+        number = next((name for name in forms if name in row["name"]), None)
+        yield row | ({"recall@10": recalls[number]} if number else {})
 
 
-def training(repeats: int) -> Iterator[dict[str, Any]]:
-    queries, documents = unit(64, QUERY_TOKENS, DIM).requires_grad_(), unit(64, 2, 180, DIM).requires_grad_()
-    masks = {
-        "queries_mask": torch.ones(64, QUERY_TOKENS, dtype=torch.bool),
-        "documents_mask": torch.arange(180) < torch.randint(60, 181, (64, 2, 1)),
-    }
-
-    def step(score: Callable[..., torch.Tensor]) -> torch.Tensor:
-        queries.grad = documents.grad = None
-        loss = cross_entropy(score(queries, documents, **masks), torch.arange(64) * 2)
-        loss.backward()
-        return loss
-
+def batch(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
+    queries, corpus = unit(64, QUERY_TOKENS, DIM), unit(documents, tokens, DIM)
+    left, right = pack(queries), pack(corpus)
+    small, half = (left.to("int8"), right.to("int8")), (left.to("bfloat16"), right.to("bfloat16"))
     calls = {
-        "sentence-transformers": lambda: step(peer_training_scores),
-        "latelier": lambda: step(colbert_scores),
-        "latelier, plain torch": lambda: step(lambda *a, **k: colbert_scores(*a, **k, backend="torch")),
+        "sentence-transformers, padded": lambda: peer_maxsim(queries, corpus),
+        "latelier, packed": lambda: colbert_scores(left, right),
+        "latelier, bfloat16": lambda: colbert_scores(*half),
+        "latelier, int8": lambda: colbert_scores(*small),
+        "matrix product alone": lambda: torch.mm(right.vectors, left.vectors.T),
     }
-    times = median_ms(max(3, repeats // 4), calls)
-    for name, value in times.items():
-        loss = float(calls[name]().detach())
-        yield {
-            "work": "training",
-            "name": name,
-            "ms": value,
-            "ratio": times["sentence-transformers"] / value,
-            "loss": loss,
-        }
+    work = 64 * QUERY_TOKENS * documents * tokens * DIM
+    yield from rows("batch", median_ms(max(3, repeats // 5), calls), "sentence-transformers, padded", work)
+
+
+def training_step(score: Callable[..., torch.Tensor], size: int = 64, tokens: int = 180) -> Callable[[], torch.Tensor]:
+    queries, documents = unit(size, QUERY_TOKENS, DIM).requires_grad_(), unit(size, 2, tokens, DIM).requires_grad_()
+    masks = {
+        "queries_mask": torch.ones(size, QUERY_TOKENS, dtype=torch.bool),
+        "documents_mask": torch.arange(tokens) < torch.randint(tokens // 3, tokens + 1, (size, 2, 1)),
+    }
+
+    def step() -> torch.Tensor:
+        queries.grad = documents.grad = None
+        loss = cross_entropy(score(queries, documents, **masks), torch.arange(size) * 2)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def training(repeats: int) -> Iterator[Row]:
+    calls = {}
+    for name, score in TRAINING.items():
+        torch.manual_seed(1)  # the same numbers for all
+        calls[name] = training_step(score)
+    losses = {name: float(step()) for name, step in calls.items()}
+    memory = {name: float(_in_child("--memory", name)) for name in TRAINING if sys.platform == "linux"}
+    work = 3 * 64 * QUERY_TOKENS * 128 * 180 * DIM  # forward, and twice as much backward if nothing is spared
+    for row in rows("training", median_ms(max(3, repeats // 4), calls), "sentence-transformers", work):
+        yield row | {"loss": losses[row["name"]]} | ({"MiB": memory[row["name"]]} if memory else {})
+
+
+def extra_memory(name: str) -> float:
+    """Return by how many MiB a training step exceeds what the process held before it."""
+    training_step(TRAINING[name], size=4, tokens=20)()  # compiles, starts threads
+    step = training_step(TRAINING[name])
+    Path("/proc/self/clear_refs").write_text("5")  # starts the high-water mark anew
+    before = _status("VmRSS")
+    step()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def first_calls() -> Iterator[Row]:
+    for form in ("float32", "bfloat16", "int8"):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, cache in (("cold cache", "new"), ("warm cache", "kept")):
+                value = 1e3 * float(_in_child("--first-call", form, NUMBA_CACHE_DIR=folder))
+                yield {"work": "first", "name": f"latelier, {form}, {name}", "ms": value, "cache": cache}
+
+
+def first_call(form: str) -> float:
+    """Return the seconds of the first scores of a process, imports of torch and latelier aside."""
+    queries, documents = pack(unit(1, QUERY_TOKENS, DIM)).to(form), pack(unit(3, 20, DIM)).to(form)
+    begin = time.perf_counter()
+    colbert_scores(queries, documents)
+    return time.perf_counter() - begin
+
+
+def _in_child(*arguments: str, **environment: str) -> str:
+    command = [sys.executable, __file__, "--threads", str(torch.get_num_threads()), *arguments]
+    child = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
+    return child.stdout
 
 
 def _portable(call: Callable[[], Any]) -> Any:
@@ -125,16 +198,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write the table there too")
+    parser.add_argument("--memory", choices=TRAINING, help=argparse.SUPPRESS)
+    parser.add_argument("--first-call", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
+    if options.memory or options.first_call:
+        print(extra_memory(options.memory) if options.memory else first_call(options.first_call))
+        return
     print(f"{options.documents} documents x {options.tokens} tokens x {DIM} dims, {options.threads} threads")
-    rows = [*search(options.documents, options.tokens, options.repeats), *training(options.repeats)]
-    for row in rows:
-        quality = "".join(f"  {name} {row[name]:.4f}" for name in ("recall@10", "loss") if name in row)
-        print(f"{row['work']:9} {row['name']:36} {row['ms']:9.2f} ms  {row['ratio']:6.1f}x{quality}")
+    shape = options.documents, options.tokens, options.repeats
+    table = [*search(*shape), *batch(*shape), *training(options.repeats), *first_calls()]
+    for row in table:
+        rest = "".join(f"  {name} {row[name]:.3f}" for name in ("recall@10", "loss") if name in row)
+        rest += f"  {row['MiB']:.0f} MiB" if "MiB" in row else ""
+        ratio = f"{row['ratio']:6.1f}x {row['Gop/s']:7.0f} Gop/s" if "ratio" in row else ""
+        print(f"{row['work']:9} {row['name']:36} {row['ms']:9.2f} ms {ratio}{rest}")
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
