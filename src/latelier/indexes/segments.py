@@ -8,7 +8,7 @@ with one row per token: float vectors, or codes of a quantised index.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -58,10 +58,12 @@ class Segment:
         """``(n + 1,)``: the JSON of each id in the array of ids."""
         return self.arrays[_DOCUMENTS][2]
 
-    def ids(self, positions: Iterable[int]) -> list[Id]:
+    def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
         """Return the ids of the documents at `positions`."""
-        blob, starts = self.arrays[_IDS], self.id_offsets
-        return [json.loads(blob[starts[i] : starts[i + 1]].tobytes()) for i in positions]
+        blob, places = self.arrays[_IDS], np.asarray(positions, dtype="int64")
+        ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
+        ids: list[Id] = json.loads(b"[" + b",".join(blob[first:last].tobytes() for first, last in ranges) + b"]")
+        return ids
 
     def __len__(self) -> int:
         return self.arrays[_DOCUMENTS].shape[1] - 1

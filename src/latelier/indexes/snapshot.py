@@ -131,8 +131,11 @@ class Snapshot:
     def ids(self, numbers: np.ndarray) -> list[Id]:
         """Return the ids of living documents, given by number in any order."""
         ids: list[Id] = [0] * len(numbers)
-        for part, places in self.groups(numbers):
-            for place, id in zip(places, part.segment.ids(part.positions), strict=True):
+        owners = np.searchsorted(self._firsts, numbers, side="right") - 1
+        for owner in set(owners.tolist()):
+            segment, places = _readable(self._entries[owner]).segment, np.flatnonzero(owners == owner)
+            found = segment.ids(np.searchsorted(segment.numbers, numbers[places]))
+            for place, id in zip(places.tolist(), found, strict=True):
                 ids[place] = id
         return ids
 

@@ -14,6 +14,8 @@ __all__ = ["Effort", "EffortName", "Knobs", "choose_knobs"]
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
 Effort: TypeAlias = "EffortName | float"
 
+# Signs per token that the widths are made for, and how many times as wide they get with fewer.
+_SIGNS, _FEWEST_SIGNS = 128, 8.0
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 
 
@@ -40,7 +42,7 @@ class Knobs:
 
 
 def choose_knobs(
-    k: int, effort: object, nprobe: object = None, candidates: object = None, rerank: object = None
+    k: int, dim: int, effort: object, nprobe: object = None, candidates: object = None, rerank: object = None
 ) -> Knobs:
     """Return the knobs for an effort, but for those that are given.
 
@@ -48,6 +50,8 @@ def choose_knobs(
     ----------
     k
         Hits wanted.
+    dim
+        Numbers per token: the fewer signs, the less they tell, so the more documents are kept.
     effort
         ``"fast"``, ``"balanced"``, ``"exact"``, or a number by which the knobs of ``"balanced"`` are multiplied.
     nprobe, candidates, rerank
@@ -60,10 +64,10 @@ def choose_knobs(
 
     Examples
     --------
-    >>> choose_knobs(10, "balanced")
-    Knobs(nprobe=24, candidates=1000, rerank=100, exact=False)
-    >>> choose_knobs(10, 2.0, rerank=50)
-    Knobs(nprobe=48, candidates=2000, rerank=50, exact=False)
+    >>> choose_knobs(10, 128, "balanced")
+    Knobs(nprobe=32, candidates=600, rerank=80, exact=False)
+    >>> choose_knobs(10, 128, 2.0, rerank=50)
+    Knobs(nprobe=64, candidates=1200, rerank=50, exact=False)
     """
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     if effort == "exact":
@@ -72,11 +76,12 @@ def choose_knobs(
         raise InvalidArgumentError(
             f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
         )
-    chosen_rerank = _given(rerank, "rerank", max(k, round(factor * (60 + 4 * k))))
+    more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
+    kept = max(k, _given(rerank, "rerank", round(more * (40 + 4 * k))))
     return Knobs(
-        nprobe=_given(nprobe, "nprobe", max(1, round(24 * factor))),
-        candidates=_given(candidates, "candidates", max(chosen_rerank, round(factor * max(1000, 20 * k)))),
-        rerank=chosen_rerank,
+        nprobe=_given(nprobe, "nprobe", max(1, round(32 * factor))),
+        candidates=max(kept, _given(candidates, "candidates", round(more * max(600, 20 * k)))),
+        rerank=kept,
         exact=effort == "exact",
     )
 

@@ -8,7 +8,7 @@ them pay, after its commit: a search never waits for them, and a process that is
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
@@ -152,7 +152,8 @@ class IVF(StoredIndex):
         >>> [hit.id for hit in index.search(np.eye(4)[:2], k=2, effort="exact")[0]]
         ['a', 'b']
         """
-        knobs = choose_knobs(positive(k, "k"), effort, nprobe, candidates, rerank)
+        knobs = partial(choose_knobs, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
+        knobs(positive(k, "k"), 1)  # refuses what is wrong with them, also while the index is empty
         return self._find(partial(self._search, knobs=knobs), queries, k, filter, parameters)
 
     def compact(self, *, show_progress: bool = False) -> None:
@@ -195,7 +196,7 @@ class IVF(StoredIndex):
         parts: Sequence[Part],
         queries: TokenEmbeddings,
         best: TopK,
-        knobs: Knobs | None = None,
+        knobs: Callable[[int, int], Knobs] = partial(choose_knobs, effort="balanced"),
     ) -> None:
         if not parts:
             return
@@ -205,16 +206,19 @@ class IVF(StoredIndex):
         else:
             mask = table.mask(parts)
             scope = Scope(table, cells, mask, np.flatnonzero(mask))
-        knobs = knobs or choose_knobs(best.k, "balanced")
+        chosen = knobs(best.k, queries.dim)
 
         vectors, offsets = queries.vectors, queries.offsets
 
         def search(first: int, last: int) -> None:
             for i in range(first, last):
-                found = search_one(scope, vectors[offsets[i] : offsets[i + 1]], best.k, knobs)
+                found = search_one(scope, vectors[offsets[i] : offsets[i + 1]], best.k, chosen)
                 best.scores[i], best.numbers[i] = found.scores, found.numbers
 
-        for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
+        if len(queries) == 1:
+            search(0, 1)
+        else:
+            for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
 
     def _look(self, snapshot: Snapshot) -> tuple[Table, Cells | None]:
         """Return the documents and cells of a snapshot, made once."""

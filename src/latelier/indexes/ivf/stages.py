@@ -20,6 +20,7 @@ from latelier.indexes.ivf.table import Table
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.postings import GAIN_BITS, gather_documents, select_touched
 from latelier.scores.kernels.probing import best_lanes
+from latelier.scores.kernels.selection import highest_places
 from latelier.scores.kernels.vectors import LANES
 
 __all__ = ["Visits", "compare_signs", "gather", "keep_best", "probe", "score_codes"]
@@ -121,7 +122,6 @@ def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
     """Return the documents with the highest scores, in the order given; of equal ones at the edge, the first."""
     if len(chosen) <= most:
         return chosen
-    edge = np.partition(scores, len(scores) - most)[len(scores) - most]
-    above = scores > edge
-    above[np.flatnonzero(scores == edge)[: most - np.count_nonzero(above)]] = True
-    return chosen[above]
+    kept = np.empty(most, dtype="int64")
+    highest_places(scores, kept)
+    return chosen[kept]

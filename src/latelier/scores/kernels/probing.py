@@ -46,6 +46,7 @@ def encode_query(
     """
     scales, lengths = numbers
     tokens, dim = vectors.shape
+    rest = np.empty(dim, dtype=np.float64)
     for t in range(tokens):
         group, lane = t // _LANES, t % _LANES
         peak, square = np.float32(0), 0.0
@@ -57,15 +58,21 @@ def encode_query(
         scales[t], lengths[t] = peak / np.float32(127), np.sqrt(square)
         inverse = 1 / np.float64(scales[t]) if scales[t] > 1e-37 else 0.0
         for i in range(dim):
-            rest = np.float64(vectors[t, i]) * inverse
-            for plane in range(3):
-                code = int(np.floor(rest + 0.5))
-                codes[plane, t, i] = packed[plane, group, i >> 2, lane, i & 3] = code
-                start[plane, group, lane] -= 128 * code
-                rest = (rest - code) * 254
-            first = np.int32(codes[0, t, i])
-            rows[t, i] = first + 128
-            if first >= 0:
+            rest[i] = np.float64(vectors[t, i]) * inverse
+        for plane in range(3):
+            total = np.int32(0)
+            for i in range(dim):
+                # Rounded: what is left is at most a half, and the shift makes truncation go down.
+                code = np.int32(rest[i] + 128.5) - np.int32(128)
+                rest[i] = (rest[i] - code) * 254
+                codes[plane, t, i] = code
+                total += code
+            start[plane, group, lane] = -128 * total
+            for i in range(dim):
+                packed[plane, group, i >> 2, lane, i & 3] = codes[plane, t, i]
+        for i in range(dim):
+            rows[t, i] = np.int32(codes[0, t, i]) + 128
+            if codes[0, t, i] >= 0:
                 signs[group, i >> 5, lane] |= np.uint32(1) << np.uint32(i & 31)
 
 

@@ -1,0 +1,68 @@
+"""The places of the highest numbers of an array."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.scores.kernels.jit import kernel
+
+__all__ = ["highest_places"]
+
+
+@kernel()
+def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
+    """Write, ascending, where the highest scores stand; of equal ones at the edge, the first.
+
+    Parameters
+    ----------
+    scores
+        ``(n,)`` float32, no NaN.
+    places
+        ``(most,)`` int64, at most n; written.
+
+    Examples
+    --------
+    >>> places = np.empty(2, dtype="int64")
+    >>> highest_places(np.array([1, 3, 2, 2], dtype="float32"), places)
+    >>> places
+    array([1, 2])
+    """
+    most = len(places)
+    edge = _nth_highest(scores.copy(), most)
+    above = 0
+    for i in range(len(scores)):
+        above += scores[i] > edge
+    room, n = most - above, 0
+    for i in range(len(scores)):
+        if scores[i] > edge:
+            places[n] = i
+            n += 1
+        elif scores[i] == edge and room > 0:
+            places[n] = i
+            n += 1
+            room -= 1
+
+
+@kernel()
+def _nth_highest(scores: np.ndarray, n: int) -> float:
+    """Return the n-th highest score; the array is put in another order. Hoare's quickselect, pivots from the middle."""
+    first, last, wanted = 0, len(scores) - 1, n - 1
+    while first < last:
+        pivot = scores[(first + last) // 2]
+        i, j = first, last
+        while i <= j:
+            while scores[i] > pivot:
+                i += 1
+            while scores[j] < pivot:
+                j -= 1
+            if i <= j:
+                scores[i], scores[j] = scores[j], scores[i]
+                i += 1
+                j -= 1
+        if wanted <= j:
+            last = j
+        elif wanted >= i:
+            first = i
+        else:
+            break
+    return scores[wanted]

@@ -1,0 +1,359 @@
+"""The kernels on coded tokens, each against a naive loop, and where there are two versions against each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.ivf.cells import pack_centroids
+from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.kernels import dots
+from latelier.indexes.ivf.query import prepare_query
+from latelier.scores.kernels import KERNELS, choose_kernel
+from latelier.scores.kernels.clusters import add_rows
+from latelier.scores.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
+from latelier.scores.kernels.hamming import hamming_scores
+from latelier.scores.kernels.postings import (
+    append_postings,
+    gather_documents,
+    group_rows,
+    invert_cells,
+    select_touched,
+)
+from latelier.scores.kernels.probing import NO_LANE, best_lanes
+from latelier.scores.kernels.selection import highest_places
+
+DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
+LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request, monkeypatch):
+    if request.param == "avx512" and choose_kernel() != "avx512":
+        pytest.skip("this processor has no AVX-512 VNNI")
+    monkeypatch.setenv("LATELIER_KERNELS", request.param)
+    return dots()
+
+
+class Documents:
+    """Coded documents, scattered: kernels are told to read them in another order than that in memory."""
+
+    def __init__(self, dim, bits=8, seed=0):
+        rng = np.random.default_rng(seed)
+        self.vectors = [rng.standard_normal((n, dim)).astype("float32") for n in LENGTHS]
+        self.codec = Codec(bits, dim)
+        self.arrays = self.codec.encode(TokenEmbeddings.from_list(self.vectors))
+        starts = np.concatenate([[0], np.cumsum(LENGTHS)])[:-1]
+        self.starts = starts
+        codes = self.arrays["codes"].ctypes.data if bits > 1 else 0
+        bases = (self.arrays["signs"].ctypes.data, codes, self.arrays["scales"].ctypes.data)
+        columns = [base + starts * stride for base, stride in zip(bases, self.codec.strides, strict=True)]
+        self.addresses = (*columns, LENGTHS)
+        self.chosen = np.array([6, 0, 3, 5, 1, 7, 2, 4])
+
+    def decoded(self):
+        """The vectors that the codes stand for, computed number by number from what is stored."""
+        bits, dim, _ = self.codec.shape
+        scales = (self.arrays["scales"].astype("uint32") << 15).view("float32").astype("float64")
+        rows = []
+        for t in range(int(LENGTHS.sum())):
+            row = []
+            for i in range(dim):
+                if bits == 8:
+                    number = int(self.arrays["codes"][t, i]) - 128
+                else:
+                    code = bit(self.arrays["signs"][t], i)
+                    for plane in range(bits - 1):
+                        code = 2 * code + bit(self.arrays["codes"][t, plane], i)
+                    number = 2 * code - (2**bits - 1)
+                row.append(number * scales[t])
+            rows.append(row)
+        return [np.array(rows[a : a + n]) for a, n in zip(self.starts, LENGTHS, strict=True)]
+
+
+def bit(words, i):
+    return int(words[i // 32]) >> (i % 32) & 1
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_codes_are_near_and_signs_are_those_of_the_codes(bits, dim):
+    documents = Documents(dim, bits)
+    for given_, decoded in zip(documents.vectors, documents.decoded(), strict=True):
+        if bits == 8:
+            # Half a step, where a step is the largest number over 127, rounded up by at most 1/256.
+            assert (np.abs(given_ - decoded) <= np.abs(given_).max(axis=1, keepdims=True) / 127 * 0.503).all()
+        else:
+            norms = np.linalg.norm(given_, axis=1)
+            np.testing.assert_allclose(np.linalg.norm(decoded, axis=1), norms, rtol=1 / 512)
+            assert ((given_ >= 0) == (decoded > 0)).all()
+    signs = np.array([[bit(row, i) for i in range(dim)] for row in documents.arrays["signs"]])
+    assert (signs == (np.concatenate(documents.decoded()) >= 0)).all()
+    for row in documents.arrays["signs"]:  # beyond the dim nothing that could differ
+        assert all(bit(row, i) == bit(documents.arrays["signs"][0], i) for i in range(dim, 32 * sign_words(dim)))
+
+
+@pytest.mark.parametrize(("bits", "most"), [(4, 0.12), (2, 0.37), (1, 0.64)])
+def test_coarse_codes_lose_what_they_are_known_to_lose(bits, most):
+    """The error of the best uniform quantiser of a normal distribution, as a part of the vector's length."""
+    documents = Documents(128, bits)
+    given_, decoded = np.concatenate(documents.vectors), np.concatenate(documents.decoded())
+    lost = np.linalg.norm(given_ - decoded) / np.linalg.norm(given_)
+    assert 0.7 * most < lost < most
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_tokens_of_zeros_and_extremes_are_coded(bits):
+    vectors = np.array([[0, 0, 0], [1e30, -1e30, 0], [1e-30, 1e-30, 2e-30], [3e38, 0, -3e38], [1e-42, 0, 0]], "float32")
+    arrays = Codec(bits, 3).encode(TokenEmbeddings.from_list([vectors]))
+    scales = (arrays["scales"].astype("uint32") << 15).view("float32")
+    assert np.isfinite(scales).all()
+    assert scales[0] == 0
+    assert (scales[1:4] > 0).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_unpacking_and_decoding_equal_the_loop(bits, dim):
+    documents = Documents(dim, bits)
+    wanted = np.concatenate([documents.decoded()[d] for d in documents.chosen])
+    vectors = np.empty((len(wanted), dim), dtype="float32")
+    decode_documents(documents.addresses, documents.chosen, documents.codec.shape, vectors)
+    np.testing.assert_allclose(vectors, wanted, rtol=1e-6)
+    rows, scales = np.empty((len(wanted), byte_width(dim)), dtype="uint8"), np.empty(len(wanted), dtype="float32")
+    unpack_documents(documents.addresses, documents.chosen, documents.codec.shape, rows, scales)
+    np.testing.assert_allclose((rows[:, :dim].astype("float64") - 128) * scales[:, None], wanted, rtol=1e-6)
+    assert (rows[:, dim:] == 128).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 16, 17, 40])
+@pytest.mark.parametrize("dim", [3, 32, 128, 130])
+def test_hamming_scores_equal_the_loop(tokens, dim):
+    documents = Documents(dim)
+    query = prepare_query(np.random.default_rng(1).standard_normal((tokens, dim)).astype("float32"))
+    scores = np.empty(len(documents.chosen), dtype="float32")
+    hamming_scores((documents.addresses[0], LENGTHS), documents.chosen, (query.signs, query.lengths), scores)
+    asked = query.codes[0, :, :dim] >= 0
+    for d, score in zip(documents.chosen, scores, strict=True):
+        signs = documents.decoded()[d] >= 0
+        total = sum(float(query.lengths[q]) * min(int((asked[q] != row).sum()) for row in signs) for q in range(tokens))
+        assert score == pytest.approx(-total, rel=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 128, 130])
+def test_a_query_is_its_codes_to_the_precision_of_a_float(dim):
+    vectors = np.random.default_rng(2).standard_normal((19, dim)).astype("float32")
+    vectors[3] = 0
+    query = prepare_query(vectors)
+    fine = sum(query.codes[plane].astype("float64") / 254**plane for plane in range(3))[:, :dim]
+    np.testing.assert_allclose(fine * query.scales[:, None], vectors, atol=2e-7 * np.abs(vectors).max())
+    assert (query.rows[:, :dim].astype(int) - 128 == query.codes[0, :, :dim]).all()
+    for t in range(19):
+        group, lane = divmod(t, 16)
+        lanes = query.packed[:, group, :, lane].reshape(3, -1)
+        assert (lanes == query.codes[:, t]).all()
+        assert (query.start[:, group, lane] == -128 * query.codes[:, t].astype(int).sum(axis=1)).all()
+    np.testing.assert_allclose(query.lengths, np.linalg.norm(vectors, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", [3, 64, 100, 128])
+@pytest.mark.parametrize("tokens", [1, 16, 21])
+def test_reranking_equals_the_loop(kernels, bits, dim, tokens):
+    documents = Documents(dim, bits)
+    vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
+    query = prepare_query(vectors)
+    coded = (query.codes, query.packed, query.start, query.scales)
+    rough = query.codes[0, :, :dim].astype("float64") * query.scales[:, None]
+    for fine, asked in ((False, rough), (True, vectors.astype("float64"))):
+        scores = np.empty(len(documents.chosen), dtype="float32")
+        kernels.rerank_scores(documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
+        wanted = [sum((asked @ documents.decoded()[d].T).max(axis=1)) for d in documents.chosen]
+        np.testing.assert_allclose(scores, wanted, rtol=3e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_both_versions_of_reranking_agree_to_the_last_bit(monkeypatch, bits):
+    if choose_kernel() != "avx512":
+        pytest.skip("this processor has no AVX-512 VNNI")
+    documents = Documents(100, bits)
+    query = prepare_query(np.random.default_rng(4).standard_normal((21, 100)).astype("float32"))
+    found = []
+    for name in KERNELS:
+        monkeypatch.setenv("LATELIER_KERNELS", name)
+        for fine in (False, True):
+            scores = np.empty(len(documents.chosen), dtype="float32")
+            coded = (query.codes, query.packed, query.start, query.scales)
+            dots().rerank_scores(documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
+            found.append(scores)
+    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(found[1], found[3])
+
+
+def lanes_and_rows(count, dim, rows=13, seed=5):
+    """Centroids in lanes, rows of bytes, and all dot products as integers ``(rows, lanes)``."""
+    rng = np.random.default_rng(seed)
+    width = byte_width(dim)
+    centroids = rng.integers(-3, 4, size=(count, dim))  # few values, so that some products are equal
+    packed, start = pack_centroids(centroids, width, 1.0)
+    tokens = np.full((rows, width), 128, dtype="uint8")
+    tokens[:, :dim] = rng.integers(126, 131, size=(rows, dim))
+    products = np.full((rows, packed.shape[0] * 16), NO_LANE, dtype="int64")
+    products[:, :count] = (tokens[:, :dim].astype("int64") - 128) @ centroids.T
+    return packed, start, tokens, products
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 100, 200])
+@pytest.mark.parametrize("dim", [3, 128])
+def test_dot_products_with_lanes_equal_the_loop(kernels, count, dim):
+    packed, start, rows, products = lanes_and_rows(count, dim)
+    groups = len(packed)
+    ranges = np.array([[[0, groups], [groups // 2, groups]]] * len(rows))
+    out = np.empty((len(rows), 2 * groups - groups // 2, 16), dtype="int32")
+    kernels.group_dots(rows, ranges, packed, start, out)
+    # Lanes without a centroid hold what nobody takes for one.
+    held = np.arange(groups * 16) < count
+    for row, found in zip(products, out.reshape(len(rows), -1), strict=True):
+        assert (found[: groups * 16][held] == row[held]).all()
+        assert (found[: groups * 16][~held] < NO_LANE // 2).all()
+        assert (found[groups * 16 :] == found[groups // 2 * 16 : groups * 16]).all()
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 100])
+def test_assignment_takes_the_first_of_the_best(kernels, count):
+    packed, start, rows, products = lanes_and_rows(count, 7)
+    lanes, values = (np.full(len(rows), -5, dtype="int32") for _ in range(2))
+    order = np.array([12, 3, 4, 0, 1, 2, 7, 8, 9, 10, 11])
+    kernels.assign_rows(rows, order, packed, start, lanes, values)
+    for row in order:
+        assert lanes[row] == products[row].argmax()
+        assert values[row] == products[row].max()
+    assert (lanes[[5, 6]] == -5).all()
+
+
+def test_assignment_within_groups_looks_at_those_lanes_only(kernels):
+    packed, start, rows, products = lanes_and_rows(96, 7)
+    lanes, values = (np.empty(len(rows), dtype="int32") for _ in range(2))
+    ranges, order = np.array([0, 2, 3, 6]), np.random.default_rng(0).permutation(len(rows))
+    offsets = np.array([0, 5, 5, len(rows)])
+    kernels.assign_within(rows, order, offsets, ranges, (packed, start), (lanes, values))
+    for place, row in enumerate(order):
+        first, last = (0, 32) if place < 5 else (48, 96)
+        assert lanes[row] == first + products[row, first:last].argmax()
+        assert values[row] == products[row, first:last].max()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 10**6))
+def test_the_best_lanes_equal_a_stable_sort(most, seed):
+    rng = np.random.default_rng(seed)
+    ranges = np.array([[[0, 2], [4, 5]], [[1, 2], [2, 4]]])
+    dots_ = rng.integers(-20, 20, size=(2, 3, 16)).astype("int32")
+    dots_[:, :, rng.integers(16)] = NO_LANE
+    lanes, values = (np.empty((2, most), dtype="int32") for _ in range(2))
+    best_lanes(dots_, ranges, lanes, values)
+    for row, own in enumerate(ranges):
+        numbers = [group * 16 + lane for first, last in own for group in range(first, last) for lane in range(16)]
+        pairs = [(int(value), number) for value, number in zip(dots_[row].reshape(-1), numbers, strict=True)]
+        wanted = sorted((p for p in pairs if p[0] > NO_LANE), key=lambda pair: -pair[0])[:most]
+        assert lanes[row].tolist() == [number for _, number in wanted] + [-1] * (most - len(wanted))
+        assert values[row, : len(wanted)].tolist() == [value for value, _ in wanted]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_gathering_equals_a_dict(seed, masked):
+    """Also with a second query in the same memory, which must not see the first one's sums."""
+    rng = np.random.default_rng(seed)
+    lists = [np.sort(rng.choice(20, rng.integers(0, 9), replace=False)) for _ in range(6)]
+    offsets = np.cumsum([0, *map(len, lists)])
+    documents = np.concatenate([*lists, np.zeros(0)]).astype("int32")
+    allowed = rng.integers(0, 2, 20).astype("uint8") if masked else np.zeros(0, "uint8")
+    totals, touched = np.zeros((20, 2), dtype="int32"), np.empty(20, dtype="int32")
+    for stamp in (1, 4):
+        cells = np.array([rng.permutation(6)[:4] for _ in range(3)], dtype="int32")
+        cells[1, 3] = -1
+        gains = -np.sort(-rng.integers(0, 50, size=(3, 4)), axis=1).astype("int32")
+        count = gather_documents(cells, gains, (offsets, documents), allowed, totals, stamp, touched)
+        wanted = {}
+        for row, own in zip(cells, gains, strict=True):
+            first = {}
+            for cell, gain in zip(row, own, strict=True):
+                for d in lists[cell] if cell >= 0 else ():
+                    if not masked or allowed[d]:
+                        first.setdefault(int(d), int(gain))
+            for d, gain in first.items():
+                wanted[d] = wanted.get(d, 0) + gain
+        assert {int(d): int(totals[d, 1]) for d in touched[:count]} == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2**24 - 1), max_size=60), st.integers(1, 70))
+def test_selected_documents_are_the_best_to_within_a_bin(sums, most):
+    totals = np.stack([np.ones(len(sums)), sums], axis=1).astype("int32") if sums else np.zeros((0, 2), "int32")
+    touched = np.random.default_rng(0).permutation(len(sums)).astype("int32")
+    selected = np.empty(most, dtype="int64")
+    count = select_touched(totals, touched, len(sums), most, selected)
+    assert count == min(most, len(sums))
+    found = set(selected[:count].tolist())
+    assert len(found) == count
+    if count < len(sums):
+        worst, bin_ = min(sums[d] for d in found), max(1, max(sums) // 2**11)
+        assert all(sums[d] <= worst + bin_ for d in set(range(len(sums))) - found)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.data())
+def test_the_highest_places_equal_a_stable_sort(scores, data):
+    most = data.draw(st.integers(1, len(scores)))
+    places = np.empty(most, dtype="int64")
+    highest_places(np.array(scores, dtype="float32"), places)
+    order = np.argsort(-np.array(scores, dtype="float32"), kind="stable")[:most]
+    assert places.tolist() == sorted(order.tolist())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), min_size=1, max_size=12), st.integers(0, 12))
+def test_inverted_and_appended_cells_equal_a_dict(cells_of, cut):
+    """Cells of documents, the first `cut` of which are inverted by themselves, and the rest appended."""
+
+    def invert(part, first):
+        cells = np.array([cell for cells in part for cell in cells], dtype="int32")
+        lengths = np.array([len(cells) for cells in part], dtype="int64")
+        places = np.zeros(9, dtype="int64")
+        invert_cells(cells, lengths, first, np.full(8, -1, "int32"), places[1:], np.empty(0, "int32"))
+        offsets = np.cumsum(places)
+        documents = np.full(offsets[-1], -9, dtype="int32")
+        invert_cells(cells, lengths, first, np.full(8, -1, "int32"), offsets[:-1].copy(), documents)
+        return offsets, documents
+
+    before, more = invert(cells_of[:cut], 0), invert(cells_of[cut:], len(cells_of[:cut]))
+    merged = np.empty(len(before[1]) + len(more[1]), dtype="int32")
+    append_postings(before, more, merged)
+    offsets = before[0] + more[0]
+    for cell in range(8):
+        wanted = [d for d, cells in enumerate(cells_of) if cell in cells]
+        assert merged[offsets[cell] : offsets[cell + 1]].tolist() == wanted
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=40))
+def test_grouped_rows_equal_a_stable_sort(groups):
+    offsets, order = np.zeros(6, dtype="int64"), np.empty(len(groups), dtype="int64")
+    group_rows(np.array(groups, dtype="int32"), offsets, order)
+    assert order.tolist() == np.argsort(groups, kind="stable").tolist()
+    assert np.diff(offsets).tolist() == [groups.count(g) for g in range(5)]
+
+
+def test_sums_of_clusters_equal_the_loop():
+    rng = np.random.default_rng(6)
+    rows, scales = rng.integers(1, 256, size=(9, 32)).astype("uint8"), rng.random(9).astype("float32")
+    lanes, order = rng.integers(0, 3, 9).astype("int32"), np.array([0, 2, 3, 8, 5])
+    sums, counts = np.zeros((3, 5), dtype="float32"), np.zeros(3, dtype="int64")
+    add_rows(rows, scales, order, lanes, sums, counts)
+    for cluster in range(3):
+        mine = [n for n in order if lanes[n] == cluster]
+        wanted = sum(((rows[n, :5].astype("float64") - 128) * scales[n] for n in mine), np.zeros(5))
+        np.testing.assert_allclose(sums[cluster], wanted, rtol=1e-5)
+        assert counts[cluster] == len(mine)
