@@ -1,0 +1,139 @@
+"""``latelier train``: trains, measures on what it held out, and saves a model that others load."""
+
+import json
+
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder
+
+from latelier.cli import train_session
+from latelier.models import ColBERT
+
+THINGS = [
+    "apple",
+    "bridge",
+    "candle",
+    "desk",
+    "engine",
+    "forest",
+    "garden",
+    "hammer",
+    "island",
+    "jacket",
+    "kettle",
+    "ladder",
+]
+THINGS += [
+    "mirror",
+    "needle",
+    "orange",
+    "pencil",
+    "quilt",
+    "river",
+    "saddle",
+    "table",
+    "umbrella",
+    "violin",
+    "window",
+    "yacht",
+]
+PAIRS = [
+    {"query": f"what is a {thing}?", "positive": f"A {thing} is a thing that people call {thing}."} for thing in THINGS
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, minilm):
+    """A checkpoint of two layers, so that training takes seconds."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "small"
+    ColBERT(minilm, 16, "cpu", max_length_query=16, config_kwargs={"num_hidden_layers": 2}).save(folder)
+    return folder
+
+
+@pytest.fixture
+def train(run, small, tmp_path):
+    """Write rows to a file and train on it."""
+
+    def train(rows, *options, model=small):
+        file = tmp_path / "pairs.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return run("train", file, "--output", tmp_path / "out", "--model", model, "--device", "cpu", *options)
+
+    return train
+
+
+def test_pairs_with_mined_negatives(train, tmp_path, small):
+    result = train(PAIRS, "--mine", 1, "--batch-size", 8, "--epochs", 4, "--learning-rate", 1e-3, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert (answer["rows"], answer["held_out"], answer["steps"]) == (22, 2, 12)
+    assert set(answer["before"]) == set(answer["after"]) == {"success@1", "ndcg@10"}
+    assert answer["after"]["ndcg@10"] >= answer["before"]["ndcg@10"] > 0
+    assert "Mined negatives for 22 rows." in result.stderr
+    assert "step 12/12: held out: success@1" in result.stderr
+    texts = ["what is a river?", "A river is a thing."]
+    ours, theirs = (kind(str(tmp_path / "out"), device="cpu") for kind in (ColBERT, MultiVectorEncoder))
+    before = ColBERT(str(small), device="cpu").encode_document(texts)
+    for mine, other, old in zip(ours.encode_document(texts), theirs.encode_document(texts), before, strict=True):
+        torch.testing.assert_close(mine, other)
+        assert (mine - old).abs().max() > 1e-3
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "loss:Contrastive" in card
+    assert "dataset_size:22" in card
+    assert "from sentence_transformers import MultiVectorEncoder" in card
+    assert f"maxsim_ndcg@10\n      value: {answer['after']['ndcg@10']}" in card
+
+
+def test_large_batches_go_in_mini_batches(train, tmp_path):
+    result = train(PAIRS[:12], "--batch-size", 64, "--held-out", 0)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [f"{tmp_path / 'out'}: trained on 12 rows, 1 steps."]
+    assert "loss:CachedContrastive" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("scale", "normalize"), [(1, True), (10, False)])
+def test_scores_are_distilled(train, tmp_path, scale, normalize):
+    rows = [
+        {"query": pair["query"], "documents": [pair["positive"], "A thing.", "Nothing."], "scores": [scale, 0.1, 0]}
+        for pair in PAIRS
+    ]
+    assert train(rows).exit_code == 0
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "loss:Distillation" in card
+    assert f'"normalize_scores": {str(normalize).lower()}' in card
+
+
+def test_dense_models_start_as_they_are_or_with_the_recipe(minilm):
+    assert train_session._make_model(minilm, False, None, "cpu", seed=0).embedding_size == 384
+    assert train_session._make_model(minilm, False, 32, "cpu", seed=0).embedding_size == 32
+    recipe = train_session._make_model(minilm, True, 32, "cpu", seed=0)
+    assert (recipe.embedding_size, recipe.prompts["query"]) == (32, "[Q] ")
+
+
+def test_faulty_rows_are_named(train, tmp_path):
+    result = train([*PAIRS[:2], {"query": "q"}])
+    assert result.exit_code == 1
+    assert "Error: pairs.jsonl:3 has the fields 'query'; expected" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_not_replaced(train, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    result = train(PAIRS)
+    assert result.exit_code == 1
+    assert "holds something already; give a new folder or an empty one" in result.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_scored_rows_are_not_mined(train):
+    result = train([{"query": p["query"], "documents": [p["positive"]], "scores": [1]} for p in PAIRS], "--mine", 1)
+    assert result.exit_code == 1
+    assert "the rows have a teacher's scores, which mined negatives would lack; leave out --mine" in result.stderr
+
+
+def test_too_little_to_train_on(train):
+    result = train(PAIRS[:1])
+    assert result.exit_code == 1
+    assert "leaves 1 rows to train on; expected at least 2" in result.stderr
