@@ -1,6 +1,6 @@
 """How fast texts are encoded beside sentence-transformers, and what that does to ranking.
 
-    python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--threads 2] [--json results.json]
+    python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--device cuda] [--json results.json]
 
 The folder is a collection in BEIR layout. A sample of its documents that holds all judged ones is encoded by the same
 model, all-MiniLM-L6-v2 projected to 128 dims, untrained: by sentence-transformers at its defaults, and by this library
@@ -62,7 +62,7 @@ def documents_per_second(
         begin = time.perf_counter()
         rows = encode(texts)
         rates[name] = len(texts) / (time.perf_counter() - begin)
-        encoded[name] = rows if isinstance(rows, TokenEmbeddings) else TokenEmbeddings.from_list(rows)
+        encoded[name] = (rows if isinstance(rows, TokenEmbeddings) else TokenEmbeddings.from_list(rows)).to("cpu")
     return rates, encoded
 
 
@@ -99,10 +99,10 @@ def measure(collection: Collection, options: argparse.Namespace) -> list[dict[st
     ids = sample(collection, options.documents)
     texts = [collection.texts()[id_] for id_ in ids]
     queries = list(collection.queries.values())
-    model = ColBERT.from_dense(DEFAULT_MODEL, "orthogonal", 128, "cpu", max_length_document=options.length)
+    model = ColBERT.from_dense(DEFAULT_MODEL, "orthogonal", 128, options.device, max_length_document=options.length)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        peer = MultiVectorEncoder(folder, device="cpu")
+        peer = MultiVectorEncoder(folder, device=options.device)
     rates, documents = documents_per_second(
         {
             PEER: peer.encode_document,
@@ -119,7 +119,7 @@ def measure(collection: Collection, options: argparse.Namespace) -> list[dict[st
         },
         queries[: options.queries],
     )
-    encoded_queries = model.encode_query(queries, packed=True)
+    encoded_queries = model.encode_query(queries, packed=True).to("cpu")
     exact = documents[PEER].vectors
     rows = []
     for name in (PEER, OURS, EXACT, FORCED):
@@ -145,6 +145,7 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=2000)
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("--length", type=int, default=300, help="cap on document length, in tokens")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write the table there too")
     options = parser.parse_args()
