@@ -7,10 +7,10 @@ handed over as generators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
@@ -21,7 +21,9 @@ from latelier.indexes.base import Id
 from latelier.indexes.matrices import is_array, pack, refuse_padded
 from latelier.indexes.values import SqlValue, as_id, check_text, encode_metadata, is_single_id
 
-__all__ = ["Batch", "Document", "Documents"]
+__all__ = ["Batch", "Document", "Documents", "Encode"]
+
+Encode: TypeAlias = Callable[[TokenEmbeddings], "dict[str, np.ndarray]"]
 
 _PART_BYTES = 16 << 20
 _PART_DOCUMENTS = 1024
@@ -43,10 +45,12 @@ class Document(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some documents and their vectors, numpy, in the same order."""
+    """Some documents, the tokens of each, and what the index keeps of them: arrays with one row per token."""
 
     documents: list[Document]
-    embeddings: TokenEmbeddings
+    lengths: np.ndarray
+    dim: int
+    arrays: dict[str, np.ndarray]
 
 
 class Documents:
@@ -66,8 +70,9 @@ class Documents:
     Examples
     --------
     >>> documents = Documents(["a", "b"], (np.ones((n, 2)) for n in (1, 3)), None, None)
-    >>> [batch.embeddings for batch in documents.batches(dim=None)]
-    [TokenEmbeddings(2 texts, 4 tokens, dim=2, float32, numpy)]
+    >>> [batch] = documents.batches(None, lambda embeddings: {"sums": embeddings.vectors.sum(axis=1)})
+    >>> batch.lengths, batch.dim, batch.arrays
+    (array([1, 3]), 2, {'sums': array([2., 2., 2., 2.], dtype=float32)})
     """
 
     def __init__(
@@ -97,13 +102,15 @@ class Documents:
         self._batch_bytes = batch_bytes
         self._show_progress = show_progress
 
-    def batches(self, dim: int | None) -> Iterator[Batch]:
+    def batches(self, dim: int | None, encode: Encode) -> Iterator[Batch]:
         """Read them, once.
 
         Parameters
         ----------
         dim
             The dim that the index has; ``None`` takes the first document's.
+        encode
+            Makes what the index keeps of some vectors. Done part by part, so that of a batch no more is held.
 
         Raises
         ------
@@ -113,21 +120,28 @@ class Documents:
             If one of the columns runs out early, or an id, text or metadata cannot be stored.
         """
         documents: list[Document] = []
-        parts: list[TokenEmbeddings] = []
+        lengths: list[np.ndarray] = []
+        parts: list[dict[str, np.ndarray]] = []
         size = 0
+
+        def batch() -> Batch:
+            arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            return Batch(documents, np.concatenate(lengths), dim or 0, arrays)
+
         with self._progress() as progress:
             for rows, part in self._parts(dim):
                 dim = part.dim
                 documents += rows
-                parts.append(part)
+                lengths.append(part.lengths)
+                parts.append(encode(part))
                 size += part.vectors.nbytes + sum(row.nbytes for row in rows)
                 if size >= self._batch_bytes:
-                    yield Batch(documents, TokenEmbeddings.concatenate(parts))
-                    documents, parts, size = [], [], 0
+                    yield batch()
+                    documents, lengths, parts, size = [], [], [], 0
                 if progress is not None:
                     progress.update(len(rows))
         if documents:
-            yield Batch(documents, TokenEmbeddings.concatenate(parts))
+            yield batch()
 
     def _parts(self, dim: int | None) -> Iterator[tuple[list[Document], TokenEmbeddings]]:
         count = 0

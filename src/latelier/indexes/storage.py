@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, LatelierError, StorageError
 from latelier.indexes import catalog, schema
 from latelier.indexes.base import Id, Parameters, Record
-from latelier.indexes.batches import Documents
+from latelier.indexes.batches import Documents, Encode
 from latelier.indexes.connections import Connections, FileConnections, MemoryConnections
 from latelier.indexes.filters import matching_numbers
 from latelier.indexes.report import VerifyReport
@@ -154,7 +153,7 @@ class Storage:
     def write(
         self,
         documents: Documents,
-        encode: Callable[[TokenEmbeddings], Arrays],
+        encode: Encode,
         merge: Merge,
         *,
         replace: bool,
@@ -171,16 +170,15 @@ class Storage:
         replace
             Replace documents that are there; otherwise they are an error.
         limit
-            Bytes up to which segments of floating vectors would be merged.
+            Numbers of vectors up to which segments are merged.
         """
         with self._writing(merge) as begin:
-            batches = ((batch, encode(batch.embeddings)) for batch in documents.batches(self.dim()))
+            batches = documents.batches(self.dim(), encode)
             if self.path is None:
                 # What takes long is done before begin() makes readers wait; memory has to hold it all anyway.
-                batches = (pair for pair in list(batches))
-            for batch, arrays in batches:
-                tokens = limit // batch.embeddings.vectors[0].nbytes
-                begin().insert(batch.documents, batch.embeddings, arrays, replace=replace, limit=tokens)
+                batches = iter(list(batches))
+            for batch in batches:
+                begin().insert(batch, replace=replace, limit=limit // batch.dim)
 
     def remove(self, ids: Sequence[Id], merge: Merge) -> None:
         """Remove documents in one transaction.

@@ -170,7 +170,7 @@ class StoredIndex(Index):
 
     def compact(self, *, show_progress: bool = False) -> None:
         """See `Index.compact`."""
-        limit = self._segment_bytes // (np.dtype(self.dtype).itemsize * (self.dim or 1))
+        limit = self._segment_numbers // (self.dim or 1)
         with tqdm(unit=" documents", disable=not show_progress) as progress:
             self._storage.compact(self._merge, limit=limit, progress=progress.update)
 
@@ -209,13 +209,18 @@ class StoredIndex(Index):
             f"{self._describe()}, {where})"
         )
 
+    @property
+    def _segment_numbers(self) -> int:
+        """Numbers of vectors up to which segments are merged."""
+        return self._segment_bytes // np.dtype(self.dtype).itemsize
+
     def _describe(self) -> str:
         """Return what `repr` says of the stored numbers."""
         return self.dtype
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
         documents = Documents(*given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress)
-        self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_bytes)
+        self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_numbers)
 
 
 def positive(value: object, name: str) -> int:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes import catalog
 from latelier.indexes.base import Id
-from latelier.indexes.batches import Document
+from latelier.indexes.batches import Batch
 from latelier.indexes.catalog import SegmentRow
 from latelier.indexes.schema import write_setting
 from latelier.indexes.segment_files import Segments
@@ -60,17 +59,13 @@ class Writer:
         self._rows = catalog.read_segments(connection)
         self._first = self._next = int(catalog.read_setting(connection, "next_number"))
 
-    def insert(
-        self, documents: Sequence[Document], embeddings: TokenEmbeddings, arrays: Arrays, *, replace: bool, limit: int
-    ) -> None:
+    def insert(self, batch: Batch, *, replace: bool, limit: int) -> None:
         """Insert documents as a segment, together with what small segments it takes in.
 
         Parameters
         ----------
-        documents
-            At least one.
-        embeddings, arrays
-            Their vectors, and what the index keeps of them.
+        batch
+            At least one document.
         replace
             Remove documents of the same ids that were there before this transaction.
         limit
@@ -83,14 +78,15 @@ class Writer:
         EmbeddingsError
             If the dim is not the one of the index.
         """
-        self._check_dim(embeddings.dim, documents[0].id)
+        documents = batch.documents
+        self._check_dim(batch.dim, documents[0].id)
         replaced = self._check_ids([document.id for document in documents], replace)
         self.remove(list(replaced.values()))
         numbers = np.arange(self._next, self._next + len(documents))
-        own = document_arrays(numbers, [document.id for document in documents], embeddings.lengths)
+        own = document_arrays(numbers, [document.id for document in documents], batch.lengths)
         parts = [
-            *self._take_in(embeddings.num_tokens, limit),
-            Part(Segment({**own, **arrays}), np.arange(len(documents))),
+            *self._take_in(int(batch.lengths.sum()), limit),
+            Part(Segment({**own, **batch.arrays}), np.arange(len(documents))),
         ]
         catalog.insert_documents(self._connection, self._next, documents)
         self._next += len(documents)

@@ -58,7 +58,8 @@ class Cells(NamedTuple):
     numbers
         ``(documents,)`` int64: the documents' numbers in the catalog, ascending.
     offsets, documents
-        Where each cell's postings begin ``(lanes + 1,)`` int64, and the postings, int32: places in `numbers`.
+        Where each cell's postings begin ``(lanes + 1,)`` int64, and the postings: places in `numbers`,
+        uint16 where that is enough, else int32.
     """
 
     centroids: Centroids

@@ -43,8 +43,10 @@ def fill_cells(centroids: Centroids, table: Table, ordinals: np.ndarray, before:
         fitted = np.array([trained, fit, similarity, dim])
         numbers = np.concatenate([before.numbers, numbers])
         merged = np.empty(len(before.documents) + len(documents), dtype="int32")
-        append_postings((before.offsets, before.documents), (offsets, documents), merged)
+        append_postings((before.offsets, before.documents.astype("int32", copy=False)), (offsets, documents), merged)
         offsets, documents = before.offsets + offsets, merged
+    # Half the space, where it will do.
+    documents = documents.astype("uint16" if len(numbers) <= 1 << 16 else "int32", copy=False)
     return Cells(centroids._replace(fit=fitted), numbers, offsets, documents)
 
 

@@ -35,11 +35,14 @@ from latelier.scores.topk import TopK
 
 __all__ = ["IVF"]
 
-# What a write holds at once, in multiples of a batch of floating vectors: the parts it was read in, the same put
-# together, their codes, and as much again for whatever the caller makes them from.
-_MEMORY_BATCHES = 4
+# The memory limit in batches, counted as float32: at a quarter of that and less, codes take as much again while they
+# are put together, merged with others and written, and training takes the rest.
+_MEMORY_BATCHES = 2
 # For sharing queries out among threads, as multiplications: a few queries at a time.
 _QUERY_WORK = 1 << 25
+
+
+_BALANCED = partial(choose_knobs, effort="balanced")
 
 
 class IVF(StoredIndex):
@@ -196,7 +199,7 @@ class IVF(StoredIndex):
         parts: Sequence[Part],
         queries: TokenEmbeddings,
         best: TopK,
-        knobs: Callable[[int, int], Knobs] = partial(choose_knobs, effort="balanced"),
+        knobs: Callable[[int, int], Knobs] = _BALANCED,
     ) -> None:
         if not parts:
             return
