@@ -1,0 +1,319 @@
+"""How fast the approximate index is built, searched and extended, and how much of the exact result it finds.
+
+    python benchmarks/index.py [--synthetic 20000] [--sizes 2000 12000] [--nbits 8 4 2] [--json results.json]
+    python benchmarks/index.py --documents documents.safetensors --queries queries.safetensors [--sizes ...]
+
+Documents and queries are saved `TokenEmbeddings`, or synthetic (see `synthetic_documents`), streamed from the generator
+into an index on disk, so that a million fits: ``--synthetic 1000000 --tokens 100``. Times of searches are medians over
+queries, one at a time and on one thread; throughput is of one call with all queries, on one thread and on two. Recall
+is against exact float32 scores, or, for collections that are streamed, against `effort="exact"`. fast-plaid and
+xtr-warp-rs are measured on the same vectors where they are installed and the size is at most --peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
+from latelier.scores.packed import maxsim
+
+K = 10
+STREAMED = 100_000  # from so many documents on, they are not held in memory
+CHUNK = 1000
+COLUMNS = ("system", "documents", "build s", "p50 ms", "p95 ms", "recall@10", "q/s 1", "q/s 2", "B/token", "RSS MB")
+
+
+def synthetic_documents(count: int, tokens: int, dim: int, begin: int = 0) -> Iterator[TokenEmbeddings]:
+    """Documents of unit tokens, a thousand at a time, each from a seed of its own: nothing needs to be kept.
+
+    There are as many senses as the root of the count, times 64: unit vectors. A document has 12 of them, chosen with
+    the frequencies of Zipf, and a direction of its own. A token is a sense, plus 0.5 of the document's direction, plus
+    0.55 of noise, normalised: tokens of one document are alike, as contextual ones are, and those of one sense too.
+    """
+    senses = _senses(count, dim)
+    for first in range(begin, count, CHUNK):
+        rng = np.random.default_rng([0, first])
+        n = min(CHUNK, count - first)
+        # Zipf by inversion: rank r comes with a frequency of about 1 / r.
+        chosen = (len(senses) ** rng.random((n, 12), dtype="float32") - 1).astype("int64").clip(0, len(senses) - 1)
+        own = rng.standard_normal((n, 1, dim), dtype="float32") / np.float32(dim**0.5)
+        rows = senses[np.take_along_axis(chosen, rng.integers(0, 12, (n, tokens)), axis=1)]
+        rows += np.float32(0.5) * own
+        rows += rng.standard_normal((n, tokens, dim), dtype="float32") * np.float32(0.55 / dim**0.5)
+        rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+        yield TokenEmbeddings(rows.reshape(n * tokens, dim), np.arange(0, n * tokens + 1, tokens))
+
+
+def synthetic_queries(count: int, tokens: int, dim: int, queries: int, length: int = 12) -> TokenEmbeddings:
+    """Draw some tokens of documents spread over the collection, with 0.3 of noise."""
+    rng = np.random.default_rng(1)
+    chosen = np.linspace(0, count - 1, queries).astype(int)
+    found = []
+    for first in np.unique(chosen // CHUNK):
+        part = next(synthetic_documents(count, tokens, dim, begin=CHUNK * int(first)))
+        for d in chosen[chosen // CHUNK == first] - first * CHUNK:
+            rows = part[int(d)][rng.choice(tokens, min(length, tokens), replace=False)]
+            rows = rows + rng.standard_normal(rows.shape, dtype="float32") * np.float32(0.3 / dim**0.5)
+            found.append((rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype("float32"))
+    return TokenEmbeddings.from_list(found)
+
+
+def _senses(count: int, dim: int) -> np.ndarray:
+    senses = np.random.default_rng(7).standard_normal((int(64 * count**0.5), dim), dtype="float32")
+    return senses / np.linalg.norm(senses, axis=1, keepdims=True)
+
+
+class Collection:
+    """Documents and queries of one size, and the exact best of each query where it can be known."""
+
+    def __init__(
+        self, documents: Callable[[], Iterator[TokenEmbeddings]], queries: TokenEmbeddings, count: int
+    ) -> None:
+        self.documents, self.queries, self.count = documents, queries, count
+        self.best: list[set[int]] | None = None
+        if count < STREAMED:
+            scores = np.concatenate([maxsim(queries, part.to("float32")) for part in documents()], axis=1)
+            self.best = [set(row.tolist()) for row in np.argsort(-scores, axis=1, kind="stable")[:, :K]]
+
+    def recall(self, found: list[list[int]]) -> float:
+        """Return the part of the exact hits that was found, over the first queries."""
+        pairs = zip(self.best or [], found, strict=False)
+        return float(np.mean([len(best & set(ids)) / len(best) for best, ids in pairs]))
+
+
+class Peak:
+    """The most memory that the process had, sampled while something ran."""
+
+    def __enter__(self) -> Peak:
+        self.megabytes, self._done = _resident(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.02):
+            self.megabytes = max(self.megabytes, _resident())
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def _resident() -> float:
+    """Memory of this process that is not files, in MB."""
+    try:
+        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    except OSError:
+        return float("nan")
+    return (int(fields[1]) - int(fields[2])) * 4096 / 1e6
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = function()
+    return time.perf_counter() - begin, result
+
+
+def measure_searches(
+    search: Callable[[Any], list[list[Any]]], queries: TokenEmbeddings
+) -> tuple[dict[str, float], list]:
+    """Time one query at a time on one thread, and of all at once on one and on two."""
+    torch.set_num_threads(1)
+    single = [queries[i : i + 1] for i in range(len(queries))]
+    for query in single[:20]:
+        search(query)
+    times, found = [], []
+    for query in single:
+        seconds, [hits] = timed(lambda query=query: search(query))
+        times.append(seconds)
+        found.append(hits)
+    row = {"p50 ms": 1e3 * statistics.median(times), "p95 ms": 1e3 * float(np.quantile(times, 0.95))}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        search(queries)
+        row[f"q/s {threads}"] = len(queries) / min(timed(lambda: search(queries))[0] for _ in range(3))
+    return row, found
+
+
+def measure_ivf(collection: Collection, nbits: int, efforts: list[str], threads: int) -> Iterator[dict[str, Any]]:
+    folder = Path(tempfile.mkdtemp(prefix="latelier-bench-"))
+    try:
+        with indexes.IVF(folder / "index", nbits=nbits) as index:
+            torch.set_num_threads(threads)
+            with Peak() as peak:
+                before = _resident()
+                seconds, _ = timed(lambda: index.add(range(collection.count), collection.documents()))
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            built = {
+                "build s": seconds,
+                "B/token": size / index._storage.snapshot().tokens,
+                "RSS MB": peak.megabytes - before,
+            }
+            if collection.best is None:
+                torch.set_num_threads(threads)
+                exact = index.search(collection.queries, K, effort="exact")
+                collection.best = [{int(hit.id) for hit in row} for row in exact]
+            for effort in efforts:
+                knob: Any = effort if effort.isalpha() else float(effort)
+                row, found = measure_searches(lambda q, knob=knob: index.search(q, K, effort=knob), collection.queries)
+                recall = collection.recall([[int(hit.id) for hit in hits] for hits in found])
+                yield {"system": f"IVF {nbits}-bit {effort}", **built, **row, "recall@10": recall}
+            yield from measure_life(index, collection, nbits)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure_life(index: indexes.IVF, collection: Collection, nbits: int) -> Iterator[dict[str, Any]]:
+    """Adding a thousand documents, and opening the index in this process, both with the first search after it."""
+    more = next(iter(collection.documents()))[:1000]
+    ids = [f"more {i}" for i in range(len(more))]
+    first = collection.queries[:1]
+    yield {
+        "system": f"IVF {nbits}-bit add {len(more)}",
+        "build s": timed(lambda: (index.add(ids, more), index.search(first)))[0],
+    }
+
+    def reopen() -> None:
+        with indexes.open(index.path or "", read_only=True) as other:
+            other.search(first)
+
+    yield {"system": f"IVF {nbits}-bit open+search", "build s": timed(reopen)[0]}
+
+
+def measure_flat(collection: Collection) -> dict[str, Any]:
+    index = indexes.Flat(dtype="float16")
+    seconds, _ = timed(lambda: index.add(range(collection.count), collection.documents()))
+    queries = collection.queries[:50]
+    row, _ = measure_searches(lambda q: index.search(q, K), queries)
+    return {"system": "Flat float16", "build s": seconds, **row, "recall@10": 1.0}
+
+
+def measure_fast_plaid(collection: Collection) -> dict[str, Any]:
+    from fast_plaid import search
+
+    folder = tempfile.mkdtemp(prefix="latelier-bench-")
+    try:
+        matrices = [torch.from_numpy(np.array(m, dtype="float32")) for part in collection.documents() for m in part]
+        index = search.FastPlaid(index=folder, device="cpu")
+        seconds, _ = timed(lambda: index.create(documents_embeddings=matrices))
+
+        def ask(queries: TokenEmbeddings) -> list[list[int]]:
+            asked = [torch.from_numpy(np.array(m, dtype="float32")) for m in queries]
+            return [[hit[0] for hit in row] for query in asked for row in index.search(query[None], top_k=K)]
+
+        row, found = measure_searches(ask, collection.queries[:50])
+        return {"system": "fast-plaid", "build s": seconds, **row, "recall@10": collection.recall(found)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure_warp(collection: Collection) -> dict[str, Any]:
+    from xtr_warp.search import XTRWarp
+
+    folder = tempfile.mkdtemp(prefix="latelier-bench-")
+    try:
+        matrices = [torch.from_numpy(np.array(m, dtype="float32")) for part in collection.documents() for m in part]
+        index = XTRWarp(index=folder, device="cpu")
+        seconds, _ = timed(lambda: index.create(embeddings_source=matrices))
+        index.load()
+
+        def ask(queries: TokenEmbeddings) -> list[list[int]]:
+            asked = [torch.from_numpy(np.array(m, dtype="float32")) for m in queries]
+            return [[hit[0] for hit in row] for query in asked for row in index.search(query[None], top_k=K)]
+
+        row, found = measure_searches(ask, collection.queries)
+        return {"system": "xtr-warp-rs", "build s": seconds, **row, "recall@10": collection.recall(found)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+PEERS = {"fast_plaid": measure_fast_plaid, "xtr_warp": measure_warp}
+
+
+def collections(options: argparse.Namespace) -> Iterator[Collection]:
+    if options.documents:
+        documents = TokenEmbeddings.load(options.documents).to("numpy")
+        queries = TokenEmbeddings.load(options.queries).to("numpy").to("float32")[: options.asked]
+        for size in options.sizes or [len(documents)]:
+            part = documents[:size]
+            chunks = [part[i : i + CHUNK] for i in range(0, len(part), CHUNK)]
+            yield Collection(lambda chunks=chunks: iter(chunks), queries, len(part))
+        return
+    for size in options.sizes or [options.synthetic]:
+        shape = (size, options.tokens, options.dim)
+        yield Collection(
+            lambda shape=shape: synthetic_documents(*shape), synthetic_queries(*shape, queries=options.asked), size
+        )
+
+
+def warm_up() -> None:
+    """Compile everything, so that no time is of that."""
+    rows = TokenEmbeddings.concatenate(synthetic_documents(6000, 100, 32))
+    for nbits in (8, 4):
+        index = indexes.IVF(nbits=nbits)
+        index.add(range(len(rows)), rows)
+        index.search(rows[:2])
+
+
+def show(row: dict[str, Any], count: int) -> None:
+    cells = [f"{row['system']:26}{count:>10,}"]
+    digits = {"build s": 2, "p50 ms": 2, "p95 ms": 2, "recall@10": 4, "q/s 1": 0, "q/s 2": 0, "B/token": 1, "RSS MB": 0}
+    cells += [f"{row[name]:11,.{n}f}" if name in row else " " * 11 for name, n in digits.items()]
+    print("".join(cells), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=Path, help="saved TokenEmbeddings")
+    parser.add_argument("--queries", type=Path, help="saved TokenEmbeddings")
+    parser.add_argument("--synthetic", type=int, default=20_000, help="documents to make")
+    parser.add_argument("--tokens", type=int, default=100, help="of a synthetic document")
+    parser.add_argument("--dim", type=int, default=128, help="of synthetic tokens")
+    parser.add_argument("--sizes", type=int, nargs="*", help="of collections; the first so many documents")
+    parser.add_argument("--asked", type=int, default=300, help="queries")
+    parser.add_argument("--nbits", type=int, nargs="*", default=[8], choices=(8, 4, 2, 1))
+    parser.add_argument("--efforts", nargs="*", default=["balanced"])
+    parser.add_argument("--threads", type=int, default=2, help="to build with")
+    parser.add_argument("--peers", type=int, default=5000, help="most documents to give to other engines")
+    parser.add_argument("--flat", action="store_true", help="measure the exact index too")
+    parser.add_argument("--json", type=Path, help="write the table there too")
+    options = parser.parse_args()
+    if bool(options.documents) != bool(options.queries):
+        parser.error("--documents and --queries go together")
+    warm_up()
+    print(f"{COLUMNS[0]:26}{COLUMNS[1]:>10}" + "".join(f"{name:>11}" for name in COLUMNS[2:5] + COLUMNS[5:]))
+    rows: list[dict[str, Any]] = []
+    for collection in collections(options):
+        found: list[Iterator[dict[str, Any]]] = [
+            measure_ivf(collection, nbits, options.efforts, options.threads) for nbits in options.nbits
+        ]
+        if options.flat:
+            found.append(iter([measure_flat(collection)]))
+        if collection.count <= options.peers:
+            found += [iter([peer(collection)]) for name, peer in PEERS.items() if importlib.util.find_spec(name)]
+        for measured in found:
+            for row in measured:
+                show(row, collection.count)
+                rows.append({"documents": collection.count, **row})
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
