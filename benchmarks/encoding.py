@@ -1,6 +1,6 @@
 """How fast texts are encoded beside sentence-transformers, and what that does to ranking.
 
-    python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--device cuda] [--json results.json]
+    python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--device cuda] [--json out.json]
 
 The folder is a collection in BEIR layout. A sample of its documents that holds all judged ones is encoded by the same
 model, all-MiniLM-L6-v2 projected to 128 dims, untrained: by sentence-transformers at its defaults, and by this library
