@@ -12,6 +12,8 @@ from latelier.indexes.ivf.cells import Cells
 from latelier.scores.kernels import KERNELS, choose_kernel
 
 DIM = 32
+# The documents that `check(queries=10)` takes of 1,500.
+SPREAD = [0, 166, 333, 499, 666, 832, 999, 1165, 1332, 1499]
 
 
 def collection(count, seed=0, topics=60, dim=DIM):
@@ -191,6 +193,16 @@ def test_more_hits_than_cells_would_give_are_found_by_scanning(soon):
     hits = index.search(documents[0][:1], k=600, nprobe=1, candidates=10, rerank=10)[0]
     assert len(hits) == 600
     assert sorted(hit.id for hit in hits) == list(range(600))
+
+
+def test_check_says_how_much_effort_is_enough(soon, monkeypatch):
+    documents, _ = collection(1500)
+    index = indexes.IVF()
+    index.add(range(1500), documents)
+    report = index.check(queries=10)
+    assert report.recall == pytest.approx(recall(index, [m[:32] for m in index.get_embeddings(SPREAD)]), abs=0.011)
+    assert report.advice == "" or "effort" in report.advice
+    assert str(report).endswith(f"1,500 searched{'; ' if report.advice else ''}{report.advice}")
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 33, 500])

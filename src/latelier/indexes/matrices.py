@@ -76,7 +76,10 @@ def pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: st
     without = np.flatnonzero(np.diff(offsets) == 0)
     if without.size:
         raise EmbeddingsError(f"{names[without[0]]} has no token; every text needs at least one.")
-    return TokenEmbeddings(_finite(vectors, offsets, names, dtype), offsets)
+    finite = _finite(vectors, offsets, names, dtype)
+    if isinstance(items, TokenEmbeddings) and finite is source.vectors:
+        return source  # as it came, and checked when it was made
+    return TokenEmbeddings(finite, offsets)
 
 
 def pack_queries(queries: Any, dim: int | None) -> TokenEmbeddings:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.base import Index
+from latelier.indexes.base import Hit, Index
 from latelier.indexes.report import CheckReport
 from latelier.scores.topk import TopK
 
-__all__ = ["exact_scores", "measure_recall"]
+__all__ = ["Search", "exact_scores", "measure_recall"]
+
+Search: TypeAlias = "Callable[[Any, int], list[list[Hit]]]"
 
 # Scores in single precision may differ from ours by this much of their size without being wrong.
 _TOLERANCE = 1e-5
@@ -18,7 +23,7 @@ _QUERY_TOKENS = 32
 _CHUNK = 256
 
 
-def measure_recall(index: Index, k: int, queries: int) -> CheckReport:
+def measure_recall(index: Index, k: int, queries: int, searches: Sequence[Search] = ()) -> list[CheckReport]:
     """Search with some of the index's own documents and count how many hits belong to the exact best `k`.
 
     Parameters
@@ -27,22 +32,36 @@ def measure_recall(index: Index, k: int, queries: int) -> CheckReport:
         Any index; an empty one has recall 1.
     k, queries
         As for `Index.check`.
+    searches
+        Ways to search it, from queries and `k`; by default `index.search` alone.
+
+    Returns
+    -------
+    list of CheckReport
+        One for each way.
     """
+    searches = searches or [index.search]
     ids = index.ids()
     if not ids:
-        return CheckReport(k=k, recall=1.0, worst=1.0, queries=0, documents=0)
+        return [CheckReport(k=k, recall=1.0, worst=1.0, queries=0, documents=0)] * len(searches)
     sample = index.get_embeddings([ids[i] for i in _spread(len(ids), queries)])
     asked = TokenEmbeddings.from_list([matrix[:_QUERY_TOKENS] for matrix in sample])
     exact = TopK(len(asked), min(k, len(ids)))
     for first in range(0, len(ids), _CHUNK):
         chunk = ids[first : first + _CHUNK]
         exact.add(exact_scores(asked, index.get_embeddings(chunk)), np.arange(first, first + len(chunk)))
+    return [_compare(index, asked, exact, search(asked, k), k, len(ids)) for search in searches]
+
+
+def _compare(
+    index: Index, asked: TokenEmbeddings, exact: TopK, found: list[list[Hit]], k: int, documents: int
+) -> CheckReport:
     right = []
-    for i, hits in enumerate(index.search(asked, k)):
+    for i, hits in enumerate(found):
         edge = exact.scores[i][-1]
-        found = exact_scores(asked[i : i + 1], index.get_embeddings([hit.id for hit in hits]))[0]
-        right.append(np.count_nonzero(found >= edge - _TOLERANCE * max(1.0, abs(edge))) / len(exact.scores[i]))
-    return CheckReport(k, float(np.mean(right)), float(np.min(right)), len(asked), len(ids))
+        scores = exact_scores(asked[i : i + 1], index.get_embeddings([hit.id for hit in hits]))[0]
+        right.append(np.count_nonzero(scores >= edge - _TOLERANCE * max(1.0, abs(edge))) / len(exact.scores[i]))
+    return CheckReport(k, float(np.mean(right)), float(np.min(right)), len(asked), documents)
 
 
 def exact_scores(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:

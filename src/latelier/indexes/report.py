@@ -23,6 +23,8 @@ class CheckReport:
         The same for the query with the lowest.
     queries, documents
         How many were used, and how many were searched.
+    advice
+        What to do about it, in words; empty where there is nothing to do.
 
     Examples
     --------
@@ -35,12 +37,14 @@ class CheckReport:
     worst: float
     queries: int
     documents: int
+    advice: str = ""
 
     def __str__(self) -> str:
-        return (
+        measured = (
             f"recall@{self.k} {self.recall:.3f} (worst query {self.worst:.3f}) against exact scores: "
             f"{self.queries:,} of its own documents as queries, {self.documents:,} searched"
         )
+        return f"{measured}; {self.advice}" if self.advice else measured
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class StoredIndex(Index):
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """See `Index.check`."""
-        return measure_recall(self, positive(k, "k"), positive(queries, "queries"))
+        return measure_recall(self, positive(k, "k"), positive(queries, "queries"))[0]
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""

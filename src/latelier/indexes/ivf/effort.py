@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -9,13 +10,15 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError
 
-__all__ = ["Effort", "EffortName", "Knobs", "choose_knobs"]
+__all__ = ["Effort", "EffortName", "Knobs", "advise", "choose_knobs"]
 
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
 Effort: TypeAlias = "EffortName | float"
 
 # Signs per token that the widths are made for, and how many times as wide they get with fewer.
 _SIGNS, _FEWEST_SIGNS = 128, 8.0
+# The recall that `advise` is content with.
+_WANTED = 0.97
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 
 
@@ -84,6 +87,27 @@ def choose_knobs(
         rerank=kept,
         exact=effort == "exact",
     )
+
+
+def advise(recalls: Mapping[float, float]) -> str:
+    """Say what to search with, given the recall of some efforts, 1.0 among them.
+
+    Examples
+    --------
+    >>> advise({1.0: 0.95, 2.0: 0.981, 4.0: 0.99})
+    'search with effort=2.0 to find 0.981'
+    >>> advise({0.5: 0.94, 1.0: 0.98}), advise({0.5: 0.99, 1.0: 1.0})
+    ('', "effort='fast' finds 0.990 in about half the time")
+    >>> advise({1.0: 0.2, 2.0: 0.3})
+    "search with effort='exact': these vectors have no cells or signs to find them by"
+    """
+    enough = sorted(effort for effort, recall in recalls.items() if recall >= _WANTED)
+    if not enough:
+        return "search with effort='exact': these vectors have no cells or signs to find them by"
+    effort = enough[0]
+    if effort > 1:
+        return f"search with effort={effort} to find {recalls[effort]:.3f}"
+    return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
 
 
 def _given(value: object, name: str, otherwise: int) -> int:

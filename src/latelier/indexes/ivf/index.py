@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -20,12 +21,14 @@ from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes.base import Hit, Parameters, PathLike
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.effort import Effort, Knobs, choose_knobs
+from latelier.indexes.ivf.effort import Effort, Knobs, advise, choose_knobs
 from latelier.indexes.ivf.filling import fill_cells
 from latelier.indexes.ivf.growth import Growth, needed_growth
 from latelier.indexes.ivf.search import Scope, search_one
 from latelier.indexes.ivf.table import Table
 from latelier.indexes.ivf.training import train_centroids
+from latelier.indexes.recall import measure_recall
+from latelier.indexes.report import CheckReport
 from latelier.indexes.segments import Part
 from latelier.indexes.snapshot import Snapshot
 from latelier.indexes.stored import StoredIndex, positive
@@ -42,6 +45,8 @@ _MEMORY_BATCHES = 2
 _QUERY_WORK = 1 << 25
 
 
+# What `check` tries beside the default.
+_EFFORTS = (0.5, 2.0, 4.0)
 _BALANCED = partial(choose_knobs, effort="balanced")
 
 
@@ -172,6 +177,30 @@ class IVF(StoredIndex):
         """
         super().compact(show_progress=show_progress)
         self._grow(compacting=True)
+
+    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
+        """Measure recall@k of a search with default effort, and say how much effort would do: see `Index.check`.
+
+        Recall is against exact scores of the stored codes: what coding itself loses, only vectors as they came can
+        tell.
+
+        Parameters
+        ----------
+        k
+            How many hits to compare.
+        queries
+            How many documents to use as queries; each one reads the whole index.
+
+        Returns
+        -------
+        CheckReport
+            Prints as one readable line; its `advice` names the effort to search with.
+        """
+        k, queries = positive(k, "k"), positive(queries, "queries")
+        ways = [partial(self.search, effort=effort) for effort in (1.0, *_EFFORTS)]
+        report, *others = measure_recall(self, k, queries, ways)
+        recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
+        return replace(report, advice=advise(recalls))
 
     def close(self) -> None:
         """See `Index.close`."""

@@ -11,12 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.scores.kernels.jit import kernel
+from latelier.scores.kernels.memory import prefetch
 
 __all__ = ["GAIN_BITS", "append_postings", "gather_documents", "group_rows", "invert_cells", "select_touched"]
 
 # Gains are integers whose sum over all query tokens is less than 2 ** GAIN_BITS.
 GAIN_BITS = 24
 _BIN_BITS = 12
+# How many postings ahead memory is asked for.
+_AHEAD = 12
 
 
 @kernel()
@@ -45,7 +48,7 @@ def gather_documents(
     stamp
         Marks the first query token; the next ones take the numbers that follow.
     touched
-        ``(documents,)`` int32, written: the documents found.
+        ``(documents + 1,)`` int32, written: the documents found.
 
     Returns
     -------
@@ -54,6 +57,7 @@ def gather_documents(
     """
     offsets, documents = postings
     masked = len(allowed) > 0
+    base = np.int64(totals.ctypes.data)
     count = 0
     for q in range(cells.shape[0]):
         mark = np.int32(stamp + q)
@@ -61,19 +65,17 @@ def gather_documents(
             cell, gain = cells[q, c], gains[q, c]
             if cell < 0:
                 break
-            for i in range(offsets[cell], offsets[cell + 1]):
+            first, last = offsets[cell], offsets[cell + 1]
+            for i in range(first, last):
+                prefetch(base + 8 * np.int64(documents[min(i + _AHEAD, last - 1)]))  # type: ignore[call-arg]
                 d = documents[i]
-                seen = totals[d, 0]
-                if seen == mark:
-                    continue
-                if seen >= stamp:
-                    totals[d, 0] = mark
-                    totals[d, 1] += gain
-                elif not masked or allowed[d]:
-                    totals[d, 0] = mark
-                    totals[d, 1] = gain
-                    touched[count] = d
-                    count += 1
+                # Without branches: whether a document was seen before is anybody's guess, the processor's too.
+                seen, total = totals[d, 0], totals[d, 1]
+                known = seen >= stamp
+                totals[d, 0] = mark
+                totals[d, 1] = (total if known else np.int32(0)) + (gain if seen != mark else np.int32(0))
+                touched[count] = d
+                count += not known and (not masked or allowed[d] > 0)
     return count
 
 
@@ -81,8 +83,8 @@ def gather_documents(
 def select_touched(totals: np.ndarray, touched: np.ndarray, count: int, most: int, selected: np.ndarray) -> int:
     """Write the documents with the highest sums, in the order in which they were found.
 
-    Sums are sorted into bins, so at the edge those that differ by a few thousandths of the highest count as equal, and
-    the first ones are taken.
+    Sums are sorted into 4,096 bins, so at the edge those that differ by that part of the most there can be count as
+    equal, and the first ones are taken.
 
     Parameters
     ----------
@@ -102,23 +104,18 @@ def select_touched(totals: np.ndarray, touched: np.ndarray, count: int, most: in
         for i in range(count):
             selected[i] = touched[i]
         return count
-    highest = np.int32(0)
+    bins, places = np.zeros(1 << _BIN_BITS, dtype=np.int32), np.empty(count, dtype=np.int16)
     for i in range(count):
-        value = totals[touched[i], 1]
-        highest = value if value > highest else highest
-    shift = 0
-    while (highest >> shift) >= (1 << _BIN_BITS):
-        shift += 1
-    bins = np.zeros(1 << _BIN_BITS, dtype=np.int64)
-    for i in range(count):
-        bins[totals[touched[i], 1] >> shift] += 1
+        place = totals[touched[i], 1] >> (GAIN_BITS - _BIN_BITS)
+        places[i] = place
+        bins[place] += 1
     edge, above = (1 << _BIN_BITS) - 1, 0
     while above + bins[edge] < most:
         above += bins[edge]
         edge -= 1
     room, n = most - above, 0
     for i in range(count):
-        place = totals[touched[i], 1] >> shift
+        place = places[i]
         if place > edge:
             selected[n] = touched[i]
             n += 1
