@@ -80,6 +80,12 @@ def test_negative_similarities_are_not_beaten_by_padding(backend):
     check_scores(colbert_scores(q, d, backend=backend), expected)
 
 
+def test_a_token_without_a_mask_may_begin_with_zero(backend):
+    queries = torch.tensor([[[0.0, 2.0], [0.0, 0.0]]])
+    documents = torch.tensor([[[0.0, -3.0], [0.0, 0.0]], [[0.0, 0.5], [1.0, 0.0]]])
+    assert colbert_scores(queries, documents, backend=backend).tolist() == [[-6.0, 1.0]]
+
+
 def test_empty_documents_score_minus_infinity_and_empty_queries_zero(backend):
     queries, documents = ragged([2, 0]), ragged([0, 3], seed=1)
     scores = colbert_scores(queries, documents, backend=backend)

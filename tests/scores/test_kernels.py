@@ -183,6 +183,14 @@ def test_where_a_token_was_best_is_the_same_for_every_type(kernel, numbers):
     assert positions.T.tolist() == best
 
 
+def test_long_lists_are_scored_by_and_by(kernel):
+    documents = [m.double() for m in ragged([9000, 9000, 0, 5], 4)]  # of a type that has to be copied
+    queries = TokenEmbeddings.from_list(ragged([3, 2], 4, seed=1))
+    at_once = packed.maxsim(queries, TokenEmbeddings.from_list(documents).to("float32"))
+    np.testing.assert_allclose(packed.maxsim_list(queries, documents), at_once, rtol=1e-5)
+    assert at_once[:, 2].tolist() == [-np.inf, -np.inf]
+
+
 def test_matrices_are_read_where_they_are():
     if choose_kernel() != "avx512":
         pytest.skip("this processor has no AVX-512 VNNI")

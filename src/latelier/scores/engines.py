@@ -15,8 +15,6 @@ import torch
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.scores import autograd, cuda, packed, padded, quantized
 from latelier.scores.inputs import Side
-from latelier.scores.kernels import choose_kernel
-from latelier.scores.matrices import Matrices
 
 __all__ = ["Backend", "Engine", "choose_engine"]
 
@@ -103,10 +101,9 @@ def _needs_gradient(queries: Side, documents: Side) -> bool:
 def _packed_all(queries: Side, documents: Side) -> torch.Tensor:
     if _needs_gradient(queries, documents):
         return autograd.maxsim(queries.packed, documents.packed)
-    matrices = None
-    if documents.listed is not None and choose_kernel() == "avx512":
-        matrices = Matrices.of_list(documents.listed)
-    return torch.from_numpy(packed.maxsim(queries.packed, matrices or documents.packed))
+    if documents.listed is None:
+        return torch.from_numpy(packed.maxsim(queries.packed, documents.packed))
+    return torch.from_numpy(packed.maxsim_list(queries.packed, documents.listed))
 
 
 def _packed_grouped(queries: Side, documents: Side) -> torch.Tensor:

@@ -11,7 +11,7 @@ numbers as they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,12 +22,14 @@ from latelier.scores.kernels import NO_POSITIONS, choose_kernel, multiplies_bflo
 from latelier.scores.matrices import Matrices
 from latelier.scores.threads import for_ranges
 
-__all__ = ["document_blocks", "maxsim", "score_into"]
+__all__ = ["document_blocks", "maxsim", "maxsim_list", "score_into"]
 
 # Similarities of one block: 256k float32 = 1 MiB, what a core's second-level cache holds.
 _BLOCK_ELEMENTS = 1 << 18
 # More query tokens than this are scored in several passes, so that a block keeps at least 256 document tokens.
 _QUERY_TOKENS = 1024
+# Tokens copied together at a time: 8 MiB of 128 float32 each, in the last-level cache.
+_COPIED_TOKENS = 1 << 14
 
 
 def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | Matrices) -> np.ndarray:
@@ -54,6 +56,20 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | Matrices) -> n
     scores = np.empty((len(queries), len(documents)), dtype=np.float32)
     score_into(scores, queries, documents)
     return scores
+
+
+def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> np.ndarray:
+    """Score every query against every document of a list of at least one, all of one dtype, dim and device.
+
+    They are scored where they are. Where that cannot be, they are copied together by and by: all at once, they would
+    have left the cache before they are scored.
+    """
+    matrices = Matrices.of_list(documents) if choose_kernel() == "avx512" else None
+    if matrices is not None:
+        return maxsim(queries, matrices)
+    offsets = np.cumsum([0, *map(len, documents)])
+    blocks = (documents[first:last] for first, last in _blocks(offsets, _COPIED_TOKENS))
+    return np.concatenate([maxsim(queries, TokenEmbeddings.from_list(block)) for block in blocks], axis=1)
 
 
 def score_into(

@@ -1,11 +1,12 @@
 """Rows of documents as the vector instructions take them: half precision widened, signed bytes shifted.
 
-Eight rows at a time, into a buffer that stays in the first-level cache; what follows is fetched meanwhile.
+Eight rows at a time, into a buffer that stays in the first-level cache: on their own, or little by little while other
+rows are multiplied, which takes no time then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numba.extending import intrinsic
 from latelier.scores.kernels.jit import kernel
 from latelier.scores.kernels.vectors import LANES, ROWS, at, constant, prefetch
 
-__all__ = ["BFLOAT16", "FLOAT16", "INT8", "WORDS", "convert_rows"]
+__all__ = ["BFLOAT16", "FLOAT16", "INT8", "WORDS", "convert_meanwhile", "convert_rows"]
 
 # What rows hold: words of four bytes that need no conversion, or something that becomes words.
 WORDS, FLOAT16, BFLOAT16, INT8 = range(4)
@@ -44,8 +45,52 @@ def _shift_int8(builder: ir.IRBuilder, value: ir.Value, count: int) -> ir.Value:
     return builder.xor(value, ir.Constant(_words(count), [-0x7F7F7F80] * count))
 
 
-def _convert(number: ir.Type, size: int, change: Callable[[ir.IRBuilder, ir.Value, int], ir.Value]) -> Any:
-    """Make the instruction sequence for one type of numbers, of `size` bytes for each word."""
+# What each type of numbers is read as, the bytes that become one word, and how.
+_NUMBERS = {
+    WORDS: (ir.IntType(32), 4, _keep),
+    FLOAT16: (ir.HalfType(), 2, _widen_float16),
+    BFLOAT16: (ir.IntType(16), 2, _widen_bfloat16),
+    INT8: (ir.IntType(32), 4, _shift_int8),
+}
+
+
+def convert_meanwhile(
+    builder: ir.IRBuilder, kinds: Sequence[int], numbers: ir.Value, places: tuple[ir.Value, ir.Value, ir.Value]
+) -> Callable[[ir.Value], None]:
+    """Return what `tiles.dot_products` is to do meanwhile: fetch some rows, and convert those that come before them.
+
+    Parameters
+    ----------
+    builder
+        Writes the program.
+    kinds
+        What can be converted: `FLOAT16`, `BFLOAT16`, `INT8`.
+    numbers
+        What the next eight rows hold: one of these; or `WORDS`, and they are left alone.
+    places
+        Addresses of those rows, of the buffer that takes them, and from where as many bytes are fetched.
+    """
+    source, target, ahead = places
+    halves = [builder.icmp_signed("==", numbers, constant(kind)) for kind in (FLOAT16, BFLOAT16)]
+    step = builder.select(builder.or_(*halves), constant(2 * ROWS), constant(4 * ROWS))
+
+    def convert_eight(index: ir.Value) -> None:
+        offset = builder.mul(index, step)
+        prefetch(builder, builder.add(ahead, offset))
+        for kind in kinds:
+            number, _, change = _NUMBERS[kind]
+            with builder.if_then(builder.icmp_signed("==", numbers, constant(kind))):
+                eight = at(builder, builder.add(source, offset), ir.VectorType(number, ROWS))
+                place = builder.add(target, builder.mul(index, constant(4 * ROWS)))
+                value = change(builder, builder.load(eight, align=1), ROWS)
+                builder.store(value, at(builder, place, _words(ROWS)), align=4)
+
+    return convert_eight
+
+
+def _convert(numbers: int) -> Any:
+    """Make the instruction sequence for one type of numbers."""
+    number, size, change = _NUMBERS[numbers]
 
     @intrinsic
     def convert(typing_context: Any, source: Any, target: Any, words: Any, ahead: Any) -> Any:
@@ -59,8 +104,8 @@ def _convert(number: ir.Type, size: int, change: Callable[[ir.IRBuilder, ir.Valu
                 with cgutils.for_range_slice(builder, start, stop, constant(count), inc=True) as (i, _):
                     offset = builder.mul(i, constant(size))
                     prefetch(builder, builder.add(ahead, offset))
-                    numbers = at(builder, builder.add(source, offset), ir.VectorType(number, count))
-                    value = change(builder, builder.load(numbers, align=1), count)
+                    some = at(builder, builder.add(source, offset), ir.VectorType(number, count))
+                    value = change(builder, builder.load(some, align=1), count)
                     place = at(builder, builder.add(target, builder.mul(i, constant(4))), _words(count))
                     builder.store(value, place, align=4)
             return context.get_dummy_value()
@@ -70,10 +115,7 @@ def _convert(number: ir.Type, size: int, change: Callable[[ir.IRBuilder, ir.Valu
     return convert
 
 
-_from_words = _convert(ir.IntType(32), 4, _keep)
-_from_float16 = _convert(ir.HalfType(), 2, _widen_float16)
-_from_bfloat16 = _convert(ir.IntType(16), 2, _widen_bfloat16)
-_from_int8 = _convert(ir.IntType(32), 4, _shift_int8)
+_from_words, _from_float16, _from_bfloat16, _from_int8 = map(_convert, (WORDS, FLOAT16, BFLOAT16, INT8))
 
 
 @kernel()

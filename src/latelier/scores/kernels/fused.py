@@ -4,7 +4,7 @@ A matrix product as narrow as a query runs at half the speed of the processor an
 again for the maxima. Here sixteen query tokens are the lanes of a register, eight document tokens are scored at a
 time, and the running maximum stays in a register too. Sums are float32 for every type of number.
 
-Half-precision documents are widened to float32 eight tokens at a time, so they are read once and never copied whole.
+Half-precision documents are widened to float32 eight tokens at a time, while the eight before them are multiplied.
 Where queries are bfloat16 too and the processor multiplies that (AVX512_BF16), nothing is widened, and it takes half
 the time; numbers below 1.2e-38 then count as zero.
 """
@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.scores.kernels.convert import WORDS, convert_rows
+from latelier.scores.kernels.convert import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
 from latelier.scores.kernels.jit import kernel
 from latelier.scores.kernels.tiles import Tile, dot_products
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
@@ -49,19 +49,21 @@ def _max_of(groups: int) -> Any:
 
     @intrinsic
     def max_of_rows(
-        typing_context: Any, rows: Any, packed: Any, group: Any, best: Any, where: Any, first: Any, ahead: Any
+        typing_context: Any, rows: Any, packed: Any, group: Any, best: Any, where: Any, first: Any, following: Any
     ) -> Any:
         """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for eight rows, and its number in ``where[lane]``.
 
-        `rows`, `best`, `where` and `ahead` are addresses: of the rows, of the maxima ``(groups, 16)`` float32, of
-        where they were found ``(groups, 16)`` int32 and of the rows that come next. `packed` comes from
-        `pack_queries`, `group` is the first of it to use; `first` is the number of the first row.
+        `rows`, `best` and `where` are addresses: of the rows, of the maxima ``(groups, 16)`` float32 and of where they
+        were found ``(groups, 16)`` int32. `packed` comes from `pack_queries`, `group` is the first of it to use;
+        `first` is the number of the first row; `following` says what the next eight rows hold, and then the places
+        of `convert_meanwhile`.
         """
         number = types.int64
-        signature = types.void(number, packed, *[number] * 5)
+        signature = types.void(number, packed, *[number] * 4, types.UniTuple(number, 4))
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            rows, packed, group, best, where, first, ahead = arguments
+            rows, packed, group, best, where, first, following = arguments
+            numbers, *places = cgutils.unpack_tuple(builder, following, 4)
             array = context.make_array(signature.args[1])(context, builder, packed)
             words = cgutils.unpack_tuple(builder, array.shape)[1]
             data = builder.ptrtoint(array.data, ir.IntType(64))
@@ -70,10 +72,11 @@ def _max_of(groups: int) -> Any:
             float32 = signature.args[1].dtype == types.float32
             sums = dot_products(
                 builder,
-                Tile(rows, query, words, ahead),
+                Tile(rows, query, words),
                 begin,
                 ir.FloatType() if float32 else ir.IntType(32),
                 _multiply_floats(builder) if float32 else _multiply_pairs(builder),
+                convert_meanwhile(builder, (FLOAT16, BFLOAT16), numbers, places),
             )
             offset = builder.mul(group, constant(4 * LANES))
             number = splat(builder, builder.trunc(first, ir.IntType(32)), INTS)
@@ -166,30 +169,14 @@ def score_range(
     """
     addresses, lengths, row_bytes, numbers = documents
     packed, query_offsets = queries
-    groups = packed.shape[0]
-    best = np.empty(groups * LANES, dtype=np.float32)
-    where = np.empty(groups * LANES, dtype=np.int32)
-    best_at, where_at = best.ctypes.data, where.ctypes.data
-    buffer = np.empty((ROWS, packed.shape[1]), dtype=np.int32)
+    best = np.empty(packed.shape[0] * LANES, dtype=np.float32)
+    where = np.empty(packed.shape[0] * LANES, dtype=np.int32)
+    buffers = np.empty((2, ROWS, packed.shape[1]), dtype=np.int32)
     for d in range(len(addresses)):
-        tokens = lengths[d]
+        tokens, next_document = lengths[d], addresses[min(d + 1, len(addresses) - 1)]
         best[:] = -np.inf
         where[:] = -1
-        for token in range(0, tokens, ROWS):
-            # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
-            first = max(0, min(token, tokens - ROWS))
-            rows = addresses[d] + first * row_bytes
-            ahead = rows + ROWS * row_bytes
-            if token + ROWS >= tokens:
-                ahead = addresses[min(d + 1, len(addresses) - 1)]
-            if numbers != WORDS or tokens < ROWS:
-                convert_rows(rows, min(ROWS, tokens), numbers, ahead, buffer)
-                rows = buffer.ctypes.data
-                ahead = rows
-            for g in range(0, groups - 1, 2):
-                _max_of_two(rows, packed, g, best_at, where_at, first, ahead if g == 0 else rows)
-            if groups % 2 == 1:
-                _max_of_one(rows, packed, groups - 1, best_at, where_at, first, ahead if groups == 1 else rows)
+        _maxima((addresses[d], tokens, next_document), (row_bytes, numbers), packed, buffers, best, where)
         if positions.size > 0:
             positions[:, column + d] = where[: len(positions)]
         for q in range(len(query_offsets) - 1):
@@ -197,3 +184,38 @@ def score_range(
             for i in range(query_offsets[q], query_offsets[q + 1]):
                 total += best[i]
             scores[q, column + d] = total if tokens > 0 else -np.inf
+
+
+@kernel()
+def _maxima(
+    document: tuple[int, int, int],
+    form: tuple[int, int],
+    packed: np.ndarray,
+    buffers: np.ndarray,
+    best: np.ndarray,
+    where: np.ndarray,
+) -> None:
+    """Raise the maxima ``best`` by a document: its address, its tokens, the address of the one to be fetched then."""
+    address, tokens, next_document = document
+    row_bytes, numbers = form
+    groups, best_at, where_at = packed.shape[0], best.ctypes.data, where.ctypes.data
+    in_place = numbers == WORDS and tokens >= ROWS
+    for token in range(0, tokens, ROWS):
+        # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
+        first, after = max(0, min(token, tokens - ROWS)), min(token + ROWS, tokens - ROWS)
+        rows, coming = address + first * row_bytes, address + after * row_bytes
+        step = token // ROWS % 2
+        target = np.int64(buffers[1 - step].ctypes.data)
+        if not in_place:
+            if token == 0:
+                convert_rows(rows, min(ROWS, tokens), numbers, rows, buffers[0])
+            rows = np.int64(buffers[step].ctypes.data)
+        if token + ROWS >= tokens:
+            following = (WORDS, rows, target, next_document)
+        else:
+            following = (numbers, coming, target, coming if in_place else coming + ROWS * row_bytes)
+        for g in range(0, groups - 1, 2):
+            _max_of_two(rows, packed, g, best_at, where_at, first, following)
+            following = (WORDS, rows, target, rows)  # that was done
+        if groups % 2 == 1:
+            _max_of_one(rows, packed, groups - 1, best_at, where_at, first, following)

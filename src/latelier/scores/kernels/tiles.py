@@ -3,8 +3,8 @@
 Every kernel reads words of four bytes, be it one float32, two bfloat16 or four int8. A word of a document token is
 spread over all lanes and multiplied with that word of sixteen query tokens, so nothing has to be added across lanes.
 Two registers of query tokens at a time spare half the spreading, which costs as much as the multiplication where
-that does four numbers at once. Meanwhile the document tokens after these are fetched: memory is three times slower
-than the multiplication unless it was asked early, and the processor does not foresee eight rows that are read at once.
+that does four numbers at once. A kernel has the document tokens that come next fetched meanwhile: memory takes as long
+as the multiplication unless it was asked early, and the processor does not foresee eight rows that are read at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
-from latelier.scores.kernels.vectors import LANES, ROWS, at, constant, prefetch, splat
+from latelier.scores.kernels.vectors import LANES, ROWS, at, constant, splat
 
 __all__ = ["Tile", "dot_products"]
 
@@ -31,14 +31,11 @@ class Tile(NamedTuple):
         Address of groups of packed query tokens, ``(groups, words, 16)`` words.
     words
         Words of a row.
-    ahead
-        Address of the rows that come next, of which as many bytes are fetched; or None to fetch nothing.
     """
 
     rows: ir.Value
     query: ir.Value
     words: ir.Value
-    ahead: ir.Value | None = None
 
 
 def dot_products(
@@ -47,6 +44,7 @@ def dot_products(
     start: Sequence[ir.Value],
     word: ir.Type,
     multiply: Callable[[ir.Value, ir.Value, ir.Value], ir.Value],
+    meanwhile: Callable[[ir.Value], None] | None = None,
 ) -> list[list[ir.Value]]:
     """Write the loop over the words.
 
@@ -62,6 +60,8 @@ def dot_products(
         Type of four bytes, as which rows and query tokens are read.
     multiply
         From sums, a row's word in all lanes and a word of each query token, returns the sums with the products added.
+    meanwhile
+        Writes what else is to be done at each word, from the number of the word.
 
     Returns
     -------
@@ -77,8 +77,8 @@ def dot_products(
         for _ in start:
             lanes.append(builder.load(at(builder, here, lanes_type), align=4))
             here = builder.add(here, group_bytes)
-        if tile.ahead is not None:
-            prefetch(builder, builder.add(tile.ahead, builder.mul(loop.index, constant(4 * ROWS))))
+        if meanwhile:
+            meanwhile(loop.index)
         place = builder.add(tile.rows, builder.mul(loop.index, constant(4)))
         for totals in sums:
             row = splat(builder, builder.load(at(builder, place, word), align=4), lanes_type)
