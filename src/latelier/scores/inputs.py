@@ -71,6 +71,12 @@ class Side:
         """Numbers per token."""
         return int(self.vectors.shape[-1])
 
+    def part(self, first: int, last: int) -> Side:
+        """Texts ``first`` to ``last - 1``."""
+        if self.listed is not None:
+            return Side(self.name, listed=self.listed[first:last])
+        return Side(self.name, packed=self.packed[first:last])
+
     @property
     def packed(self) -> TokenEmbeddings:
         """The texts without padding (torch inside)."""

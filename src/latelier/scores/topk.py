@@ -12,7 +12,7 @@ import torch
 
 from latelier.errors import InvalidArgumentError
 from latelier.scores.engines import Backend, choose_engine
-from latelier.scores.inputs import Side, read_documents, read_queries
+from latelier.scores.inputs import read_documents, read_queries
 
 __all__ = ["TopK", "top_k"]
 
@@ -67,7 +67,7 @@ def top_k(
     step = max(1, _BLOCK_SCORES // max(1, len(queries)))
     with torch.no_grad():
         for first in range(0, len(documents), step):
-            block = Side("documents", packed=documents.packed[first : first + step])
+            block = documents.part(first, first + step)
             scores = engine.all_pairs(queries, block).cpu().numpy()
             best.add(scores, np.arange(first, first + len(block)))
     width = min(int(k), len(documents))
