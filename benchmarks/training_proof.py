@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
-from sentence_transformers.base.training_args import BatchSamplers
+from sentence_transformers.base.sampler import DefaultBatchSampler
 from transformers import TrainerCallback
 
 from latelier import indexes
@@ -86,11 +86,34 @@ def mine(
         train.queries,
         judged,
         documents=train.texts(),
-        negatives=options.negatives,
+        negatives=options.ranks,
         ranks=(1, options.ranks),
-        seed=0,
         batch_size=256,
     )
+
+
+def arrange(mined: TrainingSet, options: argparse.Namespace) -> TrainingSet:
+    """Keep some of the negatives of each row, and put rows next to each other whose documents are hard for each other.
+
+    The documents of a batch are negatives for all of its queries, so neighbours make hard ones at no cost.
+    """
+    rng = random.Random(0)
+    owner = {documents[0]: row for row, documents in enumerate(mined.documents)}
+    order: dict[int, None] = {}
+    for row in rng.sample(range(len(mined)), len(mined)):
+        if row not in order:
+            near = [owner[text] for text in mined.documents[row][1:] if text in owner]
+            order |= dict.fromkeys([row, *[other for other in near if other not in order][: options.neighbours]])
+    documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], options.negatives)] for i in order]
+    return TrainingSet([mined.queries[i] for i in order], documents)
+
+
+class InOrder(DefaultBatchSampler):
+    """Batches of rows as they come."""
+
+    def __iter__(self) -> Any:
+        for start in range(0, len(self.sampler), self.batch_size):
+            yield list(range(start, min(start + self.batch_size, len(self.sampler))))
 
 
 class Clock(TrainerCallback):
@@ -98,6 +121,7 @@ class Clock(TrainerCallback):
 
     def __init__(self, model: ColBERT, held_out: TrainingSet, seconds: float, points: int) -> None:
         self.model, self.held_out, self.seconds = model, held_out, seconds
+        self.length = model.max_length_document
         self.points = [i / points for i in range(points + 1)]
         self.curve: list[dict[str, float]] = []
         self.paused, self.started = 0.0, time.perf_counter()
@@ -115,7 +139,9 @@ class Clock(TrainerCallback):
         """Add a point to the curve."""
         begin = time.perf_counter()
         self.model.eval()
+        length, self.model[0].document_length = self.model[0].document_length, self.length
         hits = accuracy(self.model, self.held_out)
+        self.model[0].document_length = length
         self.model.train()
         self.paused += time.perf_counter() - begin
         self.curve.append({"minutes": self.share * self.seconds / 60, "step": step, "Success@1 of candidates": hits})
@@ -161,7 +187,7 @@ def train(model: ColBERT, examples: TrainingSet, held_out: TrainingSet, options:
             output_dir=folder,
             num_train_epochs=100,  # the clock stops it
             per_device_train_batch_size=options.batch,
-            batch_sampler=BatchSamplers.NO_DUPLICATES,
+            batch_sampler=InOrder,
             bf16=True,
             logging_steps=10,
             save_strategy="no",
@@ -222,14 +248,15 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20, help="of training, measuring not counted (default: 20)")
     parser.add_argument("--dims", type=int, default=128)
     parser.add_argument("--length", type=int, default=350, help="most tokens of a document")
-    parser.add_argument("--train-length", type=int, default=128, help="the same while training")
+    parser.add_argument("--train-length", type=int, default=256, help="the same while training")
     parser.add_argument("--freeze", type=int, default=3, help="first layers to leave as they are")
     parser.add_argument("--recipe", choices=["dense", "full", "no-expansion"], default="dense")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--mini-batch", type=int, default=0, help="texts per pass of CachedContrastive; 0: Contrastive")
     parser.add_argument("--negatives", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=10, help="last rank that negatives are drawn from")
-    parser.add_argument("--rate", type=float, default=5e-5)
+    parser.add_argument("--neighbours", type=int, default=3, help="rows put beside a row whose documents they confuse")
+    parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--documents", type=int, help="a sample, to try this script out; default: all")
     parser.add_argument("--pairs", type=int, default=16000, help="training queries that negatives are mined for")
