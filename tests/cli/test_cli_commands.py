@@ -49,6 +49,13 @@ def test_search_that_finds_nothing(run, folder):
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no document found.\n")
 
 
+def test_warmup_compiles_and_says_so(run):
+    facts = json.loads(run("warmup", "--json").stdout)
+    assert facts["kernels"] in ("avx512", "portable")
+    assert 0 < facts["seconds"] < 300
+    assert run("warmup").stdout.startswith(f"compiled the {facts['kernels']} kernels in ")
+
+
 def test_info(run, folder, tmp_path):
     facts = json.loads(run("info", folder, "--json").stdout)
     assert facts["documents"] == 3
@@ -122,7 +129,7 @@ def test_debug_shows_the_traceback(run, tmp_path):
 
 def test_help_names_every_command_with_an_example(run):
     names = [registered.callback.__name__ for registered in app.registered_commands]
-    assert names == ["index", "search", "info", "demo"]
+    assert names == ["index", "search", "train", "info", "warmup", "demo"]
     general = run("--help").stdout
     assert "Exit status: 0 done, 1 failed" in " ".join(general.split())
     for name in names:

@@ -15,6 +15,7 @@ from latelier.cli.index import index
 from latelier.cli.info import info
 from latelier.cli.search import search
 from latelier.cli.train import train
+from latelier.cli.warmup import warmup
 from latelier.errors import LatelierError
 
 __all__ = ["app", "main"]
@@ -42,8 +43,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 done, 1 failed (the message on standard error says why), 2 wrong usage.",
 )
-for _command in (index, search, train, info, demo):
-    app.command(no_args_is_help=_command is not demo)(_command)
+for _command in (index, search, train, info, warmup, demo):
+    app.command(no_args_is_help=_command not in (demo, warmup))(_command)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,6 +1,6 @@
 """Where the centroids of cells come from: spherical k-means in two levels, on a sample of the index's own tokens.
 
-Sixteen times the root of the number of tokens is as many cells as pay: a cell then holds about as many documents as
+Fourteen times the root of the number of tokens is as many cells as pay: a cell then holds about as many documents as
 there are cells to visit, and its centroid is close enough to its tokens to stand for them. Two levels make both
 training and searching take time with the root of the number of cells.
 """
@@ -34,9 +34,9 @@ def cell_count(tokens: int) -> int:
     Examples
     --------
     >>> cell_count(1_180_000), cell_count(100)
-    (17376, 160)
+    (15648, 144)
     """
-    return LANES * max(1, round(tokens**0.5))
+    return LANES * max(1, round(0.9 * tokens**0.5))
 
 
 def sample_rows(table: Table, ordinals: np.ndarray, most: int) -> Rows:

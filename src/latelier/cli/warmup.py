@@ -1,0 +1,36 @@
+"""``latelier warmup``: compile the kernels now rather than in the first search."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["warmup"]
+
+
+def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """Compile the CPU kernels now; every later process reads them from a cache.
+
+    \b
+    Example:
+      latelier warmup
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    import time
+
+    from latelier.cli.output import print_json
+    from latelier.embeddings import TokenEmbeddings
+    from latelier.indexes.ivf.warmup import compile_kernels
+    from latelier.scores import colbert_scores
+    from latelier.scores.kernels import choose_kernel
+
+    begin = time.perf_counter()
+    compile_kernels()
+    one = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
+    for side in (one, one.to("int8")):
+        colbert_scores(one, side)
+    facts = {"kernels": choose_kernel(), "seconds": round(time.perf_counter() - begin, 2)}
+    if json_output:
+        print_json(facts)
+    else:
+        typer.echo(f"compiled the {facts['kernels']} kernels in {facts['seconds']} seconds")
