@@ -4,9 +4,12 @@
 
 Random unit vectors: 32 query tokens against documents of equally many tokens, 128 dims; the same with 64 queries; one
 training step (64 queries, 2 documents each, forward and backward), with the memory that it takes beyond its inputs;
-and the first call ever, which compiles. Medians of repeats, side by side, each with the ratio to sentence-transformers;
-beside those of smaller numbers the recall of the float32 top 10. maxsim-cpu is compared where it is installed
-(pip install "latelier[benchmarks]"). Memory is measured on Linux only, each step in a process of its own.
+and the first call ever, which compiles. Medians of repeats, side by side, each with the ratio to
+sentence-transformers; beside those of smaller numbers the recall of the float32 top 10. Gop/s are multiplications and
+additions, to be read beside the peak of a large matrix product: bfloat16 can reach twice that, int8 four times.
+
+maxsim-cpu is compared where it is installed (pip install "latelier[benchmarks]"). Memory is measured on Linux only,
+each step in a process of its own.
 """
 
 from __future__ import annotations
@@ -112,10 +115,16 @@ def batch(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
         "latelier, packed": lambda: colbert_scores(left, right),
         "latelier, bfloat16": lambda: colbert_scores(*half),
         "latelier, int8": lambda: colbert_scores(*small),
-        "matrix product alone": lambda: torch.mm(right.vectors, left.vectors.T),
     }
     work = 64 * QUERY_TOKENS * documents * tokens * DIM
     yield from rows("batch", median_ms(max(3, repeats // 5), calls), "sentence-transformers, padded", work)
+
+
+def peak(repeats: int) -> Iterator[Row]:
+    """How fast this machine multiplies large float32 matrices: what the other speeds can be measured by."""
+    square = torch.randn(2048, 2048)
+    times = median_ms(repeats, {"torch, 2048 x 2048 x 2048": lambda: square @ square})
+    yield from rows("peak", times, "torch, 2048 x 2048 x 2048", 2048**3)
 
 
 def training_step(score: Callable[..., torch.Tensor], size: int = 64, tokens: int = 180) -> Callable[[], torch.Tensor]:
@@ -208,7 +217,7 @@ def main() -> None:
         return
     print(f"{options.documents} documents x {options.tokens} tokens x {DIM} dims, {options.threads} threads")
     shape = options.documents, options.tokens, options.repeats
-    table = [*search(*shape), *batch(*shape), *training(options.repeats), *first_calls()]
+    table = [*search(*shape), *batch(*shape), *peak(options.repeats), *training(options.repeats), *first_calls()]
     for row in table:
         rest = "".join(f"  {name} {row[name]:.3f}" for name in ("recall@10", "loss") if name in row)
         rest += f"  {row['MiB']:.0f} MiB" if "MiB" in row else ""
