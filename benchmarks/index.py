@@ -41,26 +41,27 @@ COLUMNS = ("system", "documents", "build s", "p50 ms", "p95 ms", "recall@10", "q
 def synthetic_documents(count: int, tokens: int, dim: int, begin: int = 0) -> Iterator[TokenEmbeddings]:
     """Documents of unit tokens, a thousand at a time, each from a seed of its own: nothing needs to be kept.
 
-    There are as many senses as the root of the count, times 64: unit vectors. A document has 12 of them, chosen with
-    the frequencies of Zipf, and a direction of its own. A token is a sense, plus 0.5 of the document's direction, plus
-    0.55 of noise, normalised: tokens of one document are alike, as contextual ones are, and those of one sense too.
+    Senses are unit vectors, 64 times as many as the root of the count; topics have a direction and 30 senses, chosen
+    with the frequencies of Zipf, and about 40 documents. A document has 12 of its topic's senses and a direction of its
+    own. A token is a sense, plus 0.6 of the topic's and 0.4 of the document's direction, plus 0.5 of noise, normalised:
+    tokens of one sense are alike, those of one topic more so, and those of one document most, as contextual ones are.
     """
-    senses = _senses(count, dim)
+    senses, directions, topics = _world(count, dim)
     for first in range(begin, count, CHUNK):
         rng = np.random.default_rng([0, first])
         n = min(CHUNK, count - first)
-        # Zipf by inversion: rank r comes with a frequency of about 1 / r.
-        chosen = (len(senses) ** rng.random((n, 12), dtype="float32") - 1).astype("int64").clip(0, len(senses) - 1)
-        own = rng.standard_normal((n, 1, dim), dtype="float32") / np.float32(dim**0.5)
-        rows = senses[np.take_along_axis(chosen, rng.integers(0, 12, (n, tokens)), axis=1)]
-        rows += np.float32(0.5) * own
-        rows += rng.standard_normal((n, tokens, dim), dtype="float32") * np.float32(0.55 / dim**0.5)
+        topic = rng.integers(0, len(topics), n)
+        own = topics[topic[:, None], rng.random((n, topics.shape[1])).argsort(axis=1)[:, :12]]
+        rows = senses[np.take_along_axis(own, rng.integers(0, 12, (n, tokens)), axis=1)]
+        rows += np.float32(0.6) * directions[topic][:, None]
+        rows += _noise(rng, (n, 1, dim), 0.4)
+        rows += _noise(rng, (n, tokens, dim), 0.5)
         rows /= np.linalg.norm(rows, axis=2, keepdims=True)
         yield TokenEmbeddings(rows.reshape(n * tokens, dim), np.arange(0, n * tokens + 1, tokens))
 
 
 def synthetic_queries(count: int, tokens: int, dim: int, queries: int, length: int = 12) -> TokenEmbeddings:
-    """Draw some tokens of documents spread over the collection, with 0.3 of noise."""
+    """Draw some tokens of documents spread over the collection, with 0.4 of noise."""
     rng = np.random.default_rng(1)
     chosen = np.linspace(0, count - 1, queries).astype(int)
     found = []
@@ -68,14 +69,24 @@ def synthetic_queries(count: int, tokens: int, dim: int, queries: int, length: i
         part = next(synthetic_documents(count, tokens, dim, begin=CHUNK * int(first)))
         for d in chosen[chosen // CHUNK == first] - first * CHUNK:
             rows = part[int(d)][rng.choice(tokens, min(length, tokens), replace=False)]
-            rows = rows + rng.standard_normal(rows.shape, dtype="float32") * np.float32(0.3 / dim**0.5)
-            found.append((rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype("float32"))
+            rows = rows + _noise(rng, rows.shape, 0.4)
+            found.append(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     return TokenEmbeddings.from_list(found)
 
 
-def _senses(count: int, dim: int) -> np.ndarray:
-    senses = np.random.default_rng(7).standard_normal((int(64 * count**0.5), dim), dtype="float32")
-    return senses / np.linalg.norm(senses, axis=1, keepdims=True)
+def _world(count: int, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Senses, the directions of topics, and the senses of each topic."""
+    rng = np.random.default_rng(7)
+    senses = _noise(rng, (int(64 * count**0.5), dim), 1.0)
+    topics = max(1, count // 40)
+    # Zipf by inversion: the sense of rank r comes with a frequency of about 1 / r.
+    chosen = (len(senses) ** rng.random((topics, 30)) - 1).astype("int64")
+    return senses, _noise(rng, (topics, dim), 1.0), chosen
+
+
+def _noise(rng: np.random.Generator, shape: tuple[int, ...], size: float) -> np.ndarray:
+    """Draw normal vectors of about this length."""
+    return rng.standard_normal(shape, dtype="float32") * np.float32(size / shape[-1] ** 0.5)
 
 
 class Collection:
