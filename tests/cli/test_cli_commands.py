@@ -68,6 +68,17 @@ def test_info(run, folder, tmp_path):
     assert lines[2].split() == ["documents", "3"]
 
 
+def test_index_of_a_kind_stays_of_that_kind(run, records_file, tmp_path):
+    folder = tmp_path / "index"
+    for update in ((), ("--update", "--kind", "flat")):
+        result = run("index", records_file, "--index", folder, "--kind", "ivf", *update, "--device", "cpu")
+        assert result.exit_code == 0, result.output
+        assert json.loads(run("info", folder, "--json").stdout)["kind"] == "IVF"
+    found = json.loads(run("search", folder, "a fruit", "--explain", "--json", "--device", "cpu").stdout)["results"]
+    assert found[0]["id"] == "fruit"
+    assert sum(word["contribution"] for word in found[0]["words"]) == pytest.approx(found[0]["score"], abs=0.01)
+
+
 def test_index_adds_refuses_and_updates(run, tmp_path):
     folder, texts = tmp_path / "index", "Bananas are healthy.\nThe moon is far away.\n"
     result = run("index", "-", "--index", folder, "--device", "cpu", input=texts)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from latelier.cli.files import Format
+from latelier.cli.retrievers import Kind
 
 __all__ = ["index"]
 
@@ -18,6 +19,10 @@ def index(
     model: Annotated[
         str | None, typer.Option(help="Name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
     ] = None,
+    kind: Annotated[
+        Kind,
+        typer.Option(help="What a new index is: flat is exact, ivf fast for thousands of documents and more."),
+    ] = Kind.FLAT,
     format: Annotated[
         Format, typer.Option(help="What FILE is; auto: by its name, else by its first line.")
     ] = Format.AUTO,
@@ -43,7 +48,7 @@ def index(
     from latelier.cli.retrievers import open_or_make
 
     documents = read_file(file, format)
-    with open_or_make(folder, model, device) as retriever:
+    with open_or_make(folder, model, device, kind) as retriever:
         before = len(retriever)
         write = retriever.update if update else retriever.add
         write(documents, batch_size=batch_size, show_progress=show_progress())

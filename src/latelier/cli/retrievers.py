@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever
 
-__all__ = ["open_existing", "open_or_make", "quiet_loading"]
+__all__ = ["Kind", "open_existing", "open_or_make", "quiet_loading"]
+
+
+class Kind(str, Enum):
+    """Kinds of index that a command can make."""
+
+    FLAT = "flat"
+    IVF = "ivf"
 
 
 def quiet_loading() -> None:
@@ -26,16 +34,19 @@ def open_existing(folder: Path, device: str | None) -> Retriever:
     return Retriever.open(folder, device=device, read_only=True)
 
 
-def open_or_make(folder: Path, model: str | None, device: str | None) -> Retriever:
-    """Open or make an index; without a model, with the one that it names, or the default one where it is new."""
+def open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind = Kind.FLAT) -> Retriever:
+    """Open an index, or make one of a kind; the model is by default what the index names, or the default one."""
     from latelier import indexes
     from latelier.retrieve import Retriever
     from latelier.retrieve.identity import Identity
 
     quiet_loading()
-    if model is None and folder.is_dir() and any(folder.iterdir()):
+    exists = folder.is_dir() and any(folder.iterdir())
+    if model is None and exists:
         with indexes.open(folder, read_only=True) as index:
             named = index.dim is not None or Identity.stored_in(index) is not None
         if named:
             return Retriever.open(folder, device=device)
-    return Retriever(model, folder, device=device)
+    if exists or kind is Kind.FLAT:
+        return Retriever(model, folder, device=device)
+    return Retriever(model, indexes.IVF(folder), device=device)
