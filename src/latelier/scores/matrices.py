@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from latelier.arrays import dtype_name
 from latelier.embeddings import TokenEmbeddings
 
 __all__ = ["Matrices"]
@@ -44,7 +45,7 @@ class Matrices:
     @classmethod
     def of_list(cls, items: Sequence[torch.Tensor]) -> Matrices | None:
         """Return matrices of one dtype, dim and device, at least one; or None if they cannot be read as they are."""
-        dim, dtype = items[0].shape[1], str(items[0].dtype).removeprefix("torch.")
+        dim, dtype = items[0].shape[1], dtype_name(items[0])
         # Not one Python statement per matrix: a thousand of them would take a tenth of the time of scoring them.
         in_place = all(map(torch.Tensor.is_contiguous, items)) and all(map(attrgetter("is_cpu"), items))
         if dtype not in _BYTES or not dim or not in_place:

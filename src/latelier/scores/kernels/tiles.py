@@ -5,6 +5,9 @@ spread over all lanes and multiplied with that word of sixteen query tokens, so 
 Two registers of query tokens at a time spare half the spreading, which costs as much as the multiplication where
 that does four numbers at once. A kernel has the document tokens that come next fetched meanwhile: memory takes as long
 as the multiplication unless it was asked early, and the processor does not foresee eight rows that are read at once.
+
+numba's cache watches the file of a kernel alone: after a change to this module, `vectors` or `convert`, delete it
+(``kernels/__pycache__``, or what ``NUMBA_CACHE_DIR`` names).
 """
 
 from __future__ import annotations
