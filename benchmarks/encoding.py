@@ -28,6 +28,7 @@ from sentence_transformers import MultiVectorEncoder
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
+from latelier.models.compute import Numbers
 from latelier.models.encoding import Job, encode_windows
 from latelier.scores import colbert_scores
 
@@ -88,7 +89,7 @@ def padding(model: ColBERT, texts: list[str]) -> float:
         computed += inputs[0]["input_ids"].numel()
 
     handle = model[0].register_forward_pre_hook(count)
-    job = Job("document", model.device, model.prompts.get("document"), compute_dtype="bfloat16")
+    job = Job("document", model.device, model.prompts.get("document"), numbers=Numbers("bfloat16"))
     list(encode_windows(model, texts, job))
     handle.remove()
     real = int(model.preprocess(texts, task="document")["attention_mask"].sum())

@@ -116,6 +116,32 @@ class TestComputeDtype:
         assert compute.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
 
 
+class TestTruncation:
+    def test_the_first_numbers_at_length_one(self, fresh, minilm, small_windows):
+        expected = [
+            torch.nn.functional.normalize(rows[:, :5], dim=1) for rows in fresh.encode_document(TEXTS, packed=False)
+        ]
+        for options in ({}, {"normalize_embeddings": True}):  # the second one is encoded by sentence-transformers
+            for rows, exact in zip(fresh.encode_document(TEXTS, truncate_dim=5, **options), expected, strict=True):
+                torch.testing.assert_close(rows, exact, rtol=1e-4, atol=1e-5)
+        streamed = TokenEmbeddings.concatenate(fresh.encode_stream(TEXTS, truncate_dim=5, packed=True))
+        torch.testing.assert_close(streamed.vectors, torch.cat(expected), rtol=1e-4, atol=1e-5)
+        assert fresh.encode_document([], packed=True, truncate_dim=5).dim == 5
+
+    def test_a_model_loaded_for_it(self, fresh, tmp_path):
+        fresh.save_pretrained(tmp_path / "model")
+        model = type(fresh)(tmp_path / "model", device="cpu", truncate_dim=5)
+        torch.testing.assert_close(model.encode_query("pear"), fresh.encode_query("pear", truncate_dim=5))
+        assert model.encode_query("pear", truncate_dim=7).shape == (32, 7)
+        assert model(texts=["pear"])["embeddings"].shape == (1, 32, 16)
+        assert next(model.encode_stream(["pear"])).shape[1] == 5
+
+    @pytest.mark.parametrize("dim", [0, 17, True, 2.0])
+    def test_what_is_no_size_is_refused(self, fresh, dim):
+        with pytest.raises(InvalidArgumentError, match=f"truncate_dim={dim}; expected an integer from 1 to 16"):
+            fresh.encode_document(TEXTS, truncate_dim=dim)
+
+
 class TestBatches:
     def test_real_texts_are_hardly_padded(self, dense):
         texts = [("pear " * (1 + 37 * i % 101)).strip() for i in range(2000)]

@@ -16,6 +16,7 @@ __all__ = ["index"]
 def index(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The documents; - reads standard input.")],
     folder: Annotated[Path, typer.Option("--index", metavar="DIR", help="Folder of the index; made if missing.")],
+    *,
     model: Annotated[
         str | None, typer.Option(help="Name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
     ] = None,

@@ -21,6 +21,7 @@ class Start(str, Enum):
 def train(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Training data: a .jsonl file or a BEIR folder.")],
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder for the model; new or empty.")],
+    *,
     model: Annotated[str | None, typer.Option(help="Name or folder; default: all-MiniLM-L6-v2.")] = None,
     start: Annotated[
         Start, typer.Option(help="Around a dense model: its token vectors as they are, or the whole ColBERT recipe.")

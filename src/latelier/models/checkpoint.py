@@ -44,6 +44,7 @@ class Checkpoint(MultiVectorEncoder):
         max_length_document: int | None = None,
         *,
         recipe: Recipe | None = None,
+        truncate_dim: int | None = None,
         **kwargs: Any,
     ) -> None:
         if embedding_size is not None and (not isinstance(embedding_size, int) or embedding_size < 1):
@@ -55,6 +56,7 @@ class Checkpoint(MultiVectorEncoder):
         self._is_fresh = False
         self._needs_fit = False
         self._saved_head = False
+        self.truncate_dim: int | None = None
         has_device_map = "device_map" in (kwargs.get("model_kwargs") or {})
         place = None if has_device_map and device is None else str(resolve_device(device))
         name = None if model_name_or_path is None else str(model_name_or_path)
@@ -66,12 +68,28 @@ class Checkpoint(MultiVectorEncoder):
         except OSError as error:
             raise ModelLoadError(name, error) from error
         self._set_lengths(max_length_query, max_length_document)
+        self.truncate_dim = self.resolve_truncation(truncate_dim)
         self._report(name)
 
     @property
     def embedding_size(self) -> int:
         """Dimensions of each token's embedding."""
         return int(self.get_embedding_dimension() or 0)
+
+    def resolve_truncation(self, truncate_dim: int | None) -> int | None:
+        """Return how many numbers of each vector `encode` keeps: what is asked for, else what the model was loaded for.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the model's vectors have fewer.
+        """
+        if truncate_dim is None:
+            return self.truncate_dim
+        size = self.embedding_size
+        if isinstance(truncate_dim, bool) or not isinstance(truncate_dim, int) or not 1 <= truncate_dim <= size:
+            raise InvalidArgumentError(f"received truncate_dim={truncate_dim!r}; expected an integer from 1 to {size}.")
+        return truncate_dim
 
     @property
     def max_length_query(self) -> int:

@@ -48,6 +48,9 @@ class ColBERT(Encoder):
         was saved with, or 32 and 350. With query expansion every query has exactly `max_length_query` tokens.
     recipe
         What to build around a bare or dense encoder; ignored by checkpoints, which have their own.
+    truncate_dim
+        How many of the first numbers of each vector `encode` keeps unless told otherwise, for models trained with
+        ``dims``. Not saved with the model.
     **kwargs
         Further parameters of `sentence_transformers.MultiVectorEncoder`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from latelier.errors import InvalidArgumentError
 from latelier.models.standins import faster_forwards
 
-__all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "computing", "prefers_bfloat16", "stays_close"]
+__all__ = ["COMPUTE_DTYPES", "Numbers", "check_compute_dtype", "computing", "prefers_bfloat16", "stays_close"]
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -27,6 +27,13 @@ _LONG_WORK = 32_768
 _LEAST_COSINE = 0.999
 
 logger = logging.getLogger(__name__)
+
+
+class Numbers(NamedTuple):
+    """Which numbers a vector consists of: those of `compute_dtype`, the first `truncate_dim` of them or all."""
+
+    compute_dtype: str = "auto"
+    truncate_dim: int | None = None
 
 
 def check_compute_dtype(asked: Any) -> None:

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.checkpoint import Checkpoint
-from latelier.models.compute import check_compute_dtype
-from latelier.models.encoding import Job, encode_windows, matrices, pack
+from latelier.models.compute import Numbers, check_compute_dtype
+from latelier.models.encoding import Job, encode_windows, matrices, pack, truncate
 from latelier.models.form import Form
 from latelier.models.pooling import check_pooling, pool_tokens
 from latelier.models.streaming import packed_windows
@@ -54,6 +54,7 @@ class Encoder(Checkpoint):
         packed: bool = False,
         precision: str | None = None,
         compute_dtype: str = "auto",
+        truncate_dim: int | None = None,
         pool_factor: int = 1,
         protected_tokens: int = 1,
         inputs: str | Sequence[str] | None = None,
@@ -84,6 +85,9 @@ class Encoder(Checkpoint):
             Numbers to compute in. ``"auto"``: bfloat16 for more than 32,768 tokens, where the hardware multiplies
             bfloat16 and a sample of the texts keeps a cosine of at least 0.999 for each token; otherwise those of the
             model's weights, as with ``"float32"``. ``"bfloat16"`` and ``"float16"`` ask for these whatever it costs.
+        truncate_dim
+            Keep so many of the first numbers of each vector, brought back to length 1, for models trained with
+            ``dims``; default: the model's ``truncate_dim``, or all.
         pool_factor, protected_tokens
             For documents: keep about one vector of ``pool_factor``, the mean of similar ones, and the first
             ``protected_tokens`` as they are; see `pool_tokens`.
@@ -100,8 +104,8 @@ class Encoder(Checkpoint):
         Raises
         ------
         InvalidArgumentError
-            If the spellings contradict each other, a text is not a string, or is too long with ``truncation=False``; if
-            queries, or features (``output_value=None``), are to be pooled; if a dtype is unknown or cannot be returned.
+            If spellings contradict each other, a text is no string, or too long with ``truncation=False``; if queries
+            or features (``output_value=None``) are to be pooled; if a dtype or size is unknown or cannot be returned.
 
         Examples
         --------
@@ -114,8 +118,7 @@ class Encoder(Checkpoint):
         >>> model.encode_document("fruits are healthy.", pool_factor=2).shape  # [CLS] and 5 others
         torch.Size([3, 384])
         """
-        given = inputs if texts is None else texts
-        if given is None:
+        if (given := inputs if texts is None else texts) is None:
             raise InvalidArgumentError("received no texts to encode; give a str or a list of str.")
         single = self.is_singular_input(given)
         rows: Any = [given] if single else list(given)
@@ -130,12 +133,13 @@ class Encoder(Checkpoint):
         if prompt is None and prompt_name is None and task in self.prompts:
             prompt_name = task
         self._check_fitted()
-        encoded = self._encode_rows(rows, task, prompt_name, prompt, compute_dtype, packed or pool_factor > 1, kwargs)
+        numbers = Numbers(compute_dtype, self.resolve_truncation(truncate_dim))
+        encoded = self._encode_rows(rows, task, prompt_name, prompt, numbers, packed or pool_factor > 1, kwargs)
         if raw:
             return encoded[0] if single else encoded
         if pool_factor > 1 and rows:
             encoded = pool_tokens(form.pack(encoded), pool_factor, protected_tokens=protected_tokens)
-        return form.give(encoded, self.embedding_size, single)
+        return form.give(encoded, numbers.truncate_dim or self.embedding_size, single)
 
     def encode_stream(
         self,
@@ -145,6 +149,7 @@ class Encoder(Checkpoint):
         packed: bool = False,
         precision: str | None = None,
         compute_dtype: str = "auto",
+        truncate_dim: int | None = None,
         pool_factor: int = 1,
         protected_tokens: int = 1,
         batch_size: int = 32,
@@ -160,7 +165,7 @@ class Encoder(Checkpoint):
             Whether the texts are queries; documents by default, which is what corpora consist of.
         packed
             Yield `TokenEmbeddings` of up to 2,048 texts rather than one matrix per text. Indexes take either.
-        precision, compute_dtype, pool_factor, protected_tokens
+        precision, compute_dtype, truncate_dim, pool_factor, protected_tokens
             As in `encode`. ``compute_dtype="auto"`` decides by the first 2,048 texts.
         batch_size
             Texts of full length that are encoded together.
@@ -194,17 +199,12 @@ class Encoder(Checkpoint):
         checked = checked_stream(texts)
         self._check_fitted()
         as_computed = precision if pool_factor == 1 else None
+        numbers = Numbers(compute_dtype, self.resolve_truncation(truncate_dim))
 
         def windows() -> Iterator[Any]:
             with tqdm(total=total, desc=_DESCRIPTIONS[task], disable=not show_progress_bar) as bar:
                 for part in packed_windows(
-                    self,
-                    checked,
-                    task,
-                    batch_size=batch_size,
-                    compute_dtype=compute_dtype,
-                    precision=as_computed,
-                    bar=bar,
+                    self, checked, task, batch_size=batch_size, numbers=numbers, precision=as_computed, bar=bar
                 ):
                     if pool_factor > 1:
                         part = pool_tokens(part, pool_factor, protected_tokens=protected_tokens)
@@ -326,7 +326,7 @@ class Encoder(Checkpoint):
         task: str,
         prompt_name: str | None,
         prompt: str | None,
-        compute_dtype: str,
+        numbers: Numbers,
         packed: bool,
         options: Mapping[str, Any],
     ) -> Any:
@@ -334,21 +334,24 @@ class Encoder(Checkpoint):
         options = {name: value for name, value in options.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
         if self._encodes_here(rows, task, options):
             prompt = self._resolve_prompt(prompt, prompt_name)
-            return self._encode_here(rows, task, prompt, compute_dtype, packed, **options)
-        if compute_dtype in ("bfloat16", "float16"):
+            return self._encode_here(rows, task, prompt, numbers, packed, **options)
+        if numbers.compute_dtype in ("bfloat16", "float16"):
             reason = ", ".join(sorted(set(options) - _OUR_OPTIONS)) or f"a {task} of this model"
             raise InvalidArgumentError(
-                f"received compute_dtype={compute_dtype!r} with {reason}: "
+                f"received compute_dtype={numbers.compute_dtype!r} with {reason}: "
                 "that is encoded by sentence-transformers, in the dtype of the model's weights."
             )
-        return super().encode(rows, prompt_name, prompt, task=task, **options)
+        encoded = super().encode(rows, prompt_name, prompt, task=task, **options)
+        if numbers.truncate_dim is None or options.get("output_value", "") is None:
+            return encoded
+        return [truncate(torch.as_tensor(matrix), numbers.truncate_dim) for matrix in encoded]
 
     def _encode_here(
         self,
         rows: list[str],
         task: str,
         prompt: str | None,
-        compute_dtype: str,
+        numbers: Numbers,
         packed: bool,
         *,
         batch_size: int = 32,
@@ -363,9 +366,9 @@ class Encoder(Checkpoint):
         if show_progress_bar is None:
             show_progress_bar = _logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
         if pool is not None or (isinstance(device, list) and device):
-            options = {"prompt": prompt, "batch_size": batch_size, "task": task, "compute_dtype": compute_dtype}
+            options = {"prompt": prompt, "batch_size": batch_size, "task": task, "numbers": numbers}
             return self._multi_process(rows, show_progress_bar, pool, device, chunk_size, **options)
-        job = Job(task, self._place(device), prompt, batch_size, compute_dtype, convert_to_numpy)
+        job = Job(task, self._place(device), prompt, batch_size, numbers, convert_to_numpy)
         with tqdm(total=len(rows), desc=_DESCRIPTIONS[task], disable=not show_progress_bar) as bar:
             windows = encode_windows(self, rows, job, bar)
             if packed and rows:
@@ -378,11 +381,11 @@ class Encoder(Checkpoint):
             return self._resolve_inference_device(device)
         return self.device
 
-    def _inference(self, inputs: list[Any], *, device: Any = None, compute_dtype: Any = None, **options: Any) -> Any:
+    def _inference(self, inputs: list[Any], *, device: Any = None, numbers: Any = None, **options: Any) -> Any:
         """Encode in a worker process what `_encode_here` sent there, and all else as sentence-transformers does."""
-        if compute_dtype is None:
+        if numbers is None:
             return super()._inference(inputs, device=device, **options)
-        job = Job(options["task"], self._place(device), options["prompt"], options["batch_size"], compute_dtype)
+        job = Job(options["task"], self._place(device), options["prompt"], options["batch_size"], numbers)
         return [matrix for window in encode_windows(self, inputs, job) for matrix in matrices(window)]
 
     @classmethod

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
-from latelier.models.compute import computing, prefers_bfloat16, stays_close
+from latelier.models.compute import Numbers, computing, prefers_bfloat16, stays_close
 from latelier.utils import batch_by_tokens
 
 if TYPE_CHECKING:
     from latelier.models.encoder import Encoder
 
-__all__ = ["WINDOW", "Batch", "Job", "encode_windows", "matrices", "pack"]
+__all__ = ["WINDOW", "Batch", "Job", "encode_windows", "matrices", "pack", "truncate"]
 
 # Texts tokenised at once: enough to find partners of equal length, few enough to hold their token ids (17 MB).
 WINDOW = 2048
@@ -48,8 +48,8 @@ class Job:
         What to put before each text; None is the model's own.
     batch_size
         How many texts of full length make a batch at most; of shorter texts, as many as make equally many tokens.
-    compute_dtype
-        ``"auto"`` or the name of a dtype.
+    numbers
+        What to compute in and how many dims to keep.
     save_to_cpu
         Move each batch to the CPU when it is done.
     options
@@ -60,7 +60,7 @@ class Job:
     device: torch.device
     prompt: str | None = None
     batch_size: int = 32
-    compute_dtype: str = "auto"
+    numbers: Numbers = field(default_factory=Numbers)
     save_to_cpu: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -94,8 +94,8 @@ def encode_windows(model: Encoder, texts: Iterable[str], job: Job, bar: Any = No
     """
     if model.training:
         model.eval()
-    dtype = DTYPES.get(job.compute_dtype)
-    decided = job.compute_dtype != "auto"
+    dtype = DTYPES.get(job.numbers.compute_dtype)
+    decided = job.numbers.compute_dtype != "auto"
     for features in _tokenized(model, texts, job):
         used = _used_columns(features)
         if not decided:
@@ -109,6 +109,11 @@ def matrices(window: list[Batch]) -> list[Tensor]:
     for batch in window:
         encoded.update(zip(batch.rows.tolist(), batch.vectors.split(batch.lengths), strict=True))
     return [encoded[row] for row in range(len(encoded))]
+
+
+def truncate(vectors: Tensor, dim: int) -> Tensor:
+    """Keep the first numbers of each token vector ``(tokens, dim)``, and bring it back to length 1."""
+    return nn.functional.normalize(vectors[:, :dim], dim=-1)
 
 
 def pack(window: list[Batch], precision: str | None = None) -> TokenEmbeddings:
@@ -174,6 +179,8 @@ def _encode_batch(model: Encoder, features: Any, used: Tensor, rows: np.ndarray,
         # The last layers rounded the length of each vector too.
         vectors = vectors.float()
         vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(model[-1], Normalize) else vectors
+    if job.numbers.truncate_dim is not None:
+        vectors = truncate(vectors, job.numbers.truncate_dim)
     return Batch(rows, vectors.cpu() if job.save_to_cpu else vectors, mask.sum(dim=1).tolist())
 
 

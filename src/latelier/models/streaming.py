@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.models.compute import Numbers
 from latelier.models.encoding import WINDOW, Job, encode_windows, pack
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def packed_windows(
     task: str,
     *,
     batch_size: int = 32,
-    compute_dtype: str = "auto",
+    numbers: Numbers | None = None,
     precision: str | None = None,
     bar: Any = None,
 ) -> Iterator[TokenEmbeddings]:
@@ -35,8 +36,10 @@ def packed_windows(
         The texts, read in the caller's thread, one window ahead.
     task
         ``"query"`` or ``"document"``.
-    batch_size, compute_dtype, precision
+    batch_size, precision
         As in `ColBERT.encode`.
+    numbers
+        What to compute in and how many dims to keep; default: as `encode` does.
     bar
         Progress bar to update.
 
@@ -45,13 +48,15 @@ def packed_windows(
     TokenEmbeddings
         2,048 texts, the last time what is left.
     """
+    numbers = numbers or Numbers("auto", model.truncate_dim)
     if model.encodes_by_budget(task):
-        job = Job(task, model.device, model.prompts.get(task), batch_size, compute_dtype, save_to_cpu=True)
+        job = Job(task, model.device, model.prompts.get(task), batch_size, numbers, save_to_cpu=True)
         for window in encode_windows(model, texts, job, bar):
             yield pack(window, precision)
         return
     remaining = iter(texts)
     while part := list(islice(remaining, WINDOW)):
-        yield model.encode(part, task=task, batch_size=batch_size, precision=precision, packed=True).to("cpu")
+        options: dict[str, Any] = {"task": task, "batch_size": batch_size, **numbers._asdict()}
+        yield model.encode(part, precision=precision, packed=True, **options).to("cpu")
         if bar is not None:
             bar.update(len(part))
