@@ -4,8 +4,9 @@
 
 Both folders are collections in BEIR layout; the first one needs qrels/train.tsv and qrels/test.tsv, the second one
 qrels/test.tsv. What runs: the untrained model is measured on both; hard negatives are mined with its own index; it
-trains on the training pairs with mined negatives for so many minutes; and it is measured again. All documents of the
-collection are searched, exactly. `--cache` keeps the token vectors of the untrained model for the next run.
+trains on the training pairs for so many minutes, each batch made of pairs whose documents are mined negatives of one
+another; and it is measured again. All documents of the collection are searched, exactly. `--cache` keeps the token
+vectors of the untrained model for the next run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from latelier.scores import colbert_kd_scores, top_k
 
 MEASURES = ["Success@1", "nDCG@10"]
 HELD_OUT = 150  # training queries that are not trained on, for the curve
+POOLING = 32  # tokens to one vector, for mining
 CANDIDATES = 20  # documents that each of them is tried on
 
 
@@ -74,10 +76,10 @@ def measure(model: ColBERT, collection: Collection, documents: TokenEmbeddings) 
 def mine(
     model: ColBERT, train: Collection, documents: TokenEmbeddings, queries: list[str], options: argparse.Namespace
 ) -> TrainingSet:
-    """Hard negatives from an index of documents pooled to an eighth, which takes an eighth of the time."""
+    """Hard negatives from an index of a few pooled vectors per document, which is good enough for this and quick."""
     index = indexes.Flat()
     for start in range(0, len(documents), 4096):
-        pooled = pool_tokens(documents[start : start + 4096].to("float32"), 8, protected_tokens=0)
+        pooled = pool_tokens(documents[start : start + 4096].to("float32"), POOLING, protected_tokens=0)
         index.add(list(train.documents)[start : start + 4096], pooled)
     judged = {query: train.qrels[query] for query in queries}
     return mine_hard_negatives(
@@ -253,13 +255,13 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--recipe", choices=["dense", "full", "no-expansion"], default="dense")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--mini-batch", type=int, default=0, help="texts per pass of CachedContrastive; 0: Contrastive")
-    parser.add_argument("--negatives", type=int, default=1)
+    parser.add_argument("--negatives", type=int, default=0, help="mined documents that only their own row has")
     parser.add_argument("--ranks", type=int, default=10, help="last rank that negatives are drawn from")
-    parser.add_argument("--neighbours", type=int, default=3, help="rows put beside a row whose documents they confuse")
-    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--neighbours", type=int, default=7, help="rows put beside a row whose documents they confuse")
+    parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--documents", type=int, help="a sample, to try this script out; default: all")
-    parser.add_argument("--pairs", type=int, default=16000, help="training queries that negatives are mined for")
+    parser.add_argument("--pairs", type=int, default=26000, help="training queries that negatives are mined for")
     parser.add_argument("--points", type=int, default=5, help="of the curve")
     parser.add_argument("--cache", type=Path, help="folder for the untrained model's token vectors")
     parser.add_argument("--save", type=Path, help="folder for the trained model")
