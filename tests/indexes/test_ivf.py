@@ -1,14 +1,19 @@
 """What `IVF` does beyond the contract: cells that come and grow by themselves, effort, codecs, filters, damage."""
 
+import threading
+import tracemalloc
+
 import numpy as np
 import pytest
 from index_helpers import contents
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes.ivf import growth
+from latelier.indexes.ivf import index as ivf_index
 from latelier.indexes.ivf.cells import Cells
+from latelier.indexes.storage import Storage
 from latelier.scores.kernels import KERNELS, choose_kernel
 
 DIM = 32
@@ -313,3 +318,87 @@ def test_bytes_per_token(soon, tmp_path, nbits, most):
         # Centroids cost as many bytes as so few tokens; they are counted where they matter.
         size = sum(path.stat().st_size for path in index.path.rglob("*.npy") if "centroids" not in path.name)
     assert size / vectors[..., 0].size < most + 2
+
+
+def test_a_streamed_build_takes_bounded_memory(soon, tmp_path):
+    """A tenth of what the vectors take, which come from a generator; codes are written as they come."""
+    limit, count = 8 << 20, 1500
+
+    def stream():
+        rng = np.random.default_rng(0)
+        for _ in range(count):
+            yield rng.standard_normal((100, 128), dtype="float32")
+
+    with indexes.IVF(tmp_path / "index", nbits=4, memory_limit=limit) as index:
+        index.add("first", np.ones((1, 128)))
+        tracemalloc.start()
+        index.add(range(count), stream())
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert cells_of(index) is not None
+        assert len(index) == count + 1
+    assert peak < 2 * limit + 150_000 * 20  # cells and postings take some bytes per token
+
+
+def test_searches_go_on_while_cells_are_made(soon, monkeypatch):
+    """Training waits here until a search in another thread has been answered, from the documents just committed."""
+    documents, _ = collection(200)
+    index = indexes.IVF()
+    found = []
+    train = ivf_index.train_centroids
+
+    def slowly(table, ordinals, most):
+        thread = threading.Thread(target=lambda: found.append(index.search(documents[7], k=1)[0][0].id))
+        thread.start()
+        thread.join(timeout=10)
+        return train(table, ordinals, most)
+
+    monkeypatch.setattr(ivf_index, "train_centroids", slowly)
+    index.add(range(200), documents)
+    assert found == [7]
+    assert cells_of(index) is not None
+
+
+def test_a_disk_too_full_for_cells_loses_nothing(soon, tmp_path, monkeypatch):
+    documents, queries = collection(200)
+
+    def refuse(self, arrays):
+        raise StorageError("the disk is full")
+
+    with indexes.IVF(tmp_path / "index") as index:
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "derive", refuse)
+            index.add(range(200), documents)
+            assert cells_of(index) is None
+            with pytest.raises(StorageError, match="the disk is full"):
+                index.compact()
+        assert recall(index, queries) > 0.97
+        index.add("one more", documents[0])
+        assert len(cells_of(index).numbers) == 201
+
+
+def test_two_processes_may_make_cells_at_once(soon, tmp_path, monkeypatch):
+    """What another one has written meanwhile is neither lost nor hidden: the last cells count, whatever they hold."""
+    documents, _ = collection(260)
+    train = ivf_index.train_centroids
+
+    with indexes.IVF(tmp_path / "index") as index, indexes.open(tmp_path / "index") as other:
+
+        def interrupted(table, ordinals, most):
+            monkeypatch.setattr(ivf_index, "train_centroids", train)
+            other.add(range(200, 250), documents[200:250])
+            other.remove([0, 5])
+            other.compact()
+            return train(table, ordinals, most)
+
+        monkeypatch.setattr(ivf_index, "train_centroids", interrupted)
+        index.add(range(200), documents[:200])
+        assert len(cells_of(index).numbers) == 200
+        for at in (index, other):
+            assert len(at) == 248
+            narrow = {"k": 1, "candidates": 30, "rerank": 30}
+            assert [at.search(documents[i], **narrow)[0][0].id for i in (1, 199, 225)] == [1, 199, 225]
+            assert 5 not in {hit.id for hit in at.search(documents[5], k=240)[0]}
+        index.compact()
+        check_cells(index)
+        assert len(cells_of(index).numbers) == 250  # with two that are gone, too few to make cells anew

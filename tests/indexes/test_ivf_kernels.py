@@ -1,5 +1,7 @@
 """The kernels on coded tokens, each against a naive loop, and where there are two versions against each other."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -357,3 +359,24 @@ def test_sums_of_clusters_equal_the_loop():
         wanted = sum(((rows[n, :5].astype("float64") - 128) * scales[n] for n in mine), np.zeros(5))
         np.testing.assert_allclose(sums[cluster], wanted, rtol=1e-5)
         assert counts[cluster] == len(mine)
+
+
+def test_kernels_in_threads_do_not_disturb_each_other(kernels):
+    """Memory that a kernel reads by address must be its own for as long as it reads it."""
+    packed, start, rows, products = lanes_and_rows(500, 100, rows=400)
+    wanted = products.argmax(axis=1)
+    wrong = []
+
+    def work():
+        for _ in range(40):
+            lanes, values = (np.empty(len(rows), dtype="int32") for _ in range(2))
+            kernels.assign_rows(rows, np.arange(len(rows)), packed, start, lanes, values)
+            if not np.array_equal(lanes, wanted):
+                wrong.append(lanes)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -32,7 +32,7 @@ from latelier.indexes.report import CheckReport
 from latelier.indexes.segments import Part
 from latelier.indexes.snapshot import Snapshot
 from latelier.indexes.stored import StoredIndex, positive
-from latelier.scores.kernels.codes import BITS
+from latelier.scores.kernels.codes import BITS, byte_width
 from latelier.scores.threads import for_ranges
 from latelier.scores.topk import TopK
 
@@ -274,6 +274,7 @@ class IVF(StoredIndex):
         if growth is Growth.TRAIN:
             living = np.flatnonzero(table.alive)
             living = living[np.argsort(table.numbers[living], kind="stable")]
-            self._storage.derive(fill_cells(train_centroids(table, living), table, living).arrays())
+            centroids = train_centroids(table, living, most=self._segment_bytes // byte_width(table.codec.dim))
+            self._storage.derive(fill_cells(centroids, table, living).arrays())
         elif growth is Growth.FILL and cells is not None:
             self._storage.derive(fill_cells(cells.centroids, table, table.fresh, cells).arrays())

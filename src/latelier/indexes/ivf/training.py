@@ -57,7 +57,7 @@ def sample_rows(table: Table, ordinals: np.ndarray, most: int) -> Rows:
     return table.rows(chosen)
 
 
-def train_centroids(table: Table, ordinals: np.ndarray) -> Centroids:
+def train_centroids(table: Table, ordinals: np.ndarray, most: int = _MOST_SAMPLES) -> Centroids:
     """Find centroids for the tokens of some documents.
 
     Parameters
@@ -66,12 +66,14 @@ def train_centroids(table: Table, ordinals: np.ndarray) -> Centroids:
         Documents.
     ordinals
         Which of them; at least one.
+    most
+        Tokens to train with at most, which bounds the memory this takes.
     """
     dim, tokens = table.codec.dim, int(table.lengths[ordinals].sum())
     cells = cell_count(tokens)
     groups = LANES * max(1, round((cells**0.5) / LANES))
     rng = np.random.default_rng(0)
-    rows = sample_rows(table, ordinals, min(_MOST_SAMPLES, _CELL_SAMPLE * cells))
+    rows = sample_rows(table, ordinals, min(most, _MOST_SAMPLES, _CELL_SAMPLE * cells))
     some = rng.permutation(len(rows.codes))[: _TOP_SAMPLE * groups]
     top = _kmeans(rows, some, groups, dim, _TOP_ITERATIONS, rng)
     top_lanes, top_start = pack_centroids(top, rows.codes.shape[1], _scale(top))

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from latelier.scores.kernels.codes import load_rows, load_scales
 from latelier.scores.kernels.jit import kernel
-from latelier.scores.kernels.memory import copy_bytes, prefetch
+from latelier.scores.kernels.memory import prefetch
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["assign_rows", "assign_within", "group_dots", "lane_dots", "rerank_scores"]
@@ -228,14 +228,13 @@ def assign_rows(
     where = np.empty((ROWS, LANES), dtype=np.int32)
     block_at, best_at, where_at = np.int64(block.ctypes.data), np.int64(best.ctypes.data), np.int64(where.ctypes.data)
     lanes_at, start_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data)
-    rows_at = np.int64(rows.ctypes.data)
     for first in range(0, len(order), ROWS):
         count = min(ROWS, len(order) - first)
         for r in range(count):
-            # Not as an assignment of slices, whose error message alone takes numba a second to compile.
-            copy_bytes(  # type: ignore[call-arg]
-                block_at + r * words * 4, rows_at + order[first + r] * words * 4, words * 4
-            )
+            # Number by number: the error message of an assignment of slices takes numba seconds to compile. And not by
+            # address alone: numba frees an array after the last use of its name.
+            for i in range(words * 4):
+                block[r, i] = rows[order[first + r], i]
         best[:] = _LOWEST
         where[:] = 0
         for g in range(groups):

@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from latelier.scores.kernels import vectors
 from latelier.scores.kernels.vectors import constant
 
 __all__ = ["copy_bytes", "prefetch"]
@@ -40,14 +41,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     signature = types.void(types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        pointer, word = _BYTE.as_pointer(), ir.IntType(32)
-        name = "llvm.prefetch.p0"
-        function = builder.module.globals.get(name) or ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer, word, word, word]), name
-        )
-        # To read, of high locality, data.
-        operands = [builder.inttoptr(arguments[0], pointer), *(ir.Constant(word, value) for value in (0, 3, 1))]
-        builder.call(function, operands)
+        vectors.prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return signature, generate
