@@ -11,6 +11,7 @@ from index_helpers import check_stored
 
 from latelier import indexes
 from latelier.indexes.ivf import growth
+from latelier.indexes.ivf.warmup import compile_kernels
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 
@@ -105,6 +106,7 @@ def test_killed_writers_leave_the_last_commit(kind, tmp_path, monkeypatch):
     # Cells are made, and made again, while writers are killed.
     monkeypatch.setattr(growth, "_FIRST_TOKENS", 100)
     monkeypatch.setattr(growth, "_FRESH_TOKENS", 50)
+    compile_kernels()  # in the parent: children would be killed while they load them
     folder = tmp_path / "index"
     kind(folder).close()
     rng = random.Random(0)
@@ -118,7 +120,7 @@ def test_killed_writers_leave_the_last_commit(kind, tmp_path, monkeypatch):
         assert state in (before, after)
         if before != after:
             outcomes["committed" if state == after else "rolled back"] += 1
-    assert outcomes["rolled back"] > 3
+    assert min(outcomes.values()) > 3
     with indexes.open(folder) as index:
         index.compact()
         assert stored(index) == state
