@@ -12,6 +12,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes.ivf import growth
 from latelier.indexes.ivf import index as ivf_index
+from latelier.indexes.ivf import search as ivf_search
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.storage import Storage
 from latelier.scores.kernels import KERNELS, choose_kernel
@@ -189,6 +190,23 @@ def test_recall_under_filters(soon, share):
     for row in index.search(queries, 10, filter="n = ?", parameters=(1,), **options):
         assert all(hit.id % share == 1 for hit in row)
         assert len(row) == min(10, 3000 // share)
+
+
+def test_probing_widens_as_filters_narrow(soon, monkeypatch):
+    documents, queries = collection(1000)
+    index = indexes.IVF()
+    index.add(range(1000), documents, metadata=[{"n": i % 4} for i in range(1000)])
+    visited, probe = [], ivf_search.probe
+
+    def noted(centroids, query, nprobe):
+        visited.append(nprobe)
+        return probe(centroids, query, nprobe)
+
+    monkeypatch.setattr(ivf_search, "probe", noted)
+    narrow = {"nprobe": 3, "candidates": 20, "rerank": 15}
+    for filter in (None, "n != 0", "n > 1", "n = 0", "n = 9"):
+        index.search(queries[:1], k=1, filter=filter, **narrow)
+    assert visited == [3, 3, 6, 12]  # and where nothing is left, none
 
 
 def test_more_hits_than_cells_would_give_are_found_by_scanning(soon):
