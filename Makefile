@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs bench clean
+.PHONY: help demo test soak lint types docs bench clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: $(VENV)/installed-demo ## search the documentation of Python itself (QUERY
 
 test: $(VENV)/installed-dev ## run the tests, the examples in docstrings and those in the documents
 	@$(BIN)/python -m pytest
+
+soak: $(VENV)/installed-dev ## kill hundreds of writing processes, and see that nothing committed is lost (KILLS=500)
+	@LATELIER_KILLS=$${KILLS:-500} $(BIN)/python -m pytest tests/indexes/test_index_kills.py
 
 lint: $(VENV)/installed-dev ## check style, formatting and the house rules
 	@$(BIN)/ruff check --no-cache .
