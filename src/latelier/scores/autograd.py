@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.scores.graphs import outside_graphs
 from latelier.scores.kernels.gradients import add_document_gradients, add_query_gradients
 from latelier.scores.packed import score_into
 from latelier.scores.threads import for_ranges
@@ -35,7 +36,7 @@ def maxsim_grouped(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torc
     return _score(queries, documents, 1)
 
 
-@torch.compiler.disable  # the kernels are numba's: nothing for a graph to see
+@outside_graphs  # the kernels are numba's: nothing for a graph to see
 def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, block: int) -> torch.Tensor:
     return _MaxSim.apply(
         queries.vectors.float(), documents.vectors.float(), queries.offsets, documents.offsets, max(block, 1)

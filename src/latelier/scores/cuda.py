@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import MissingExtraError
+from latelier.scores.graphs import outside_graphs
 from latelier.scores.inputs import Side
 
 __all__ = ["is_installed", "maxsim", "maxsim_grouped", "require", "unfit"]
@@ -72,7 +73,7 @@ def maxsim_grouped(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torc
     return _score(queries, documents, share=share, step=share)
 
 
-@torch.compiler.disable  # a graph would break at the kernels' autograd functions anyway
+@outside_graphs  # a graph would break at the kernels' autograd functions anyway
 def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, *, share: int, step: int) -> torch.Tensor:
     """Score query ``q`` against documents ``q * step`` to ``q * step + share - 1``."""
     device = documents.device
