@@ -22,7 +22,8 @@ def losses_of(trainer, key="loss"):
 
 
 def same(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    # Up to rounding: weights that were laid out for the processor add up in another order.
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(("loss", "data"), [(Contrastive, "triplets"), (Distillation, "scored")])
