@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -23,35 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _ranking import MEASURE, quality, sample
 from sentence_transformers import MultiVectorEncoder
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.evaluation import Collection, evaluate, load_beir
+from latelier.evaluation import Collection, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
 from latelier.models.compute import Numbers
 from latelier.models.encoding import Job, encode_windows
-from latelier.scores import colbert_scores
 
-MEASURE = "nDCG@10"
 PEER, OURS, EXACT, FORCED = "sentence-transformers", "latelier", "latelier, float32", "latelier, bfloat16"
-
-
-def sample(collection: Collection, documents: int) -> list[str]:
-    """Ids of all judged documents, and of others drawn by chance until there are enough."""
-    texts = collection.texts()
-    judged = sorted({id_ for judged in collection.qrels.values() for id_ in judged if id_ in texts})
-    others = sorted(texts.keys() - set(judged))
-    random.Random(0).shuffle(others)
-    return judged + others[: max(0, documents - len(judged))]
-
-
-def quality(collection: Collection, ids: list[str], queries: TokenEmbeddings, documents: TokenEmbeddings) -> float:
-    best = colbert_scores(queries, documents).topk(min(100, len(ids)), dim=1)
-    run = {
-        query: {ids[i]: score for i, score in zip(places, scores, strict=True)}
-        for query, places, scores in zip(collection.queries, best.indices.tolist(), best.values.tolist(), strict=True)
-    }
-    return float(evaluate(run, collection.qrels, [MEASURE])[MEASURE])
 
 
 def documents_per_second(

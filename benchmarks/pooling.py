@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import time
@@ -21,24 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _ranking import MEASURE, quality, sample
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.evaluation import Collection, evaluate, load_beir
+from latelier.evaluation import Collection, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT, pool_tokens
-from latelier.scores import colbert_scores
 
-MEASURE = "nDCG@10"
 NATIVE_DIMS = 384
-
-
-def sample(collection: Collection, documents: int) -> list[str]:
-    """Ids of all judged documents, and of others drawn by chance until there are enough."""
-    texts = collection.texts()
-    judged = sorted({id_ for judged in collection.qrels.values() for id_ in judged if id_ in texts})
-    others = sorted(texts.keys() - set(judged))
-    random.Random(0).shuffle(others)
-    return judged + others[: max(0, documents - len(judged))]
 
 
 def encode(texts: list[str], queries: list[str], dims: int, length: int) -> tuple[TokenEmbeddings, TokenEmbeddings]:
@@ -60,15 +49,6 @@ def median_seconds(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[st
             call()
             times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def quality(collection: Collection, ids: list[str], queries: TokenEmbeddings, documents: TokenEmbeddings) -> float:
-    best = colbert_scores(queries, documents).topk(min(100, len(ids)), dim=1)
-    run = {
-        query: {ids[i]: score for i, score in zip(places, scores, strict=True)}
-        for query, places, scores in zip(collection.queries, best.indices.tolist(), best.values.tolist(), strict=True)
-    }
-    return float(evaluate(run, collection.qrels, [MEASURE])[MEASURE])
 
 
 def measure(collection: Collection, options: argparse.Namespace) -> list[dict[str, Any]]:
