@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latelier.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def check_texts(texts: Any) -> None:
 
 def check_batch_size(batch_size: Any) -> None:
     """Refuse what is not a number of texts."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise InvalidArgumentError(f"received batch_size={batch_size!r}; expected an integer of at least 1.")
 
 
