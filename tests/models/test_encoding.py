@@ -116,6 +116,13 @@ class TestComputeDtype:
         assert compute.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", ["cpu", "cuda"]])
+def test_a_device_that_is_not_there_is_named(fresh, device):
+    with pytest.raises(InvalidArgumentError, match="device 'cuda' was asked for"):
+        fresh.encode_document(TEXTS, device=device)
+
+
 class TestTruncation:
     def test_the_first_numbers_at_length_one(self, fresh, minilm, small_windows):
         expected = [

@@ -87,6 +87,14 @@ def test_changed_weights_are_followed(own, change):
     assert_same(own)
 
 
+def test_weights_that_move_to_shared_memory_are_followed(own):
+    """As for worker processes: the memory that was probed is gone then."""
+    before = own.encode_document("pear")
+    own.share_memory()
+    torch.testing.assert_close(own.encode_document("pear"), before)
+    assert_same(own)
+
+
 def test_replaced_layers_are_followed(own):
     own.encode_document("pear")
     layer = own[0].model.encoder.layer[0].attention.self

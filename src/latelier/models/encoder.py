@@ -25,6 +25,7 @@ from latelier.models.pooling import check_pooling, pool_tokens
 from latelier.models.streaming import packed_windows
 from latelier.models.texts import check_batch_size, check_lengths, check_texts, checked_stream, resolve_task
 from latelier.models.workers import PackedChunk, PackingQueue
+from latelier.utils import resolve_device
 
 __all__ = ["Encoder"]
 
@@ -366,6 +367,8 @@ class Encoder(Checkpoint):
         if show_progress_bar is None:
             show_progress_bar = _logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
         if pool is not None or (isinstance(device, list) and device):
+            for each in device if isinstance(device, list) else ():
+                resolve_device(each)
             options = {"prompt": prompt, "batch_size": batch_size, "task": task, "numbers": numbers}
             return self._multi_process(rows, show_progress_bar, pool, device, chunk_size, **options)
         job = Job(task, self._place(device), prompt, batch_size, numbers, convert_to_numpy)
@@ -377,9 +380,9 @@ class Encoder(Checkpoint):
 
     def _place(self, device: Any) -> torch.device:
         """Return where to compute; finding out walks over all parameters, a tenth of a short query."""
-        if device is not None or self._placement_is_delegated:
-            return self._resolve_inference_device(device)
-        return self.device
+        if device is None and not self._placement_is_delegated:
+            return self.device
+        return self._resolve_inference_device(None if device is None else resolve_device(device))
 
     def _inference(self, inputs: list[Any], *, device: Any = None, numbers: Any = None, **options: Any) -> Any:
         """Encode in a worker process what `_encode_here` sent there, and all else as sentence-transformers does."""

@@ -28,19 +28,21 @@ class Layout:
         The layers; all with a bias or all without. Their outputs are put side by side.
     """
 
-    __slots__ = ("_by_dtype", "_probes", "_state", "nbytes")
+    __slots__ = ("_by_dtype", "_probes", "_sampled", "_tensors", "nbytes")
 
     def __init__(self, *linears: nn.Linear) -> None:
         self._by_dtype: dict[torch.dtype, tuple[Tensor, Tensor | None]] = {}
         # In-place changes through `.data` leave no trace in the version counter; they do in the numbers.
         numbers = [linear.weight.detach().reshape(-1).numpy() for linear in linears]
         self._probes = [each[:: max(1, len(each) // _PROBES)] for each in numbers]
-        self._state = self._read(linears)
+        self._tensors = _identify(linears)
+        self._sampled = self._sample()
         self.nbytes = sum(each.nbytes for each in numbers)
 
     def describes(self, *linears: nn.Linear) -> bool:
         """Whether the weights of the layers are still those that were laid out."""
-        return self._state == self._read(linears)
+        # In this order: where a weight has moved (`share_memory` does that), the memory of the probes may be gone.
+        return self._tensors == _identify(linears) and self._sampled == self._sample()
 
     def multiply(self, input: Tensor, dtype: torch.dtype, linears: tuple[nn.Linear, ...], activation: str) -> Tensor:
         """Apply the layers to ``(..., n, dim)``, in `dtype`, with an activation (``"none"`` or ``"gelu"``)."""
@@ -54,13 +56,14 @@ class Layout:
         )
         return product
 
-    def _read(self, linears: tuple[nn.Linear, ...]) -> list[object]:
-        state: list[object] = [probe.tobytes() for probe in self._probes]
-        for linear in linears:
-            # Not by attribute: torch searches three dictionaries in Python for it, once per layer of a short query.
-            for tensor in linear._parameters.values():
-                state.append(None if tensor is None else (tensor.data_ptr(), tensor._version))
-        return state
+    def _sample(self) -> list[bytes]:
+        return [probe.tobytes() for probe in self._probes]
+
+
+def _identify(linears: tuple[nn.Linear, ...]) -> list[tuple[int, int] | None]:
+    # Not by attribute: torch searches three dictionaries in Python for it, once per layer of a short query.
+    tensors = (tensor for linear in linears for tensor in linear._parameters.values())
+    return [None if tensor is None else (tensor.data_ptr(), tensor._version) for tensor in tensors]
 
 
 def _lay_out(linears: tuple[nn.Linear, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
