@@ -2,11 +2,12 @@
 
     python benchmarks/training_proof.py path/to/debian --other path/to/scifact --minutes 20 [--json proof.json]
 
-Both folders are collections in BEIR layout; the first one needs qrels/train.tsv and qrels/test.tsv, the second one
-qrels/test.tsv. What runs: the untrained model is measured on both; hard negatives are mined with its own index; it
-trains on the training pairs for so many minutes, each batch made of pairs whose documents are mined negatives of one
-another; and it is measured again. All documents of the collection are searched, exactly. `--cache` keeps the token
-vectors of the untrained model for the next run.
+Both folders are collections in BEIR layout with qrels/train.tsv and qrels/test.tsv. What runs: the untrained model is
+measured on the test queries of both; hard negatives are mined with its own index; it trains on the training pairs of
+the first for so many minutes, each batch made of pairs whose documents are mined negatives of one another; its weights
+are blended with the untrained ones, with as much of the trained ones as a sample of the training queries of the second
+collection allows; and it is measured again. All documents of a collection are searched, exactly. `--cache` keeps the
+token vectors of the untrained model for the next run.
 """
 
 from __future__ import annotations
@@ -37,18 +38,15 @@ MEASURES = ["Success@1", "nDCG@10"]
 HELD_OUT = 150  # training queries that are not trained on, for the curve
 POOLING = 32  # tokens to one vector, for mining
 CANDIDATES = 20  # documents that each of them is tried on
-
-
-def autocast() -> torch.autocast:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.autocast(device, torch.bfloat16)
+PASSES = 8  # over the training queries, before batches come again
+SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)  # of the trained weights in the final ones
+TOLERANCE = 0.005  # nDCG@10 that another collection may lose, on a sample of its training queries
 
 
 def encode(model: ColBERT, texts: list[str], cache: Path | None = None) -> TokenEmbeddings:
     if cache is not None and cache.exists():
         return TokenEmbeddings.load(cache)
-    with torch.inference_mode(), autocast():
-        vectors = model.encode_document(texts, packed=True).to("cpu").to("float16")
+    vectors = model.encode_document(texts, packed=True).to("cpu").to("float16")
     if cache is not None:
         cache.parent.mkdir(parents=True, exist_ok=True)
         vectors.save(cache)
@@ -56,8 +54,7 @@ def encode(model: ColBERT, texts: list[str], cache: Path | None = None) -> Token
 
 
 def search(model: ColBERT, queries: list[str], documents: TokenEmbeddings, k: int) -> tuple[Any, Any]:
-    with torch.inference_mode(), autocast():
-        vectors = model.encode_query(queries, packed=True).to("cpu").to("float32")
+    vectors = model.encode_query(queries, packed=True).to("cpu").to("float32")
     scores, positions = top_k(vectors, documents, k=k)
     return scores.tolist(), positions.tolist()
 
@@ -97,17 +94,22 @@ def mine(
 def arrange(mined: TrainingSet, options: argparse.Namespace) -> TrainingSet:
     """Keep some of the negatives of each row, and put rows next to each other whose documents are hard for each other.
 
-    The documents of a batch are negatives for all of its queries, so neighbours make hard ones at no cost.
+    The documents of a batch are negatives for all of its queries, so neighbours make hard ones at no cost. Each pass
+    over the rows puts others together.
     """
     rng = random.Random(0)
     owner = {documents[0]: row for row, documents in enumerate(mined.documents)}
-    order: dict[int, None] = {}
-    for row in rng.sample(range(len(mined)), len(mined)):
-        if row not in order:
-            near = [owner[text] for text in mined.documents[row][1:] if text in owner]
-            order |= dict.fromkeys([row, *[other for other in near if other not in order][: options.neighbours]])
-    documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], options.negatives)] for i in order]
-    return TrainingSet([mined.queries[i] for i in order], documents)
+    rows: list[int] = []
+    for _ in range(PASSES):
+        order: dict[int, None] = {}
+        for row in rng.sample(range(len(mined)), len(mined)):
+            if row not in order:
+                near = [owner[text] for text in mined.documents[row][1:] if text in owner]
+                free = [other for other in near if other not in order]
+                order |= dict.fromkeys([row, *free[: options.neighbours]])
+        rows += order
+    documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], options.negatives)] for i in rows]
+    return TrainingSet([mined.queries[i] for i in rows], documents)
 
 
 class InOrder(DefaultBatchSampler):
@@ -166,22 +168,49 @@ def accuracy(model: ColBERT, held_out: TrainingSet) -> float:
     texts = list(dict.fromkeys(text for row in held_out.documents for text in row))
     place = {text: i for i, text in enumerate(texts)}
     documents = encode(model, texts).to("float32")
-    with torch.inference_mode(), autocast():
-        queries = model.encode_query(list(held_out.queries), packed=True).to("float32")
+    queries = model.encode_query(list(held_out.queries), packed=True).to("cpu").to("float32")
     order = [place[text] for row in held_out.documents for text in row]
     scores = colbert_kd_scores(queries, documents[order])
     return float((scores.argmax(dim=1) == 0).float().mean())
 
 
-def blend(model: ColBERT, untrained: dict[str, torch.Tensor], share: float) -> None:
+def blend(model: ColBERT, untrained: dict[str, torch.Tensor], trained: dict[str, torch.Tensor], share: float) -> None:
     """Go only a part of the way from the untrained weights: other collections lose less (Wortsman et al., 2022)."""
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                value.copy_(torch.lerp(untrained[name], value, share))
+                value.copy_(torch.lerp(untrained[name], trained[name], share))
 
 
-def train(model: ColBERT, examples: TrainingSet, held_out: TrainingSet, options: argparse.Namespace) -> dict[str, Any]:
+def choose_share(
+    model: ColBERT, untrained: dict[str, torch.Tensor], held_out: TrainingSet, guard: Collection | None
+) -> list[dict[str, float]]:
+    """Blend with as much of the trained weights as a sample of another collection allows; return what was tried.
+
+    No test query has a part in it.
+    """
+    trained = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    tried: list[dict[str, float]] = []
+    if guard is None:
+        return tried
+    texts = list(guard.texts().values())
+    for share in (0.0, *SHARES):
+        blend(model, untrained, trained, share)
+        ndcg = measure(model, guard, encode(model, texts))["nDCG@10"]
+        tried.append({"share": share, "nDCG@10": ndcg, "Success@1 of candidates": accuracy(model, held_out)})
+        print(f"  {tried[-1]}", flush=True)
+        if share and ndcg >= tried[0]["nDCG@10"] - TOLERANCE:
+            break
+    return tried
+
+
+def train(
+    model: ColBERT,
+    examples: TrainingSet,
+    held_out: TrainingSet,
+    guard: Collection | None,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
     clock = Clock(model, held_out, options.minutes * 60, options.points)
     freeze(model, options.freeze)
     model[0].document_length, length = options.train_length, model.max_length_document
@@ -217,9 +246,12 @@ def train(model: ColBERT, examples: TrainingSet, held_out: TrainingSet, options:
         )
         trainer.train()
     model[0].document_length = length
-    blend(model, untrained, options.blend)
+    model.eval()
+    if options.save:
+        model.save_pretrained(str(options.save.with_name(options.save.name + "-unblended")))
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    return {"steps": trainer.state.global_step, "curve": clock.curve, "loss": losses}
+    shares = choose_share(model, untrained, held_out, guard)
+    return {"steps": trainer.state.global_step, "curve": clock.curve, "loss": losses, "shares": shares}
 
 
 def sample(test: Collection, training: Collection, documents: int) -> tuple[Collection, Collection]:
@@ -230,6 +262,15 @@ def sample(test: Collection, training: Collection, documents: int) -> tuple[Coll
         qrels = {query: judged for query, judged in part.qrels.items() if judged.keys() <= kept.keys()}
         parts.append(Collection(kept, {query: part.queries[query] for query in qrels}, qrels))
     return parts[0], parts[1]
+
+
+def make_guard(folder: Path, documents: int = 1000, queries: int = 300) -> Collection:
+    """Return a sample of a collection's training queries, their documents, and the first of the other documents."""
+    whole = load_beir(folder, "train")
+    qrels = dict(list(whole.qrels.items())[:queries])
+    kept = dict.fromkeys(id for judged in qrels.values() for id in judged)
+    kept |= dict.fromkeys(list(whole.documents)[: max(0, documents - len(kept))])
+    return Collection({id: whole.documents[id] for id in kept}, {q: whole.queries[q] for q in qrels}, qrels)
 
 
 def make_model(options: argparse.Namespace) -> ColBERT:
@@ -256,7 +297,7 @@ def freeze(model: ColBERT, layers: int) -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--other", type=Path, help="another collection, to see what is lost")
+    parser.add_argument("--other", type=Path, help="another collection, with qrels/train.tsv, to see what is lost")
     parser.add_argument("--minutes", type=float, default=20, help="of training, measuring not counted (default: 20)")
     parser.add_argument("--dims", type=int, default=128)
     parser.add_argument("--length", type=int, default=350, help="most tokens of a document")
@@ -269,7 +310,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=10, help="last rank that negatives are drawn from")
     parser.add_argument("--neighbours", type=int, default=7, help="rows put beside a row whose documents they confuse")
     parser.add_argument("--rate", type=float, default=2e-4)
-    parser.add_argument("--blend", type=float, default=0.8, help="share of the trained weights in the final ones")
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--documents", type=int, help="a sample, to try this script out; default: all")
     parser.add_argument("--pairs", type=int, default=26000, help="training queries that negatives are mined for")
@@ -312,8 +352,8 @@ def main() -> None:
     held_out = mine(model, training, vectors[options.folder.name], queries[:HELD_OUT], curve_options)
     vectors.clear()
     say(f"mined: {examples}; held out for the curve: {held_out}")
-    results["training"] = train(model, examples, held_out, options)
-    model.eval()
+    guard = make_guard(options.other) if options.other else None
+    results["training"] = train(model, arrange(examples, options), held_out, guard, options)
     say(f"trained for {results['training']['steps']} steps")
     if options.save:
         model.save_pretrained(str(options.save))

@@ -14,6 +14,8 @@ from latelier.indexes.ivf import growth
 from latelier.indexes.ivf import index as ivf_index
 from latelier.indexes.ivf import search as ivf_search
 from latelier.indexes.ivf.cells import Cells
+from latelier.indexes.ivf.effort import Knobs
+from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.storage import Storage
 from latelier.scores.kernels import KERNELS, choose_kernel
 
@@ -207,6 +209,14 @@ def test_probing_widens_as_filters_narrow(soon, monkeypatch):
     for filter in (None, "n != 0", "n > 1", "n = 0", "n = 9"):
         index.search(queries[:1], k=1, filter=filter, **narrow)
     assert visited == [3, 3, 6, 12]  # and where nothing is left, none
+
+
+@pytest.mark.parametrize(("slack", "rerank", "kept"), [(2.0, 50, 19), (2.0, 15, 15), (np.inf, 50, 50), (0.0, 50, 10)])
+def test_documents_whose_signs_are_much_worse_than_the_kth_are_not_scored(slack, rerank, kept):
+    query = prepare_query(np.eye(4, DIM, dtype="float32"))
+    # The tenth of these differs in 9 signs. The standard deviation is 0.4 * sqrt(32) * sqrt(4) = 4.53.
+    scores = np.random.default_rng(0).permutation(-np.arange(100, dtype="float32"))
+    assert ivf_search._worth(scores, query, 10, Knobs(1, 1, rerank, slack)) == kept
 
 
 def test_more_hits_than_cells_would_give_are_found_by_scanning(soon):

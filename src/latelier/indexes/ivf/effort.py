@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -20,6 +21,8 @@ _SIGNS, _FEWEST_SIGNS = 128, 8.0
 # The recall that `advise` is content with.
 _WANTED = 0.97
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
+# Standard deviations that the signs of a good document may be off by.
+_SLACK = 2.2
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,10 @@ class Knobs:
     candidates
         Documents whose signs are compared, of those that were found in the cells.
     rerank
-        Documents that are scored by their codes.
+        Documents that are scored by their codes, at most.
+    slack
+        Of these, those are left out whose signs are worse than those of the k-th best by more than so many standard
+        deviations of chance.
     exact
         Score all documents by their codes, and ignore the rest.
     """
@@ -41,6 +47,7 @@ class Knobs:
     nprobe: int
     candidates: int
     rerank: int
+    slack: float = math.inf
     exact: bool = False
 
 
@@ -58,7 +65,7 @@ def choose_knobs(
     effort
         ``"fast"``, ``"balanced"``, ``"exact"``, or a number by which the knobs of ``"balanced"`` are multiplied.
     nprobe, candidates, rerank
-        Positive integers, or ``None``.
+        Positive integers, or ``None``. So many documents are reranked then, whatever their signs say.
 
     Raises
     ------
@@ -68,9 +75,9 @@ def choose_knobs(
     Examples
     --------
     >>> choose_knobs(10, 128, "balanced")
-    Knobs(nprobe=32, candidates=600, rerank=80, exact=False)
+    Knobs(nprobe=32, candidates=600, rerank=160, slack=2.2, exact=False)
     >>> choose_knobs(10, 128, 2.0, rerank=50)
-    Knobs(nprobe=64, candidates=1200, rerank=50, exact=False)
+    Knobs(nprobe=64, candidates=1200, rerank=50, slack=inf, exact=False)
     """
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     if effort == "exact":
@@ -80,11 +87,12 @@ def choose_knobs(
             f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
         )
     more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
-    kept = max(k, _given(rerank, "rerank", round(more * (40 + 4 * k))))
+    kept = max(k, _given(rerank, "rerank", round(more * (80 + 8 * k))))
     return Knobs(
         nprobe=_given(nprobe, "nprobe", max(1, round(32 * factor))),
         candidates=max(kept, _given(candidates, "candidates", round(more * max(600, 20 * k)))),
         rerank=kept,
+        slack=_SLACK * factor**0.5 if rerank is None else math.inf,
         exact=effort == "exact",
     )
 

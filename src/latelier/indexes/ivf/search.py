@@ -7,6 +7,7 @@ the cells, and as much as it leaves out, more of them are visited.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from latelier.indexes.ivf.table import Table
 __all__ = ["Found", "Scope", "search_one"]
 
 # Documents beyond the k best that are scored with the query as it came: those whose order 8 bits may have mistaken.
-_MARGIN = 8
+_MARGIN = 4
 # Times as many documents as would be compared anyway, up to which all are.
 _SCAN = 3
 # Filters and short queries widen the visit up to so many times.
@@ -70,7 +71,8 @@ def search_one(scope: Scope, vectors: np.ndarray, k: int, knobs: Knobs) -> Found
     table, query = scope.table, prepare_query(vectors)
     chosen = scope.chosen if knobs.exact else _candidates(scope, query, k, knobs)
     if len(chosen) > knobs.rerank and not knobs.exact:
-        chosen = keep_best(chosen, compare_signs(table, chosen, query), knobs.rerank)
+        scores = compare_signs(table, chosen, query)
+        chosen = keep_best(chosen, scores, _worth(scores, query, k, knobs))
     if len(chosen) > k + _MARGIN:
         chosen = keep_best(chosen, score_codes(table, chosen, query, fine=False), k + _MARGIN)
     if not len(chosen):
@@ -78,6 +80,17 @@ def search_one(scope: Scope, vectors: np.ndarray, k: int, knobs: Knobs) -> Found
     scores, numbers = score_codes(table, chosen, query, fine=True), table.numbers[chosen]
     order = np.lexsort((numbers, -scores))[:k]
     return Found(scores[order], numbers[order])
+
+
+def _worth(scores: np.ndarray, query: Query, k: int, knobs: Knobs) -> int:
+    """Return how many of the best documents by signs may be among the k best.
+
+    Signs of a token that is a good match differ in about a fifth, as if each were tossed by itself: the standard
+    deviation of their number is 0.4 times the root of how many there are, and variances add up over query tokens.
+    """
+    deviation = 0.4 * math.sqrt(query.vectors.shape[1]) * float(np.linalg.norm(query.lengths))
+    edge = np.partition(scores, len(scores) - k)[len(scores) - k] - knobs.slack * deviation
+    return min(knobs.rerank, np.count_nonzero(scores >= edge))
 
 
 def _candidates(scope: Scope, query: Query, k: int, knobs: Knobs) -> np.ndarray:

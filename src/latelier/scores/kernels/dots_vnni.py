@@ -23,7 +23,6 @@ __all__ = ["assign_rows", "assign_within", "group_dots", "lane_dots", "rerank_sc
 
 _OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
 _LOWEST = np.int32(-(1 << 31))
-_AHEAD = 2
 
 
 def _max_of(count: int) -> Any:
@@ -326,14 +325,18 @@ def rerank_scores(
     direct = bits == 8 and dim == width  # then rows can be multiplied where they lie
     stride = dim if bits == 8 else (bits - 1) * sign_count * 4
     for n in range(len(chosen)):
-        if n + _AHEAD < len(chosen):
-            ahead = chosen[n + _AHEAD]
-            for line in range(0, lengths[ahead] * stride, 64):
-                prefetch(codes[ahead] + line)  # type: ignore[call-arg]
-        d = chosen[n]
-        tokens = lengths[d]
+        d, ahead = chosen[n], chosen[min(n + 1, len(chosen) - 1)]
+        tokens, more = lengths[d], lengths[ahead]
+        for line in range(0, 2 * more, 64):
+            prefetch(scales[ahead] + line)  # type: ignore[call-arg]
         best[:] = -np.inf
-        for token in range(0, tokens, ROWS):
+        for token in range(0, max(tokens, more), ROWS):
+            # The next document is asked for while this one is multiplied, a step's worth at a time: all at once would
+            # only wait for each other.
+            for line in range(token * stride, min(token + ROWS, more) * stride, 64):
+                prefetch(codes[ahead] + line)  # type: ignore[call-arg]
+            if token >= tokens:
+                continue
             # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
             first = max(0, min(token, tokens - ROWS))
             count = min(ROWS, tokens - first)
