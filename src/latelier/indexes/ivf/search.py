@@ -90,7 +90,7 @@ def _worth(scores: np.ndarray, query: Query, k: int, knobs: Knobs) -> int:
     """
     deviation = 0.4 * math.sqrt(query.vectors.shape[1]) * float(np.linalg.norm(query.lengths))
     edge = np.partition(scores, len(scores) - k)[len(scores) - k] - knobs.slack * deviation
-    return min(knobs.rerank, np.count_nonzero(scores >= edge))
+    return min(knobs.rerank, int(np.count_nonzero(scores >= edge)))
 
 
 def _candidates(scope: Scope, query: Query, k: int, knobs: Knobs) -> np.ndarray:
