@@ -10,6 +10,9 @@ from index_helpers import matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
+from latelier.indexes import storage
+from latelier.indexes.filters import matching_numbers
+from latelier.indexes.selections import Selections
 
 ROWS = {
     "a": {"year": 2019, "lang": "en", "open": True, "tags": ["x", "y"], "score": 0.5},
@@ -88,6 +91,54 @@ def test_filters_follow_updates_and_removals(index):
     assert found(index, "fresh") == ["a"]
     index.compact()
     assert found(index, "year <= 2021") == ["a", "c"]
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """The filters that SQLite was asked about."""
+    asked = []
+
+    def count(connection, expression, parameters):
+        asked.append(expression)
+        return matching_numbers(connection, expression, parameters)
+
+    monkeypatch.setattr(storage, "matching_numbers", count)
+    return asked
+
+
+def test_a_filter_is_evaluated_once_per_commit(index, evaluated):
+    assert [found(index, "year > ?", [2019]) for _ in range(3)] == [[4, "b", "c"]] * 3
+    assert len(evaluated) == 1
+    assert found(index, "year > ?", [2020]) == [4, "c"]
+    assert found(index, "year > :y", {"y": 2019}) == found(index, "year > :y", {"y": 2019}) == [4, "b", "c"]
+    assert len(evaluated) == 3
+    index.update(["a"], matrices([1]), metadata=[{"year": 2022}])
+    assert found(index, "year > ?", [2019]) == [4, "a", "b", "c"]
+
+
+@pytest.mark.parametrize("values", [(1, 1.0, True), (2, 2.0, "2")])
+def test_equal_values_of_other_types_are_other_questions(index, evaluated, values):
+    kinds = ["integer", "real", {True: "integer", "2": "text"}[values[2]]]
+    for value, kind in zip(values, kinds, strict=True):
+        assert len(found(index, f"typeof(?) = '{kind}'", [value])) == 5
+        assert found(index, "typeof(?) = 'blob'", [value]) == []
+    assert len(evaluated) == 6
+
+
+@pytest.mark.parametrize("filter", ["date('now') > '2020'", "strftime ('%Y') > '2020'", "1 --"])
+def test_filters_that_may_ask_for_the_time_are_evaluated_each_time(index, evaluated, filter):
+    assert len(found(index, filter)) == len(found(index, filter)) == 5
+    assert len(evaluated) == 2
+
+
+def test_selections_take_bounded_memory():
+    kept = Selections()
+    for i in range(200):
+        kept.find(i, lambda: np.zeros(1 << 18, dtype="int64"))
+    assert len(kept._kept) == 7
+    for i in range(20_000):
+        kept.find(f"nothing {i}", lambda: np.zeros(0, dtype="int64"))
+    assert len(kept._kept) == 1 << 14
 
 
 def test_more_keys_than_columns_are_reached_through_the_json(attacked):

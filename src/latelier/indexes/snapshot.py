@@ -16,6 +16,7 @@ from latelier.indexes.base import Id
 from latelier.indexes.catalog import DerivedRow, SegmentRow, read_derived, read_segments, read_setting, tombstones
 from latelier.indexes.segment_files import Segments
 from latelier.indexes.segments import Part, Segment
+from latelier.indexes.selections import Selections
 from latelier.indexes.sqlite import Connection
 
 __all__ = ["Snapshot", "load_snapshot", "open_part"]
@@ -48,12 +49,18 @@ class Snapshot:
         The segments in the order of insertion.
     derived
         What the index has made of its documents.
+
+    Attributes
+    ----------
+    selections
+        What filters have selected from it.
     """
 
     def __init__(
         self, generation: int, dim: int | None, entries: Sequence[_Entry], derived: _Derived | None = None
     ) -> None:
         self.generation = generation
+        self.selections = Selections()
         self._derived = derived
         self.dim = dim if entries else None
         self.entries = {entry.row.name: entry for entry in entries}

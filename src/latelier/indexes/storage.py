@@ -28,6 +28,7 @@ from latelier.indexes.filters import matching_numbers
 from latelier.indexes.report import VerifyReport
 from latelier.indexes.segment_files import FileSegments, MemorySegments, Segments
 from latelier.indexes.segments import Segment, merge_documents
+from latelier.indexes.selections import as_question
 from latelier.indexes.settings import Settings
 from latelier.indexes.snapshot import Snapshot, load_snapshot
 from latelier.indexes.sqlite import Connection, make_catalog
@@ -103,10 +104,14 @@ class Storage:
 
     def select(self, filter: str, parameters: Parameters) -> tuple[Snapshot, np.ndarray]:
         """Return the latest commit and the numbers of its documents that meet a filter, ascending."""
+        question = as_question(filter, parameters)
 
         def matching(connection: Connection, snapshot: Snapshot) -> np.ndarray:
-            # Without documents every field would be unknown.
-            return matching_numbers(connection, filter, parameters) if snapshot.documents else np.zeros(0, "int64")
+            if not snapshot.documents:
+                return np.zeros(0, "int64")  # without documents every field would be unknown
+            if question is None:
+                return matching_numbers(connection, filter, parameters)
+            return snapshot.selections.find(question, lambda: matching_numbers(connection, filter, parameters))
 
         return self.read(matching)
 
