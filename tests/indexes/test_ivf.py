@@ -76,6 +76,27 @@ def check_cells(index):
         assert (np.diff(cells.documents[first:last]) > 0).all()
 
 
+def dots_with(codes, lanes, start):
+    """What kernels compute: ``(tokens, lanes)``."""
+    rows = lanes.transpose(0, 2, 1, 3).reshape(start.size, -1)
+    return codes.astype("int64") @ rows.T.astype("int64") + start.reshape(-1)
+
+
+def test_tokens_are_in_the_best_cell_of_their_best_group(soon):
+    index = indexes.IVF()
+    index.add(range(500), collection(500)[0])
+    table, cells = index._look(index._storage.snapshot())
+    codes = table.rows(np.arange(500)).codes
+    top, own, ranges = cells.centroids.top, cells.centroids.cells, 16 * cells.centroids.ranges
+    groups = dots_with(codes, top, cells.centroids.top_start).argmax(axis=1)
+    values = dots_with(codes, own, cells.centroids.cell_start)
+    expected = [set() for _ in range(values.shape[1])]
+    for document, group, row in zip(np.repeat(np.arange(500), table.lengths), groups, values, strict=True):
+        expected[ranges[group] + row[ranges[group] : ranges[group + 1]].argmax()].add(int(document))
+    found = [cells.documents[a:b].tolist() for a, b in zip(cells.offsets[:-1], cells.offsets[1:], strict=True)]
+    assert found == [sorted(documents) for documents in expected]
+
+
 @pytest.mark.parametrize("nbits", [8, 4, 2, 1])
 def test_recall_with_cells(soon, nbits):
     documents, queries = collection(1500)
@@ -217,6 +238,14 @@ def test_documents_whose_signs_are_much_worse_than_the_kth_are_not_scored(slack,
     # The tenth of these differs in 9 signs. The standard deviation is 0.4 * sqrt(32) * sqrt(4) = 4.53.
     scores = np.random.default_rng(0).permutation(-np.arange(100, dtype="float32"))
     assert ivf_search._worth(scores, query, 10, Knobs(1, 1, rerank, slack)) == kept
+
+
+def test_a_query_of_zeros_finds_documents(soon):
+    index = indexes.IVF()
+    index.add(range(1500), collection(1500)[0])
+    for options in ({}, {"rerank": 20}):
+        [hits] = index.search(np.zeros((2, DIM)), k=5, **options)
+        assert [hit.score for hit in hits] == [0.0] * 5
 
 
 def test_more_hits_than_cells_would_give_are_found_by_scanning(soon):

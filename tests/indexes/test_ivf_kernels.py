@@ -234,18 +234,6 @@ def test_assignment_takes_the_first_of_the_best(kernels, count):
     assert (lanes[[5, 6]] == -5).all()
 
 
-def test_assignment_within_groups_looks_at_those_lanes_only(kernels):
-    packed, start, rows, products = lanes_and_rows(96, 7)
-    lanes, values = (np.empty(len(rows), dtype="int32") for _ in range(2))
-    ranges, order = np.array([0, 2, 3, 6]), np.random.default_rng(0).permutation(len(rows))
-    offsets = np.array([0, 5, 5, len(rows)])
-    kernels.assign_within(rows, order, offsets, ranges, (packed, start), (lanes, values))
-    for place, row in enumerate(order):
-        first, last = (0, 32) if place < 5 else (48, 96)
-        assert lanes[row] == first + products[row, first:last].argmax()
-        assert values[row] == products[row, first:last].max()
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 10**6))
 def test_the_best_lanes_equal_a_stable_sort(most, seed):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from latelier.indexes.ivf.cells import Cells, Centroids
 from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.table import Table
 from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
+from latelier.scores.kernels.vectors import LANES
 from latelier.scores.threads import for_ranges
 
 __all__ = ["fill_cells"]
@@ -64,8 +67,11 @@ def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: n
         kernels.assign_rows(codes, everything, centroids.top, centroids.top_start, found, values)
         offsets, order = np.zeros(len(centroids.ranges), dtype="int64"), np.empty(len(codes), dtype="int64")
         group_rows(found, offsets, order)
-        own = (centroids.cells, centroids.cell_start)
-        kernels.assign_within(codes, order, offsets, centroids.ranges, own, (found, values))
+        for group, (begin, end) in enumerate(pairwise(centroids.ranges)):
+            mine = order[offsets[group] : offsets[group + 1]]
+            own = centroids.cells[begin:end], centroids.cell_start[begin:end]
+            kernels.assign_rows(codes, mine, *own, found, values)
+            found[mine] += begin * LANES  # as a lane of all groups
         cells[starts[first] : starts[last]] = found
         totals.append(float((values * scales).sum(dtype="float64")))
 

@@ -88,6 +88,8 @@ def _worth(scores: np.ndarray, query: Query, k: int, knobs: Knobs) -> int:
     Signs of a token that is a good match differ in about a fifth, as if each were tossed by itself: the standard
     deviation of their number is 0.4 times the root of how many there are, and variances add up over query tokens.
     """
+    if math.isinf(knobs.slack):
+        return knobs.rerank
     deviation = 0.4 * math.sqrt(query.vectors.shape[1]) * float(np.linalg.norm(query.lengths))
     edge = np.partition(scores, len(scores) - k)[len(scores) - k] - knobs.slack * deviation
     return min(knobs.rerank, int(np.count_nonzero(scores >= edge)))

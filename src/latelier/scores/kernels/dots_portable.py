@@ -7,7 +7,7 @@ import numpy as np
 from latelier.scores.kernels.codes import ROWS, load_rows
 from latelier.scores.kernels.jit import kernel
 
-__all__ = ["assign_rows", "assign_within", "group_dots", "lane_dots", "rerank_scores"]
+__all__ = ["assign_rows", "group_dots", "lane_dots", "rerank_scores"]
 
 # Of a group, as in `vectors`.
 _LANES = 16
@@ -55,26 +55,6 @@ def assign_rows(
             lane = i if flat[i] > flat[lane] else lane
         lanes[n] = lane
         dots[n] = flat[lane]
-
-
-@kernel()
-def assign_within(
-    rows: np.ndarray,
-    order: np.ndarray,
-    offsets: np.ndarray,
-    ranges: np.ndarray,
-    lanes: tuple[np.ndarray, np.ndarray],
-    results: tuple[np.ndarray, np.ndarray],
-) -> None:
-    """See `dots_vnni.assign_within`."""
-    packed, start = lanes
-    found, dots = results
-    for g in range(len(ranges) - 1):
-        mine = order[offsets[g] : offsets[g + 1]]
-        first, last = ranges[g], ranges[g + 1]
-        assign_rows(rows, mine, packed[first:last], start[first:last], found, dots)
-        for n in mine:
-            found[n] += first * _LANES
 
 
 @kernel()

@@ -19,7 +19,7 @@ from latelier.scores.kernels.jit import kernel
 from latelier.scores.kernels.memory import prefetch
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["assign_rows", "assign_within", "group_dots", "lane_dots", "rerank_scores"]
+__all__ = ["assign_rows", "group_dots", "lane_dots", "rerank_scores"]
 
 _OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
 _LOWEST = np.int32(-(1 << 31))
@@ -249,40 +249,6 @@ def assign_rows(
                     dot, lane = best[r, i], number
             lanes[order[first + r]] = lane
             dots[order[first + r]] = dot
-
-
-@kernel()
-def assign_within(
-    rows: np.ndarray,
-    order: np.ndarray,
-    offsets: np.ndarray,
-    ranges: np.ndarray,
-    lanes: tuple[np.ndarray, np.ndarray],
-    results: tuple[np.ndarray, np.ndarray],
-) -> None:
-    """Find for rows that are sorted into groups the best lane of their group; of equal ones, the first.
-
-    Parameters
-    ----------
-    rows
-        ``(n, words * 4)`` uint8, shifted by 128.
-    order, offsets
-        Rows by group ``(n,)`` int64, and where each group begins ``(groups + 1,)`` int64.
-    ranges
-        ``(groups + 1,)`` int64: the groups of lanes of each group.
-    lanes
-        `packed` and `start` as for `lane_dots`.
-    results
-        Lane among all lanes and dot product, ``(n,)`` int32 both, written.
-    """
-    packed, start = lanes
-    found, dots = results
-    for g in range(len(ranges) - 1):
-        mine = order[offsets[g] : offsets[g + 1]]
-        first, last = ranges[g], ranges[g + 1]
-        assign_rows(rows, mine, packed[first:last], start[first:last], found, dots)
-        for n in mine:
-            found[n] += first * LANES
 
 
 @kernel()
