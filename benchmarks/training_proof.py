@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
-from sentence_transformers.base.sampler import DefaultBatchSampler
 from transformers import TrainerCallback
 
 from latelier import indexes
-from latelier.data import TrainingSet, mine_hard_negatives
+from latelier.data import TrainingSet, mine_hard_negatives, order_by_neighbours
+from latelier.data.samplers import InOrder
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.losses import CachedContrastive, Contrastive
@@ -38,7 +38,6 @@ MEASURES = ["Success@1", "nDCG@10"]
 HELD_OUT = 150  # training queries that are not trained on, for the curve
 POOLING = 32  # tokens to one vector, for mining
 CANDIDATES = 20  # documents that each of them is tried on
-PASSES = 8  # over the training queries, before batches come again
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)  # of the trained weights in the final ones
 TOLERANCE = 0.005  # nDCG@10 that another collection may lose, on a sample of its training queries
 
@@ -89,35 +88,6 @@ def mine(
         ranks=(1, options.ranks),
         batch_size=256,
     )
-
-
-def arrange(mined: TrainingSet, options: argparse.Namespace) -> TrainingSet:
-    """Keep some of the negatives of each row, and put rows next to each other whose documents are hard for each other.
-
-    The documents of a batch are negatives for all of its queries, so neighbours make hard ones at no cost. Each pass
-    over the rows puts others together.
-    """
-    rng = random.Random(0)
-    owner = {documents[0]: row for row, documents in enumerate(mined.documents)}
-    rows: list[int] = []
-    for _ in range(PASSES):
-        order: dict[int, None] = {}
-        for row in rng.sample(range(len(mined)), len(mined)):
-            if row not in order:
-                near = [owner[text] for text in mined.documents[row][1:] if text in owner]
-                free = [other for other in near if other not in order]
-                order |= dict.fromkeys([row, *free[: options.neighbours]])
-        rows += order
-    documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], options.negatives)] for i in rows]
-    return TrainingSet([mined.queries[i] for i in rows], documents)
-
-
-class InOrder(DefaultBatchSampler):
-    """Batches of rows as they come."""
-
-    def __iter__(self) -> Any:
-        for start in range(0, len(self.sampler), self.batch_size):
-            yield list(range(start, min(start + self.batch_size, len(self.sampler))))
 
 
 class Clock(TrainerCallback):
@@ -309,6 +279,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--negatives", type=int, default=0, help="mined documents that only their own row has")
     parser.add_argument("--ranks", type=int, default=10, help="last rank that negatives are drawn from")
     parser.add_argument("--neighbours", type=int, default=7, help="rows put beside a row whose documents they confuse")
+    parser.add_argument("--passes", type=int, default=8, help="over the pairs, before the same batches come again")
     parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--documents", type=int, help="a sample, to try this script out; default: all")
@@ -348,12 +319,13 @@ def main() -> None:
     examples = mine(
         model, training, vectors[options.folder.name], queries[HELD_OUT : HELD_OUT + options.pairs], options
     )
+    examples = order_by_neighbours(examples, options.neighbours, negatives=options.negatives, passes=options.passes)
     curve_options = argparse.Namespace(**{**vars(options), "negatives": CANDIDATES - 1, "ranks": CANDIDATES - 1})
     held_out = mine(model, training, vectors[options.folder.name], queries[:HELD_OUT], curve_options)
     vectors.clear()
     say(f"mined: {examples}; held out for the curve: {held_out}")
     guard = make_guard(options.other) if options.other else None
-    results["training"] = train(model, arrange(examples, options), held_out, guard, options)
+    results["training"] = train(model, examples, held_out, guard, options)
     say(f"trained for {results['training']['steps']} steps")
     if options.save:
         model.save_pretrained(str(options.save))
