@@ -7,6 +7,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 
 from latelier.cli import train_session
+from latelier.losses import Contrastive
 from latelier.models import ColBERT
 
 THINGS = [
@@ -83,6 +84,31 @@ def test_pairs_with_mined_negatives(train, tmp_path, small):
     assert "dataset_size:22" in card
     assert "from sentence_transformers import MultiVectorEncoder" in card
     assert f"maxsim_ndcg@10\n      value: {answer['after']['ndcg@10']}" in card
+
+
+def test_batches_of_neighbours(train, minilm, monkeypatch):
+    seen = []
+    forward = Contrastive.forward
+
+    def watch(loss, features, labels=None):
+        seen.append([loss.model.tokenizer.batch_decode(column["input_ids"]) for column in features])
+        return forward(loss, features, labels)
+
+    monkeypatch.setattr(Contrastive, "forward", watch)
+    # A thing is confused with the thing before or after it.
+    rows = [
+        {"query": f"what is a {name}?", "positive": f"A {name} is like a {other}."}
+        for a, b in zip(THINGS[::2], THINGS[1::2], strict=True)
+        for name, other in ((a, b), (b, a))
+    ]
+    result = train(rows, "--neighbours", 1, "--batch-size", 2, "--epochs", 2, "--held-out", 0, "--json", model=minilm)
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert (answer["rows"], answer["steps"]) == (24, 24)
+    assert all(len(batch) == 2 for batch in seen)  # no negatives of their own
+    pairs = ["".join(sorted(w for w in THINGS if w in " ".join(batch[0]))) for batch in seen]
+    together = ["".join(sorted(pair)) for pair in zip(THINGS[::2], THINGS[1::2], strict=True)]
+    assert sum(pair in together for pair in pairs) > 16
 
 
 def test_large_batches_go_in_mini_batches(train, tmp_path):

@@ -32,6 +32,12 @@ def train(
     mine: Annotated[
         int, typer.Option(min=0, help="Hard negatives to find for each pair among all documents of FILE.")
     ] = 0,
+    neighbours: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Pairs to put into a pair's batch whose documents it is confused with: hard, at no cost."
+        ),
+    ] = 0,
     epochs: Annotated[float, typer.Option(min=0.0, help="How often to go through the data.")] = 1.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Queries that are contrasted with one another.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")] = 3e-5,
@@ -54,12 +60,12 @@ def train(
 
     \b
     Example:
-      latelier train pairs.jsonl --mine 1 --output ./my-model
+      latelier train pairs.jsonl --neighbours 7 --output ./my-model
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json
     from latelier.cli.train_session import Settings, run
 
-    settings = Settings(epochs, batch_size, learning_rate, temperature, mine, held_out, seed)
+    settings = Settings(epochs, batch_size, learning_rate, temperature, mine, neighbours, held_out, seed)
     texts = {name: str(path) for name, path in (("queries", queries), ("documents", documents)) if path is not None}
     result = run(file, output, (model, start is Start.COLBERT, dims, device), texts, settings)
     if json_output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import TrainerCallback
 from latelier import indexes
 from latelier.cli.output import show_progress
 from latelier.cli.retrievers import quiet_loading
-from latelier.data import TrainingSet, load, mine_hard_negatives
+from latelier.data import TrainingSet, load, mine_hard_negatives, order_by_neighbours
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
@@ -27,6 +28,7 @@ __all__ = ["Settings", "run"]
 # Documents that held-out queries are searched in: enough to be hard, few enough to encode several times.
 _CORPUS = 2000
 _MINI_BATCH = 32
+_RANKS = 10  # that negatives are taken from
 _METRICS = {"success@1": "maxsim_accuracy@1", "ndcg@10": "maxsim_ndcg@10"}
 
 
@@ -38,6 +40,7 @@ class Settings(NamedTuple):
     learning_rate: float
     temperature: float
     mine: int
+    neighbours: int
     held_out: int
     seed: int
 
@@ -77,12 +80,12 @@ def run(
     encoder = _make_model(*model, seed=settings.seed)
     evaluator = _evaluator(held_out, examples, settings.seed) if len(held_out) else None
     before = _measure(evaluator, encoder)
-    if settings.mine:
+    if settings.mine or settings.neighbours:
         training = _mine(encoder, examples, training, settings)
         typer.echo(f"Mined negatives for {len(training):,} rows.", err=True)
     if len(training) < 2:
         raise InvalidArgumentError(f"{source} leaves {len(training)} rows to train on; expected at least 2.")
-    steps = _train(encoder, training, evaluator, settings)
+    steps = _train(encoder, _arrange(training, settings), evaluator, settings)
     after = _measure(evaluator, encoder)
     encoder.save_pretrained(str(output))
     return {
@@ -162,7 +165,7 @@ def _measure(evaluator: Any, model: ColBERT) -> dict[str, float]:
 def _mine(model: ColBERT, examples: TrainingSet, training: TrainingSet, settings: Settings) -> TrainingSet:
     if examples.scores is not None:
         raise InvalidArgumentError(
-            "the rows have a teacher's scores, which mined negatives would lack; leave out --mine."
+            "the rows have a teacher's scores, which mined negatives would lack; leave out --mine and --neighbours."
         )
     texts = list(dict.fromkeys(text for documents in examples.documents for text in documents))
     index = indexes.Flat()
@@ -173,9 +176,30 @@ def _mine(model: ColBERT, examples: TrainingSet, training: TrainingSet, settings
     for query, documents in zip(training.queries, training.documents, strict=True):
         queries[query] = query
         judgements.setdefault(query, {})[places[documents[0]]] = 1
-    ranks = (1, max(10, settings.mine))
-    options: dict[str, Any] = {"negatives": settings.mine, "ranks": ranks, "seed": settings.seed}
-    return mine_hard_negatives(model, index, queries, judgements, **options, show_progress_bar=show_progress())
+    # Neighbours are found among more negatives than are trained on, the hardest first.
+    kept = max(settings.mine, min(_RANKS, len(texts) // 2)) if settings.neighbours else settings.mine
+    return mine_hard_negatives(
+        model,
+        index,
+        queries,
+        judgements,
+        negatives=kept,
+        ranks=(1, kept if settings.neighbours else max(_RANKS, kept)),
+        seed=None if settings.neighbours else settings.seed,
+        show_progress_bar=show_progress(),
+    )
+
+
+def _arrange(training: TrainingSet, settings: Settings) -> TrainingSet:
+    if not settings.neighbours:
+        return training
+    own = {"negatives": settings.mine, "passes": _passes(settings), "seed": settings.seed}
+    return order_by_neighbours(training, settings.neighbours, **own)
+
+
+def _passes(settings: Settings) -> int:
+    """Return how often rows are put together: for each epoch, where their order counts."""
+    return max(1, math.ceil(settings.epochs)) if settings.neighbours else 1
 
 
 def _loss(model: ColBERT, training: TrainingSet, settings: Settings) -> Loss:
@@ -192,6 +216,8 @@ def _train(model: ColBERT, training: TrainingSet, evaluator: Any, settings: Sett
     from sentence_transformers.base.training_args import BatchSamplers
     from transformers import PrinterCallback, ProgressCallback
 
+    from latelier.data.samplers import InOrder
+
     on_steps: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no"}
     if evaluator is not None:
         on_steps = {
@@ -206,11 +232,11 @@ def _train(model: ColBERT, training: TrainingSet, evaluator: Any, settings: Sett
     with tempfile.TemporaryDirectory() as folder:
         arguments = MultiVectorEncoderTrainingArguments(
             output_dir=folder,
-            num_train_epochs=settings.epochs,
+            num_train_epochs=settings.epochs / _passes(settings),
             per_device_train_batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
             warmup_steps=0.1,
-            batch_sampler=BatchSamplers.NO_DUPLICATES,
+            batch_sampler=InOrder if settings.neighbours else BatchSamplers.NO_DUPLICATES,
             bf16=model.device.type == "cuda" and torch.cuda.is_bf16_supported(),
             logging_steps=0.05,
             report_to=[],
