@@ -90,6 +90,11 @@ def test_index_adds_refuses_and_updates(run, tmp_path):
     assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 2 before.\n")
     found = json.loads(run("search", folder, "apple", "-k", 1, "--json", "--device", "cpu").stdout)["results"]
     assert [(result["id"], result["text"]) for result in found] == [(1, "Apples.")]
+    more = '{"id": 1, "text": "Pears."}\n{"id": 2, "text": "Plums."}'
+    result = run("index", "-", "--index", folder, "--resume", "--device", "cpu", input=more)
+    assert (result.exit_code, result.stdout) == (0, f"{folder}: 3 documents, 2 before.\n")
+    result = run("index", "-", "--index", folder, "--resume", "--update", "--device", "cpu", input=more)
+    assert (result.exit_code, "give one of them" in result.stderr) == (1, True)
 
 
 def test_index_with_a_model_of_ones_own(run, tmp_path, minilm, records_file):

@@ -110,6 +110,34 @@ def test_known_ids_are_refused_before_anything_is_encoded(retriever, monkeypatch
     assert len(retriever) == 4
 
 
+def test_an_interrupted_call_goes_on_where_it_stopped(model):
+    read, documents = [], [(f"d{i}", f"text number {i}") for i in range(10)]
+
+    def interrupted():
+        yield from documents[:7]
+        raise KeyboardInterrupt
+
+    retriever = Retriever(model)
+    with pytest.raises(KeyboardInterrupt):
+        retriever.add(interrupted(), chunk_size=3)
+    assert len(retriever) == 6
+    encode = model.encode_document
+    model.encode_document = lambda texts, **options: read.extend(texts) or encode(texts, **options)
+    try:
+        retriever.add(documents, chunk_size=4, skip_existing=True)
+    finally:
+        del model.encode_document
+    assert retriever.index.ids() == [id_ for id_, _ in documents]
+    assert retriever.index.get("d8").text == "text number 8"
+    assert not set(read) & {text for _, text in documents[:6]}
+    retriever.add([("d0", "another text")], skip_existing=True)
+    assert retriever.index.get("d0").text == "text number 0"
+    with pytest.raises(InvalidArgumentError, match=r"documents\[1\] has no id, by which it could be known again"):
+        retriever.add([("d0", "text"), "text"], skip_existing=True)
+    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 'e' is that of documents\[1\] too"):
+        retriever.add([("d0", "text"), ("e", "text"), ("e", "text")], skip_existing=True)
+
+
 def test_update_replaces_and_inserts_and_remove_removes(retriever):
     retriever.update([("moon", "Apples are red."), {"id": "new", "text": "Oranges are orange.", "year": 2025}])
     assert retriever.index.get("moon").text == "Apples are red."

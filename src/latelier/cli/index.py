@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ def index(
         Format, typer.Option(help="What FILE is; auto: by its name, else by its first line.")
     ] = Format.AUTO,
     update: Annotated[bool, typer.Option("--update", help="Replace documents whose id is in the index.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip documents whose id is in the index: go on after an interruption.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Long texts encoded together.")] = 32,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -47,12 +50,18 @@ def index(
     from latelier.cli.files import read_file
     from latelier.cli.output import print_json, show_progress
     from latelier.cli.retrievers import open_or_make
+    from latelier.errors import InvalidArgumentError
 
+    if update and resume:
+        raise InvalidArgumentError("--update replaces what is there, --resume skips it; give one of them.")
     documents = read_file(file, format)
     with open_or_make(folder, model, device, kind) as retriever:
         before = len(retriever)
-        write = retriever.update if update else retriever.add
-        write(documents, batch_size=batch_size, show_progress=show_progress())
+        options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress()}
+        if update:
+            retriever.update(documents, **options)
+        else:
+            retriever.add(documents, skip_existing=resume, **options)
         counts = {"index": str(folder), "before": before, "documents": len(retriever)}
     if json_output:
         print_json(counts)

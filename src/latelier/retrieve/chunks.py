@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tqdm import tqdm
 
@@ -19,7 +19,10 @@ from latelier.models import ColBERT
 from latelier.models.streaming import packed_windows
 from latelier.retrieve.documents import Document, read_documents
 
-__all__ = ["Chunk", "chunks", "encode"]
+__all__ = ["Chunk", "Existing", "chunks", "encode"]
+
+# What becomes of documents whose id is there already.
+Existing: TypeAlias = Literal["refuse", "replace", "skip"]
 
 
 class Chunk(NamedTuple):
@@ -31,7 +34,9 @@ class Chunk(NamedTuple):
     progress: Any
 
 
-def chunks(documents: Iterable[Any], index: Index, size: int, *, replace: bool, show_progress: bool) -> Iterator[Chunk]:
+def chunks(
+    documents: Iterable[Any], index: Index, size: int, *, existing: Existing, show_progress: bool
+) -> Iterator[Chunk]:
     """Read documents in chunks, with ids that the index can take.
 
     Parameters
@@ -42,8 +47,8 @@ def chunks(documents: Iterable[Any], index: Index, size: int, *, replace: bool, 
         Where they will go.
     size
         Documents per chunk.
-    replace
-        Whether ids that are there already are replaced; otherwise they are an error.
+    existing
+        What becomes of ids that are there already: an error, replaced, or left as they are.
     show_progress
         Count documents on standard error.
 
@@ -56,14 +61,15 @@ def chunks(documents: Iterable[Any], index: Index, size: int, *, replace: bool, 
     """
     if size < 1:
         raise InvalidArgumentError(f"received chunk_size={size}; expected at least 1.")
-    read = read_documents(documents)
+    read = enumerate(read_documents(documents))
     total = len(documents) if isinstance(documents, Sized) else None
-    start = 0
     with tqdm(total=total, desc="Indexing", unit=" documents", disable=not show_progress) as progress:
-        while chunk := list(itertools.islice(read, size)):
-            ids = _ids(chunk, start, index, replace)
-            yield Chunk(ids, [document.text for document in chunk], [d.metadata for d in chunk], progress)
-            start += len(chunk)
+        while given := list(itertools.islice(read, size)):
+            chunk = given if existing != "skip" else _missing(given, index)
+            progress.update(len(given) - len(chunk))
+            if chunk:
+                ids = _ids(chunk, index, existing)
+                yield Chunk(ids, [document.text for _, document in chunk], [d.metadata for _, d in chunk], progress)
 
 
 def encode(model: ColBERT, texts: list[str], batch_size: int, progress: Any) -> TokenEmbeddings:
@@ -71,14 +77,24 @@ def encode(model: ColBERT, texts: list[str], batch_size: int, progress: Any) -> 
     return TokenEmbeddings.concatenate(packed_windows(model, texts, "document", batch_size=batch_size, bar=progress))
 
 
-def _ids(chunk: list[Document], start: int, index: Index, replace: bool) -> list[Id]:
+def _missing(given: list[tuple[int, Document]], index: Index) -> list[tuple[int, Document]]:
+    """Return the documents that are not in the index."""
+    for position, document in given:
+        if document.id is None:
+            raise InvalidArgumentError(
+                f"documents[{position}] has no id, by which it could be known again; give (id, text) pairs or dicts."
+            )
+    return [(position, document) for position, document in given if document.id not in index]
+
+
+def _ids(chunk: list[tuple[int, Document]], index: Index, existing: Existing) -> list[Id]:
     """Return the ids of a chunk, new ones for documents without."""
     numbers: Iterator[int] | None = None
     positions: dict[Id, int] = {}
-    for position, document in enumerate(chunk, start):
+    for position, document in chunk:
         id_ = document.id
         if id_ is None:
-            if replace:
+            if existing == "replace":
                 raise InvalidArgumentError(
                     f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
                 )
@@ -86,10 +102,10 @@ def _ids(chunk: list[Document], start: int, index: Index, replace: bool) -> list
             id_ = next(numbers)
         if id_ in positions:
             raise DuplicateIdError(f"documents[{position}]: id {id_!r} is that of documents[{positions[id_]}] too.")
-        if not replace and id_ in index:
+        if existing == "refuse" and id_ in index:
             raise DuplicateIdError(
                 f"documents[{position}]: id {id_!r} is in the index already; update(...), or --update on the command "
-                "line, replaces documents."
+                "line, replaces documents; skip_existing=True, or --resume, leaves them as they are."
             )
         positions[id_] = position
     return list(positions)

@@ -17,7 +17,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
-from latelier.retrieve.chunks import chunks, encode
+from latelier.retrieve.chunks import Existing, chunks, encode
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.identity import Identity, probe
 from latelier.scores.alignment import align
@@ -151,7 +151,13 @@ class Retriever:
             raise
 
     def add(
-        self, documents: Iterable[Any], *, batch_size: int = 32, chunk_size: int = 2048, show_progress: bool = False
+        self,
+        documents: Iterable[Any],
+        *,
+        skip_existing: bool = False,
+        batch_size: int = 32,
+        chunk_size: int = 2048,
+        show_progress: bool = False,
     ) -> None:
         """Encode and store new documents.
 
@@ -161,6 +167,9 @@ class Retriever:
             Any iterable, read as it goes, of texts (their ids are integers that count on from the largest one there,
             so 0, 1, 2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"`` and optionally
             ``"id"`` or ``"_id"``, ``"title"`` (put before the text) and anything else, which is metadata.
+        skip_existing
+            Leave documents whose id is there already as they are, and encode only the others: so the same call goes on
+            where one that was killed has stopped.
         batch_size
             Texts of full length that are encoded together.
         chunk_size
@@ -176,7 +185,8 @@ class Retriever:
         DuplicateIdError
             If an id is there already; `update` replaces.
         """
-        self._fill(documents, batch_size, chunk_size, show_progress, replace=False)
+        existing: Existing = "skip" if skip_existing else "refuse"
+        self._fill(documents, batch_size, chunk_size, show_progress, existing)
 
     def update(
         self, documents: Iterable[Any], *, batch_size: int = 32, chunk_size: int = 2048, show_progress: bool = False
@@ -193,7 +203,7 @@ class Retriever:
         InvalidArgumentError
             As in `add`, and if a document has no id.
         """
-        self._fill(documents, batch_size, chunk_size, show_progress, replace=True)
+        self._fill(documents, batch_size, chunk_size, show_progress, "replace")
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents, all or none.
@@ -362,10 +372,10 @@ class Retriever:
         return self.model.encode_query(list(queries), packed=True).to("cpu")
 
     def _fill(
-        self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, *, replace: bool
+        self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, existing: Existing
     ) -> None:
-        write = self.index.update if replace else self.index.add
-        for chunk in chunks(documents, self.index, chunk_size, replace=replace, show_progress=show_progress):
+        write = self.index.update if existing == "replace" else self.index.add
+        for chunk in chunks(documents, self.index, chunk_size, existing=existing, show_progress=show_progress):
             embeddings = encode(self.model, chunk.texts, batch_size, chunk.progress)
             if self.index.dim is None:
                 self._identity.store_in(self.index)
