@@ -260,7 +260,7 @@ def test_gathering_equals_a_dict(seed, masked):
     offsets = np.cumsum([0, *map(len, lists)])
     documents = np.concatenate([*lists, np.zeros(0)]).astype("int32")
     allowed = rng.integers(0, 2, 20).astype("uint8") if masked else np.zeros(0, "uint8")
-    totals, touched = np.zeros((20, 2), dtype="int32"), np.empty(21, dtype="int32")
+    totals, touched = np.zeros(20, dtype="int64"), np.empty(21, dtype="int32")
     for stamp in (1, 4):
         cells = np.array([rng.permutation(6)[:4] for _ in range(3)], dtype="int32")
         cells[1, 3] = -1
@@ -275,13 +275,13 @@ def test_gathering_equals_a_dict(seed, masked):
                         first.setdefault(int(d), int(gain))
             for d, gain in first.items():
                 wanted[d] = wanted.get(d, 0) + gain
-        assert {int(d): int(totals[d, 1]) for d in touched[:count]} == wanted
+        assert {int(d): int(totals[d] & 0xFFFFFFFF) for d in touched[:count]} == wanted
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 2**24 - 1), max_size=60), st.integers(1, 70))
 def test_selected_documents_are_the_best_to_within_a_bin(sums, most):
-    totals = np.stack([np.ones(len(sums)), sums], axis=1).astype("int32") if sums else np.zeros((0, 2), "int32")
+    totals = (1 << 32) + np.array(sums, dtype="int64")
     touched = np.random.default_rng(0).permutation(len(sums)).astype("int32")
     selected = np.empty(most, dtype="int64")
     count = select_touched(totals, touched, len(sums), most, selected)

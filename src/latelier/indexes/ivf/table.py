@@ -32,7 +32,7 @@ class Scratch:
     """What gathering writes to, for one query at a time: it is not cleared in between, but stamped."""
 
     def __init__(self, documents: int) -> None:
-        self.totals = np.zeros((documents, 2), dtype="int32")
+        self.totals = np.zeros(documents, dtype="int64")
         self.touched = np.empty(documents + 1, dtype="int32")
         self._stamp = 1
 

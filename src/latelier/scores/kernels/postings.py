@@ -20,6 +20,9 @@ GAIN_BITS = 24
 _BIN_BITS = 12
 # How many postings ahead memory is asked for.
 _AHEAD = 12
+_LOWER = np.int64((1 << 32) - 1)
+# Of the kind of an index that is never negative: sums with other integers would be floats.
+_ONE, _NONE = np.uintp(1), np.uintp(0)
 
 
 @kernel()
@@ -44,7 +47,8 @@ def gather_documents(
     allowed
         ``(documents,)`` uint8, 0 for those to leave out; empty where all count.
     totals
-        ``(documents, 2)`` int32: a stamp below `stamp` or from a token of this query, and the sum of gains.
+        ``(documents,)`` int64: a stamp below `stamp` or from a token of this query in the upper half, and the sum of
+        gains in the lower.
     stamp
         Marks the first query token; the next ones take the numbers that follow.
     touched
@@ -58,25 +62,27 @@ def gather_documents(
     offsets, documents = postings
     masked = len(allowed) > 0
     base = np.int64(totals.ctypes.data)
-    count = 0
+    oldest = np.int64(stamp) << 32
+    count = np.uintp(0)
     for q in range(cells.shape[0]):
-        mark = np.int32(stamp + q)
+        mark = np.int64(stamp + q) << 32
         for c in range(cells.shape[1]):
-            cell, gain = cells[q, c], gains[q, c]
+            cell, gain = cells[q, c], np.int64(gains[q, c])
             if cell < 0:
                 break
             first, last = offsets[cell], offsets[cell + 1]
             for i in range(first, last):
                 prefetch(base + 8 * np.int64(documents[min(i + _AHEAD, last - 1)]))  # type: ignore[call-arg]
-                d = documents[i]
-                # Without branches: whether a document was seen before is anybody's guess, the processor's too.
-                seen, total = totals[d, 0], totals[d, 1]
-                known = seen >= stamp
-                totals[d, 0] = mark
-                totals[d, 1] = (total if known else np.int32(0)) + (gain if seen != mark else np.int32(0))
+                d = np.uintp(documents[i])
+                # One word, read and written once: two halves by themselves would wait for each other. And without
+                # branches: whether a document was seen before is anybody's guess, the processor's too.
+                before = totals[d]
+                known = before >= oldest
+                total = before & _LOWER if known else np.int64(0)
+                totals[d] = mark + total + (gain if before < mark else np.int64(0))
                 touched[count] = d
-                count += not known and (not masked or allowed[d] > 0)
-    return count
+                count += _ONE if not known and (not masked or allowed[d] > 0) else _NONE
+    return np.int64(count)
 
 
 @kernel()
@@ -106,7 +112,7 @@ def select_touched(totals: np.ndarray, touched: np.ndarray, count: int, most: in
         return count
     bins, places = np.zeros(1 << _BIN_BITS, dtype=np.int32), np.empty(count, dtype=np.int16)
     for i in range(count):
-        place = totals[touched[i], 1] >> (GAIN_BITS - _BIN_BITS)
+        place = (totals[touched[i]] & _LOWER) >> (GAIN_BITS - _BIN_BITS)
         places[i] = place
         bins[place] += 1
     edge, above = (1 << _BIN_BITS) - 1, 0
