@@ -23,6 +23,8 @@ _WANTED = 0.97
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # Standard deviations that the signs of a good document may be off by.
 _SLACK = 2.2
+# From so many tokens on the widths grow, by this power: they double up to a hundred million.
+_MANY, _GROWTH = 10_000_000, 0.3
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,14 @@ class Knobs:
 
 
 def choose_knobs(
-    k: int, dim: int, effort: object, nprobe: object = None, candidates: object = None, rerank: object = None
+    k: int,
+    dim: int,
+    effort: object,
+    nprobe: object = None,
+    candidates: object = None,
+    rerank: object = None,
+    *,
+    tokens: int = 0,
 ) -> Knobs:
     """Return the knobs for an effort, but for those that are given.
 
@@ -66,6 +75,8 @@ def choose_knobs(
         ``"fast"``, ``"balanced"``, ``"exact"``, or a number by which the knobs of ``"balanced"`` are multiplied.
     nprobe, candidates, rerank
         Positive integers, or ``None``. So many documents are reranked then, whatever their signs say.
+    tokens
+        Of all documents: among many millions, more of them look alike.
 
     Raises
     ------
@@ -78,6 +89,8 @@ def choose_knobs(
     Knobs(nprobe=32, candidates=600, rerank=160, slack=2.2, exact=False)
     >>> choose_knobs(10, 128, 2.0, rerank=50)
     Knobs(nprobe=64, candidates=1200, rerank=50, slack=inf, exact=False)
+    >>> choose_knobs(10, 128, "balanced", rerank=50, tokens=100_000_000)
+    Knobs(nprobe=64, candidates=1197, rerank=50, slack=inf, exact=False)
     """
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     if effort == "exact":
@@ -86,6 +99,7 @@ def choose_knobs(
         raise InvalidArgumentError(
             f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
         )
+    factor *= max(1.0, tokens / _MANY) ** _GROWTH
     more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
     kept = max(k, _given(rerank, "rerank", round(more * (80 + 8 * k))))
     return Knobs(

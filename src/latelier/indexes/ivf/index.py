@@ -228,7 +228,7 @@ class IVF(StoredIndex):
         parts: Sequence[Part],
         queries: TokenEmbeddings,
         best: TopK,
-        knobs: Callable[[int, int], Knobs] = _BALANCED,
+        knobs: Callable[..., Knobs] = _BALANCED,
     ) -> None:
         if not parts:
             return
@@ -238,7 +238,7 @@ class IVF(StoredIndex):
         else:
             mask = table.mask(parts)
             scope = Scope(table, cells, mask, np.flatnonzero(mask))
-        chosen = knobs(best.k, queries.dim)
+        chosen = knobs(best.k, queries.dim, tokens=table.tokens)
 
         vectors, offsets = queries.vectors, queries.offsets
 

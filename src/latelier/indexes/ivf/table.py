@@ -69,6 +69,8 @@ class Table:
         ``(documents,)`` uint8.
     known
         How many documents, from the first, the cells know.
+    tokens
+        Of all documents.
     """
 
     def __init__(self, parts: Sequence[Part], codec: Codec, known: np.ndarray) -> None:
@@ -95,6 +97,7 @@ class Table:
                 column[ordinals] = base + segment.offsets[:-1] * stride
         self.alive = self.mask(parts)
         self.all_alive = bool(self.alive.all())
+        self.tokens = int(self.lengths.sum())
         self.living = np.flatnonzero(self.alive)
         self.fresh = len(known) + np.flatnonzero(self.alive[len(known) :])
 
