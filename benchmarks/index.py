@@ -259,8 +259,8 @@ def measure_warp(collection: Collection) -> dict[str, Any]:
     try:
         matrices = [torch.from_numpy(np.array(m, dtype="float32")) for part in collection.documents() for m in part]
         index = XTRWarp(index=folder, device="cpu")
-        seconds, _ = timed(lambda: index.create(embeddings_source=matrices))
-        index.load()
+        seconds, _ = timed(lambda: index.create(embeddings_source=matrices, device="cpu", show_progress=False))
+        index.load(device="cpu")
 
         def ask(queries: TokenEmbeddings) -> list[list[int]]:
             asked = [torch.from_numpy(np.array(m, dtype="float32")) for m in queries]
