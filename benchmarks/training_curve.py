@@ -1,6 +1,6 @@
 """Draw what `training_proof.py` wrote: the loss, and success on training queries that were held out.
 
-    python benchmarks/training_curve.py proof.json docs/assets/training-curve.svg
+To draw it: ``python benchmarks/training_curve.py proof.json docs/assets/training-curve.svg``
 """
 
 from __future__ import annotations
