@@ -115,10 +115,10 @@ def test_an_interrupted_call_goes_on_where_it_stopped(model):
 
     def interrupted():
         yield from documents[:7]
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("stopped by hand")
 
     retriever = Retriever(model)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="stopped by hand"):
         retriever.add(interrupted(), chunk_size=3)
     assert len(retriever) == 6
     encode = model.encode_document
