@@ -64,13 +64,17 @@ def order_by_neighbours(
     owner = {documents[0]: row for row, documents in enumerate(mined.documents)}
     rows: list[int] = []
     for _ in range(passes):
-        placed: dict[int, None] = {}
+        placed: set[int] = set()
+        groups: list[list[int]] = []
         for row in rng.sample(range(len(mined)), len(mined)):
             if row in placed:
                 continue
             near = [owner[text] for text in mined.documents[row][1:] if text in owner]
-            free = [other for other in near if other not in placed and other != row]
-            placed |= dict.fromkeys([row, *free[:neighbours]])
-        rows += placed
+            free = [other for other in dict.fromkeys(near) if other not in placed and other != row]
+            groups.append([row, *free[:neighbours]])
+            placed.update(groups[-1])
+        # Rows that come late find their neighbours taken: left at the end, they would make easy batches.
+        rng.shuffle(groups)
+        rows += [row for group in groups for row in group]
     documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], negatives)] for i in rows]
     return TrainingSet([mined.queries[i] for i in rows], documents)
