@@ -286,7 +286,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=26000, help="training queries that negatives are mined for")
     parser.add_argument("--points", type=int, default=5, help="of the curve")
     parser.add_argument("--cache", type=Path, help="folder for the untrained model's token vectors")
-    parser.add_argument("--save", type=Path, help="folder for the trained model")
+    parser.add_argument(
+        "--save", type=Path, help="folder for the trained model; NAME-unblended beside it: before blending"
+    )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

@@ -139,6 +139,8 @@ def test_selections_take_bounded_memory():
     for i in range(20_000):
         kept.find(f"nothing {i}", lambda: np.zeros(0, dtype="int64"))
     assert len(kept._kept) == 1 << 14
+    kept.find("more than all of it", lambda: np.zeros(1 << 22, dtype="int64"))
+    assert len(kept._kept) == 1 << 14
 
 
 def test_more_keys_than_columns_are_reached_through_the_json(attacked):

@@ -177,7 +177,7 @@ def _mine(model: ColBERT, examples: TrainingSet, training: TrainingSet, settings
         queries[query] = query
         judgements.setdefault(query, {})[places[documents[0]]] = 1
     # Neighbours are found among more negatives than are trained on, the hardest first.
-    kept = max(settings.mine, min(_RANKS, len(texts) // 2)) if settings.neighbours else settings.mine
+    kept = max(settings.mine, min(_RANKS, max(1, len(texts) // 2))) if settings.neighbours else settings.mine
     return mine_hard_negatives(
         model,
         index,

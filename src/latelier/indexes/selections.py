@@ -63,6 +63,7 @@ class Selections:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, np.ndarray] = OrderedDict()
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def find(self, question: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
@@ -81,8 +82,15 @@ class Selections:
                 self._kept.move_to_end(question)
                 return found
         found = select()
-        with self._lock:
-            self._kept[question] = found
-            while sum(numbers.nbytes + _OVERHEAD for numbers in self._kept.values()) > _BYTES:
-                self._kept.popitem(last=False)
+        if found.nbytes + _OVERHEAD <= _BYTES:
+            self._keep(question, found)
         return found
+
+    def _keep(self, question: Hashable, found: np.ndarray) -> None:
+        with self._lock:
+            if question in self._kept:  # another thread was quicker
+                return
+            self._kept[question] = found
+            self._bytes += found.nbytes + _OVERHEAD
+            while self._bytes > _BYTES:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes + _OVERHEAD

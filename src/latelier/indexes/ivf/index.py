@@ -138,7 +138,7 @@ class IVF(StoredIndex):
         candidates
             Documents found in cells whose signs are compared.
         rerank
-            Documents whose codes are scored.
+            Exactly so many documents have their codes scored, in place of as many as their signs leave in doubt.
 
         Returns
         -------
