@@ -7,6 +7,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer
 
 from latelier.data import load
+from latelier.errors import LatelierError
 from latelier.losses import CachedContrastive, Contrastive, Distillation, MarginMSE
 from latelier.models import ColBERT
 from latelier.scores import xtr_kd_scores, xtr_scores
@@ -84,6 +85,8 @@ def test_adapters_train_and_the_rest_stays(name, model, train, request, tmp_path
     peft = pytest.importorskip("peft")
     kind, options, data = LOSSES[name]
     config = peft.LoraConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, r=4, target_modules=["query", "value"])
+    model.save(str(tmp_path / "base"))
+    model = ColBERT(str(tmp_path / "base"), device="cpu")
     model.add_adapter(config)
     before = parameters(model)
     values = losses_of(
@@ -109,6 +112,22 @@ def test_adapters_are_saved_and_load_in_plain_sentence_transformers(minilm, trai
     for reload in (ColBERT, MultiVectorEncoder):
         found = reload(str(tmp_path / "saved"), device="cpu")
         torch.testing.assert_close(found.encode_document(["Wings push air down."])[0], expected, rtol=0, atol=1e-5)
+
+
+def test_adapters_of_a_model_with_markers_want_a_saved_one(minilm, train, triplets, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, r=4, target_modules=["query", "value"])
+    model = ColBERT(minilm, 32, device="cpu")
+    with pytest.raises(LatelierError, match=r"markers are new tokens.*model = ColBERT\('base'\)"):
+        model.add_adapter(config)
+    model.save(str(tmp_path / "base"))
+    model = ColBERT(str(tmp_path / "base"), device="cpu")
+    model.add_adapter(config)
+    train(Contrastive(model), triplets, max_steps=2)
+    expected = model.eval().encode_document(["Wings push air down."])[0]
+    model.save(str(tmp_path / "saved"))
+    found = ColBERT(str(tmp_path / "saved"), device="cpu").encode_document(["Wings push air down."])[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_read_data_goes_straight_into_the_trainer(model, train):

@@ -56,6 +56,7 @@ class Checkpoint(MultiVectorEncoder):
         self._is_fresh = False
         self._needs_fit = False
         self._saved_head = False
+        self._has_new_tokens = False
         self.truncate_dim: int | None = None
         has_device_map = "device_map" in (kwargs.get("model_kwargs") or {})
         place = None if has_device_map and device is None else str(resolve_device(device))
@@ -115,6 +116,28 @@ class Checkpoint(MultiVectorEncoder):
         self._check_fitted()
         super().save(str(path), *args, **kwargs)
 
+    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Add a PEFT adapter, such as LoRA, that is trained in place of the encoder's own weights.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments of `sentence_transformers.MultiVectorEncoder.add_adapter`.
+
+        Raises
+        ------
+        LatelierError
+            If markers were added to the vocabulary since the encoder was loaded: what is saved is the adapter and where
+            its encoder is, which would lack them.
+        """
+        if self._has_new_tokens:
+            raise LatelierError(
+                "the markers are new tokens, which the encoder that this adapter would be saved for does not have. "
+                "Save the model first, and add the adapter to the saved one: model.save('base'); "
+                f"model = {type(self).__name__}('base'); model.add_adapter(...)."
+            )
+        super().add_adapter(*args, **kwargs)
+
     @property
     def _encoder(self) -> Transformer:
         """The encoder module; models built from other modules (``modules=[...]``) have no caps to speak of."""
@@ -173,7 +196,10 @@ class Checkpoint(MultiVectorEncoder):
             "document": self._recipe.document_marker + document_prompt,
         }
         self.prompts.update({task: p for task, p in composed.items() if task not in self._given_prompts})
-        return build_modules(self._recipe, transformer, heads, self._asked_size or DEFAULT_EMBEDDING_SIZE)
+        words = transformer.model.get_input_embeddings().num_embeddings
+        modules = build_modules(self._recipe, transformer, heads, self._asked_size or DEFAULT_EMBEDDING_SIZE)
+        self._has_new_tokens = transformer.model.get_input_embeddings().num_embeddings > words
+        return modules
 
     def _set_lengths(self, query: int | None, document: int | None) -> None:
         """Apply explicit lengths to any model, and defaults to a fresh one; a checkpoint keeps its own otherwise."""
