@@ -1,12 +1,14 @@
 """The indexes that the contract suite runs over: a new one needs one line here."""
 
 import pytest
+from index_helpers import on_device
 
 from latelier import indexes
 
 # One function per index, from the folder it may use.
 KINDS = {
     "flat-memory": lambda folder: indexes.Flat(),
+    "flat-memory-on-a-device": lambda folder: on_device(indexes.Flat()),
     "flat-disk": lambda folder: indexes.Flat(folder),
     "flat-disk-float16": lambda folder: indexes.Flat(folder, dtype="float16"),
     "ivf-memory": lambda folder: indexes.IVF(),

@@ -6,8 +6,10 @@ import traceback
 
 import numpy as np
 import pytest
+import torch
 
 from latelier import indexes
+from latelier.indexes.resident import Resident
 from naive import naive_matrix
 
 
@@ -52,6 +54,12 @@ def contents(index):
     ids = index.ids()
     vectors = [matrix.tolist() for matrix in index.get_embeddings(ids)]
     return list(zip(index.get(ids), vectors, strict=True))
+
+
+def on_device(index):
+    """Make an index search as it does on a GPU, here with torch on the CPU."""
+    index._resident = Resident(torch.device("cpu"), index._decode, index._device_dtype)
+    return index
 
 
 def start_child(function):

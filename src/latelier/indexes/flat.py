@@ -6,14 +6,16 @@ index once, as fast as one matrix product per block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
+from latelier.indexes.scanning import Bounds, scan
 from latelier.indexes.segments import Part
 from latelier.indexes.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
@@ -23,9 +25,8 @@ from latelier.scores.topk import TopK
 __all__ = ["Flat"]
 
 _DTYPES = ("float32", "float16")
-# Bounds of the scratch memory: vectors copied and scores held at once.
-_BLOCK_TOKENS = 1 << 15
-_BLOCK_SCORES = 1 << 22
+# Of the scratch memory.
+_BOUNDS = Bounds(tokens=1 << 15, scores=1 << 22)
 
 
 class Flat(StoredIndex):
@@ -42,6 +43,8 @@ class Flat(StoredIndex):
         Never write. Set by itself where the folder cannot be written.
     segment_bytes
         Size of the batches in which documents are written, which is about the memory that `add` takes.
+    device
+        A GPU to search on, such as ``"cuda"``: it keeps a copy of all vectors. None searches on the CPU.
 
     Raises
     ------
@@ -72,10 +75,12 @@ class Flat(StoredIndex):
         dtype: Literal["float32", "float16"] | None = None,
         read_only: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
+        device: str | torch.device | None = None,
     ) -> None:
         if dtype not in (None, *_DTYPES):
             raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
-        super().__init__(path, {"dtype": dtype or "float32"}, read_only=read_only, segment_bytes=segment_bytes)
+        own = {"dtype": dtype or "float32"}
+        super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
         if dtype not in (None, self.dtype):
             self.close()
             raise InvalidArgumentError(
@@ -97,25 +102,5 @@ class Flat(StoredIndex):
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         for part in parts:
             documents = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
-            for positions in _blocks(part, len(queries)):
-                first, last = positions[0], positions[-1] + 1
-                tokens = int(part.segment.offsets[last] - part.segment.offsets[first])
-                if tokens <= 2 * int(Part(part.segment, positions).lengths.sum()):
-                    # Scoring some documents in vain is cheaper than copying the others together.
-                    scores = maxsim(queries, documents[first:last])[:, positions - first]
-                else:
-                    scores = maxsim(queries, documents[positions])
+            for positions, scores in scan(part, documents, queries, maxsim, _BOUNDS):
                 best.add(scores, part.segment.numbers[positions])
-
-
-def _blocks(part: Part, queries: int) -> Iterator[np.ndarray]:
-    """Cut the documents of a part into runs that bound the memory of scoring them."""
-    most = max(1, _BLOCK_SCORES // max(1, queries))
-    ends = np.cumsum(part.lengths)
-    first = 0
-    while first < len(ends):
-        done = ends[first - 1] if first else 0
-        last = int(np.searchsorted(ends, done + _BLOCK_TOKENS, side="right"))
-        last = min(max(last, first + 1), first + most)
-        yield part.positions[first:last]
-        first = last

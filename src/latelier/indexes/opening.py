@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.flat import Flat
@@ -15,7 +17,7 @@ __all__ = ["open"]
 _KINDS: dict[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
 
 
-def open(path: PathLike, *, read_only: bool = False) -> Index:
+def open(path: PathLike, *, read_only: bool = False, device: str | torch.device | None = None) -> Index:
     """Open the index in a folder, of whichever kind it is.
 
     Parameters
@@ -24,6 +26,8 @@ def open(path: PathLike, *, read_only: bool = False) -> Index:
         The folder.
     read_only
         Never write.
+    device
+        A GPU to search on, such as ``"cuda"``; None searches on the CPU.
 
     Returns
     -------
@@ -51,4 +55,4 @@ def open(path: PathLike, *, read_only: bool = False) -> Index:
             f"the index in {path} is of kind {kind!r}, this version knows {', '.join(_KINDS)}; upgrade with: "
             "pip install --upgrade latelier"
         )
-    return _KINDS[kind](path, read_only=read_only)
+    return _KINDS[kind](path, read_only=read_only, device=device)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from latelier.embeddings import TokenEmbeddings
@@ -22,12 +23,14 @@ from latelier.indexes.batches import Documents
 from latelier.indexes.matrices import pack_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport, VerifyReport
+from latelier.indexes.resident import Resident
 from latelier.indexes.segments import Part, merge_rows
 from latelier.indexes.settings import Settings
 from latelier.indexes.snapshot import Snapshot
 from latelier.indexes.storage import Storage
 from latelier.indexes.values import as_id, as_ids, is_single_id
 from latelier.scores.topk import TopK
+from latelier.utils import resolve_device
 
 __all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive"]
 
@@ -50,18 +53,29 @@ class StoredIndex(Index):
         Never write.
     segment_bytes
         Size of the batches in which documents are written, and of the segments that are merged from smaller ones.
+    device
+        Where to search: a GPU keeps a copy of all vectors, made as they are first searched, and scores every document
+        for every query, many queries at a time. None or ``"cpu"``: as this index does it on the CPU.
     """
 
     kind: ClassVar[str]
 
     def __init__(
-        self, path: PathLike | None, configuration: Mapping[str, Any], *, read_only: bool, segment_bytes: int
+        self,
+        path: PathLike | None,
+        configuration: Mapping[str, Any],
+        *,
+        read_only: bool,
+        segment_bytes: int,
+        device: str | torch.device | None = None,
     ) -> None:
         if path is None and read_only:
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         # Absolute: connections and segments are still opened after the process has changed its folder.
         self.path = None if path is None else Path(path).absolute()
         self._segment_bytes = segment_bytes
+        self.device = resolve_device(device or "cpu")
+        self._resident = None if self.device.type == "cpu" else Resident(self.device, self._decode, self._device_dtype)
         self._storage = Storage(self.path, {"kind": self.kind, **configuration}, read_only=read_only)
 
     @property
@@ -80,6 +94,11 @@ class StoredIndex(Index):
     @abstractmethod
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         """Offer documents of `parts`, which hold all of the snapshot that may be found, to `best`."""
+
+    @property
+    def _device_dtype(self) -> str:
+        """Floating type of the vectors that a GPU keeps."""
+        return str(self.dtype)
 
     def _merge(self, parts: Sequence[Part]) -> dict[str, np.ndarray]:
         """Return the arrays for the documents of several parts; the default copies the rows of their tokens."""
@@ -145,6 +164,7 @@ class StoredIndex(Index):
             snapshot, allowed = self._storage.select(filter, parameters)
         packed = pack_queries(queries, snapshot.dim)
         best = TopK(len(packed), min(k, max(1, snapshot.documents)))
+        search = search if self._resident is None else self._resident.search
         search(snapshot, snapshot.parts(allowed), packed, best)
         ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
         return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
@@ -204,6 +224,7 @@ class StoredIndex(Index):
             return f"{type(self).__name__}(closed or damaged, {where})"
         if snapshot.dim is None:
             return f"{type(self).__name__}(0 documents, {where})"
+        where += "" if self._resident is None else f", searched on {self.device}"
         return (
             f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={snapshot.dim}, "
             f"{self._describe()}, {where})"

@@ -196,9 +196,10 @@ class Checkpoint(MultiVectorEncoder):
             "document": self._recipe.document_marker + document_prompt,
         }
         self.prompts.update({task: p for task, p in composed.items() if task not in self._given_prompts})
-        words = transformer.model.get_input_embeddings().num_embeddings
+        encoder: Any = transformer.model
+        words = encoder.get_input_embeddings().num_embeddings
         modules = build_modules(self._recipe, transformer, heads, self._asked_size or DEFAULT_EMBEDDING_SIZE)
-        self._has_new_tokens = transformer.model.get_input_embeddings().num_embeddings > words
+        self._has_new_tokens = encoder.get_input_embeddings().num_embeddings > words
         return modules
 
     def _set_lengths(self, query: int | None, document: int | None) -> None:

@@ -1,0 +1,98 @@
+"""Searching on a device: the same hits as exact search on the CPU, from a copy that follows the index."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from index_helpers import check_hits, expected_hits, matrices, on_device
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.indexes import resident
+
+
+@pytest.mark.parametrize("nbits", [8, 4, 1])
+def test_a_coded_index_is_scored_exactly(nbits):
+    rng = np.random.default_rng(0)
+    index = indexes.IVF(nbits=nbits)
+    documents = [rng.normal(size=(n, 16)).astype("float32") for n in rng.integers(1, 9, 300)]
+    index.add(range(300), documents, metadata=[{"n": i} for i in range(300)])
+    index.remove([3, 77])
+    queries = [rng.normal(size=(n, 16)).astype("float32") for n in (1, 5)]
+    exact = index.search(queries, 7, effort="exact")
+    narrow = index.search(queries, 7, effort="exact", filter="n % 9 = 1")
+    on_device(index)
+    for wanted, found in ((exact, index.search(queries, 7)), (narrow, index.search(queries, 7, filter="n % 9 = 1"))):
+        assert [[hit.id for hit in row] for row in found] == [[hit.id for hit in row] for row in wanted]
+        for row, own in zip(wanted, found, strict=True):
+            np.testing.assert_allclose([h.score for h in own], [h.score for h in row], rtol=2e-3, atol=2e-2)
+
+
+def test_queries_in_several_rounds_and_documents_in_several_blocks(monkeypatch):
+    monkeypatch.setattr(resident, "_QUERIES", 3)
+    monkeypatch.setattr(resident, "_BOUNDS", resident.Bounds(tokens=8, scores=9))
+    monkeypatch.setattr(resident, "_PIECE", 40)
+    index = on_device(indexes.Flat())
+    index.add(range(30), matrices([*range(1, 16)] * 2))
+    index.add(range(30, 40), matrices([2] * 10, seed=1))
+    queries = matrices([3, 1, 2, 4, 1, 2, 3, 5], seed=2)
+    check_hits(index.search(queries, 6), expected_hits(index, queries, 6))
+    check_hits(index.search(queries, 100), expected_hits(index, queries, 100))
+
+
+@pytest.mark.parametrize("long", ["documents", "queries"])
+def test_vectors_beyond_half_precision_are_scored_in_single(long):
+    index = on_device(indexes.IVF())
+    factors = {"documents": (1e5, 1.0), "queries": (1.0, 1e5)}[long]
+    index.add(["a", "b"], [factors[0] * np.eye(4)[:2], factors[0] * np.eye(4)[2:]])
+    [[first, second]] = index.search(factors[1] * np.array([[1.0, 0.0, 0.5, 0.0]]), 2)
+    assert (first.id, second.id) == ("a", "b")
+    assert (first.score, second.score) == pytest.approx((1e5, 5e4), rel=1e-2)
+
+
+def test_the_copy_follows_the_index():
+    index = on_device(indexes.Flat())
+    for i in range(4):
+        index.add(i, matrices([3], seed=i)[0])
+    query = matrices([2], seed=9)
+    check_hits(index.search(query, 9), expected_hits(index, query, 9))
+    index.update(1, matrices([4], seed=8)[0])
+    index.remove(2)
+    check_hits(index.search(query, 9), expected_hits(index, query, 9))
+    index.compact()
+    check_hits(index.search(query, 9), expected_hits(index, query, 9))
+    gc.collect()
+    copies = index._resident._copies
+    assert sum(int(copy.offsets[-1]) for copy in copies.values()) == 3 + 4 + 3
+
+
+def test_what_a_device_has_no_room_for(monkeypatch):
+    index = on_device(indexes.IVF())
+    index.add("a", matrices([3], dim=128)[0])
+
+    def fail(*args, **options):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(
+        LatelierError, match=r"no room for this index, whose vectors take 0\.0 GiB there; leave out device"
+    ):
+        index.search(matrices([1], dim=128)[0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has the device")
+def test_a_device_that_is_not_there(tmp_path):
+    indexes.IVF(tmp_path / "index").close()
+    for make in (indexes.Flat, indexes.IVF, lambda device: indexes.open(tmp_path / "index", device=device)):
+        with pytest.raises(InvalidArgumentError, match="device 'cuda' was asked for"):
+            make(device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(tmp_path):
+    with indexes.Flat(tmp_path / "index", device="cuda") as index:
+        index.add(range(50), matrices(range(1, 51)))
+        queries = matrices([3, 1], seed=2)
+        check_hits(index.search(queries, 6), expected_hits(index, queries, 6))
+        assert repr(index).endswith("searched on cuda)")
