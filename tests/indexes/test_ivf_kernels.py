@@ -18,6 +18,7 @@ from latelier.scores.kernels.codes import BITS, byte_width, decode_documents, si
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.postings import (
     append_postings,
+    find_touched,
     gather_documents,
     group_rows,
     invert_cells,
@@ -252,20 +253,21 @@ def test_the_best_lanes_equal_a_stable_sort(most, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.booleans())
-def test_gathering_equals_a_dict(seed, masked):
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 7, 20, 64]))
+def test_gathering_equals_a_dict(seed, masked, block):
     """Also with a second query in the same memory, which must not see the first one's sums."""
     rng = np.random.default_rng(seed)
     lists = [np.sort(rng.choice(20, rng.integers(0, 9), replace=False)) for _ in range(6)]
     offsets = np.cumsum([0, *map(len, lists)])
     documents = np.concatenate([*lists, np.zeros(0)]).astype("int32")
     allowed = rng.integers(0, 2, 20).astype("uint8") if masked else np.zeros(0, "uint8")
-    totals, touched = np.zeros(20, dtype="int64"), np.empty(21, dtype="int32")
+    totals, touched = np.zeros(20, dtype="int64"), np.empty(20, dtype="int32")
     for stamp in (1, 4):
         cells = np.array([rng.permutation(6)[:4] for _ in range(3)], dtype="int32")
         cells[1, 3] = -1
         gains = -np.sort(-rng.integers(0, 50, size=(3, 4)), axis=1).astype("int32")
-        count = gather_documents(cells, gains, (offsets, documents), allowed, totals, stamp, touched)
+        gather_documents(cells, gains, (offsets, documents), totals, stamp, block)
+        count = find_touched(totals, stamp, allowed, 20, touched)
         wanted = {}
         for row, own in zip(cells, gains, strict=True):
             first = {}
@@ -276,6 +278,31 @@ def test_gathering_equals_a_dict(seed, masked):
             for d, gain in first.items():
                 wanted[d] = wanted.get(d, 0) + gain
         assert {int(d): int(totals[d] & 0xFFFFFFFF) for d in touched[:count]} == wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3000), st.booleans(), st.sampled_from(["even", "steep", "rising"]))
+def test_of_very_many_documents_the_best_are_among_those_found(seed, most, masked, shape):
+    """Also where the sample misleads: by sums that rise, and those of a run that was not looked at."""
+    rng = np.random.default_rng(seed)
+    n, stamp = 200_000, 7
+    shares = {"even": rng.random(n), "steep": rng.random(n) ** 20, "rising": np.arange(n) / n}[shape]
+    sums = (shares * (2**24 - 1)).astype("int64")
+    sums[64:96] = 2**24 - 1  # the sample looks at the runs 0, 6, 12 ...
+    totals = (rng.integers(stamp - 2, stamp + 3, n) << 32) + sums
+    allowed = rng.integers(0, 2, n).astype("uint8") if masked else np.zeros(0, "uint8")
+    touched = np.empty(n, dtype="int32")
+    count = find_touched(totals, stamp, allowed, most, touched)
+    counts = totals >= stamp << 32
+    counts &= allowed > 0 if masked else True
+    found = touched[:count]
+    assert counts[found].all()
+    assert (np.diff(found) > 0).all()
+    assert count >= min(most, counts.sum())
+    left = np.setdiff1d(np.flatnonzero(counts), found)
+    if len(left):
+        assert count < 3 * most + 1000
+        assert np.sort(sums[found])[-most] > sums[left].max()
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,7 +18,7 @@ from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.query import Query
 from latelier.indexes.ivf.table import Table
 from latelier.scores.kernels.hamming import hamming_scores
-from latelier.scores.kernels.postings import GAIN_BITS, gather_documents, select_touched
+from latelier.scores.kernels.postings import GAIN_BITS, find_touched, gather_documents, select_touched
 from latelier.scores.kernels.probing import best_lanes
 from latelier.scores.kernels.selection import highest_places
 from latelier.scores.kernels.vectors import LANES
@@ -28,6 +28,8 @@ __all__ = ["Visits", "compare_signs", "gather", "keep_best", "probe", "score_cod
 # Groups of cells that a query token looks into, at least; more when it is to visit many cells.
 _GROUPS = 4
 _CELLS_PER_GROUP = 8
+# Documents whose sums, 8 bytes each, stay in the second-level cache.
+_BLOCK = 1 << 16
 
 
 class Visits(NamedTuple):
@@ -94,13 +96,12 @@ def gather(cells: Cells, table: Table, visits: Visits, allowed: np.ndarray, most
     scratch = table.take_scratch()
     stamp = scratch.stamps(len(visits.cells))
     postings = (cells.offsets, cells.documents)
-    found = gather_documents(visits.cells, visits.gains, postings, allowed, scratch.totals, stamp, scratch.touched)
+    gather_documents(visits.cells, visits.gains, postings, scratch.totals, stamp, _BLOCK)
+    found = find_touched(scratch.totals, stamp, allowed, most, scratch.touched)
     selected = np.empty(most, dtype="int64")
     count = select_touched(scratch.totals, scratch.touched, found, most, selected)
     table.give_back(scratch)
-    selected = selected[:count]
-    selected.sort()  # in the order in which they lie in memory
-    return selected
+    return selected[:count]
 
 
 def compare_signs(table: Table, chosen: np.ndarray, query: Query) -> np.ndarray:

@@ -33,7 +33,7 @@ class Scratch:
 
     def __init__(self, documents: int) -> None:
         self.totals = np.zeros(documents, dtype="int64")
-        self.touched = np.empty(documents + 1, dtype="int32")
+        self.touched = np.empty(documents, dtype="int32")
         self._stamp = 1
 
     def stamps(self, count: int) -> int:
