@@ -281,14 +281,17 @@ def test_gathering_equals_a_dict(seed, masked, block):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 3000), st.booleans(), st.sampled_from(["even", "steep", "rising"]))
+@given(
+    st.integers(0, 10**6), st.integers(1, 30_000), st.booleans(), st.sampled_from(["even", "steep", "rising", "runs"])
+)
 def test_of_very_many_documents_the_best_are_among_those_found(seed, most, masked, shape):
-    """Also where the sample misleads: by sums that rise, and those of a run that was not looked at."""
+    """Also where the sample misleads: all that it looks at are high, or a high run is none of those."""
     rng = np.random.default_rng(seed)
     n, stamp = 200_000, 7
-    shares = {"even": rng.random(n), "steep": rng.random(n) ** 20, "rising": np.arange(n) / n}[shape]
-    sums = (shares * (2**24 - 1)).astype("int64")
-    sums[64:96] = 2**24 - 1  # the sample looks at the runs 0, 6, 12 ...
+    runs = np.arange(n) // 32
+    shares = {"even": rng.random(n), "steep": rng.random(n) ** 20, "rising": np.arange(n) / n, "runs": runs % 24 == 0}
+    sums = (shares[shape] * (2**24 - 1)).astype("int64")  # the sample looks at the runs 0, 24, 48 ...
+    sums[64:96] = 2**24 - 1
     totals = (rng.integers(stamp - 2, stamp + 3, n) << 32) + sums
     allowed = rng.integers(0, 2, n).astype("uint8") if masked else np.zeros(0, "uint8")
     touched = np.empty(n, dtype="int32")
@@ -301,7 +304,7 @@ def test_of_very_many_documents_the_best_are_among_those_found(seed, most, maske
     assert count >= min(most, counts.sum())
     left = np.setdiff1d(np.flatnonzero(counts), found)
     if len(left):
-        assert count < 3 * most + 1000
+        assert count < 3 * most + 9000
         assert np.sort(sums[found])[-most] > sums[left].max()
 
 
