@@ -23,8 +23,9 @@ _WANTED = 0.97
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # Standard deviations that the signs of a good document may be off by.
 _SLACK = 2.2
-# From so many tokens on the widths grow, by this power: they double up to a hundred million.
-_MANY, _GROWTH = 10_000_000, 0.3
+# From so many tokens on the widths grow, by this power: they double up to a hundred million. Cells get smaller as well
+# then, so fewer more of them are visited.
+_MANY, _GROWTH, _VISITS_GROWTH = 10_000_000, 0.3, 0.18
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def choose_knobs(
     >>> choose_knobs(10, 128, 2.0, rerank=50)
     Knobs(nprobe=64, candidates=1200, rerank=50, slack=inf, exact=False)
     >>> choose_knobs(10, 128, "balanced", rerank=50, tokens=100_000_000)
-    Knobs(nprobe=64, candidates=1197, rerank=50, slack=inf, exact=False)
+    Knobs(nprobe=48, candidates=1197, rerank=50, slack=inf, exact=False)
     """
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     if effort == "exact":
@@ -99,11 +100,12 @@ def choose_knobs(
         raise InvalidArgumentError(
             f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
         )
-    factor *= max(1.0, tokens / _MANY) ** _GROWTH
+    size = max(1.0, tokens / _MANY)
+    visits, factor = factor * size**_VISITS_GROWTH, factor * size**_GROWTH
     more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
     kept = max(k, _given(rerank, "rerank", round(more * (80 + 8 * k))))
     return Knobs(
-        nprobe=_given(nprobe, "nprobe", max(1, round(32 * factor))),
+        nprobe=_given(nprobe, "nprobe", max(1, round(32 * visits))),
         candidates=max(kept, _given(candidates, "candidates", round(more * max(600, 20 * k)))),
         rerank=kept,
         slack=_SLACK * factor**0.5 if rerank is None else math.inf,

@@ -26,6 +26,8 @@ __all__ = ["cell_count", "sample_rows", "train_centroids"]
 _TOP_SAMPLE, _CELL_SAMPLE = 64, 32  # tokens per centroid
 _TOP_ITERATIONS, _CELL_ITERATIONS = 8, 4
 _MOST_SAMPLES = 1 << 21
+# From so many tokens on there are more cells than their root, by this power: lists of documents would get too long.
+_MANY, _GROWTH = 10_000_000, 0.3
 
 
 def cell_count(tokens: int) -> int:
@@ -33,10 +35,10 @@ def cell_count(tokens: int) -> int:
 
     Examples
     --------
-    >>> cell_count(1_180_000), cell_count(100)
-    (15648, 144)
+    >>> cell_count(1_180_000), cell_count(100), cell_count(100_000_000)
+    (15648, 144, 287312)
     """
-    return LANES * max(1, round(0.9 * tokens**0.5))
+    return LANES * max(1, round(0.9 * tokens**0.5 * max(1.0, tokens / _MANY) ** _GROWTH))
 
 
 def sample_rows(table: Table, ordinals: np.ndarray, most: int) -> Rows:

@@ -30,7 +30,7 @@ _BIN_BITS = 12
 _AHEAD = 12
 _LOWER = np.int64((1 << 32) - 1)
 # Documents whose sums are looked at together, and at least so many in a sample.
-_RUN, _SAMPLE = 32, 1 << 13
+_RUN, _SAMPLE = 32, 1 << 12
 
 
 @kernel()
