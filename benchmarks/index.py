@@ -7,8 +7,8 @@ Documents and queries are saved `TokenEmbeddings`, or synthetic (see `synthetic_
 into an index on disk, so that a million fits: ``--synthetic 1000000 --tokens 100``. The time that it takes to make them
 is not part of the build. Times of searches are medians over queries, one at a time and on one thread; throughput is of
 one call with all queries, on one thread and on two. Recall is against exact float32 scores, or, for collections that
-are streamed, against `effort="exact"`. fast-plaid and xtr-warp-rs are measured on the same vectors where they are
-installed and the size is at most --peers.
+are streamed, against `effort="exact"`; `--judged` adds nDCG@10 over the queries whose judged documents are all there.
+fast-plaid and xtr-warp-rs are measured on the same vectors where they are installed and the size is at most --peers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ import torch
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
+from latelier.evaluation import evaluate, load_beir
 from latelier.scores.packed import maxsim
 
 K = 10
 STREAMED = 100_000  # from so many documents on, they are not held in memory
 CHUNK = 1000
-COLUMNS = ("system", "documents", "build s", "p50 ms", "p95 ms", "recall@10", "q/s 1", "q/s 2", "B/token", "RSS MB")
+DIGITS = {"build s": 2, "p50 ms": 2, "p95 ms": 2, "recall@10": 4, "nDCG@10": 4, "q/s 1": 0, "q/s 2": 0}
+DIGITS |= {"B/token": 1, "RSS MB": 0}
 
 
 def synthetic_documents(count: int, tokens: int, dim: int, begin: int = 0) -> Iterator[TokenEmbeddings]:
@@ -90,22 +92,46 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...], size: float) -> np.
     return rng.standard_normal(shape, dtype="float32") * np.float32(size / shape[-1] ** 0.5)
 
 
+class Judged:
+    """What is right, for vectors of a collection in BEIR layout: its documents in order, and the queries of a split."""
+
+    def __init__(self, folder: Path) -> None:
+        collection = load_beir(folder)
+        self.documents, self.qrels = list(collection.documents), collection.qrels
+        self.queries = sorted(collection.qrels)
+
+    def ndcg(self, found: list[list[int]], count: int) -> float:
+        """Return nDCG@10 of the first queries, without those that are judged by documents beyond the first `count`."""
+        there = set(self.documents[:count])
+        runs = {
+            query: {self.documents[place]: -float(rank) for rank, place in enumerate(places)}
+            for query, places in zip(self.queries, found, strict=False)
+            if self.qrels[query].keys() <= there
+        }
+        return dict(evaluate(runs, {query: self.qrels[query] for query in runs}, ["nDCG@10"]))["nDCG@10"]
+
+
 class Collection:
     """Documents and queries of one size, and the exact best of each query where it can be known."""
 
     def __init__(
-        self, documents: Callable[[], Iterator[TokenEmbeddings]], queries: TokenEmbeddings, count: int
+        self,
+        documents: Callable[[], Iterator[TokenEmbeddings]],
+        queries: TokenEmbeddings,
+        count: int,
+        judged: Judged | None = None,
     ) -> None:
-        self.documents, self.queries, self.count = documents, queries, count
+        self.documents, self.queries, self.count, self.judged = documents, queries, count, judged
         self.best: list[set[int]] | None = None
         if count < STREAMED:
             scores = np.concatenate([maxsim(queries, part.to("float32")) for part in documents()], axis=1)
             self.best = [set(row.tolist()) for row in np.argsort(-scores, axis=1, kind="stable")[:, :K]]
 
-    def recall(self, found: list[list[int]]) -> float:
-        """Return the part of the exact hits that was found, over the first queries."""
+    def quality(self, found: list[list[int]]) -> dict[str, float]:
+        """Return the part of the exact hits that was found, over the first queries, and nDCG@10 if it is known."""
         pairs = zip(self.best or [], found, strict=False)
-        return float(np.mean([len(best & set(ids)) / len(best) for best, ids in pairs]))
+        recall = {"recall@10": float(np.mean([len(best & set(ids)) / len(best) for best, ids in pairs]))}
+        return recall if self.judged is None else recall | {"nDCG@10": self.judged.ndcg(found, self.count)}
 
 
 class Peak:
@@ -201,8 +227,8 @@ def measure_ivf(collection: Collection, nbits: int, efforts: list[str], threads:
             for effort in efforts:
                 knob: Any = effort if effort.isalpha() else float(effort)
                 row, found = measure_searches(lambda q, knob=knob: index.search(q, K, effort=knob), collection.queries)
-                recall = collection.recall([[int(hit.id) for hit in hits] for hits in found])
-                yield {"system": f"IVF {nbits}-bit {effort}", **built, **row, "recall@10": recall}
+                quality = collection.quality([[int(hit.id) for hit in hits] for hits in found])
+                yield {"system": f"IVF {nbits}-bit {effort}", **built, **row, **quality}
             yield from measure_life(index, collection, nbits)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -229,8 +255,9 @@ def measure_flat(collection: Collection) -> dict[str, Any]:
     index = indexes.Flat(dtype="float16")
     seconds, _ = timed(lambda: index.add(range(collection.count), collection.documents()))
     queries = collection.queries[:50]
-    row, _ = measure_searches(lambda q: index.search(q, K), queries)
-    return {"system": "Flat float16", "build s": seconds, **row, "recall@10": 1.0}
+    row, found = measure_searches(lambda q: index.search(q, K), queries)
+    quality = collection.quality([[int(hit.id) for hit in hits] for hits in found])
+    return {"system": "Flat float16", "build s": seconds, **row, **quality}
 
 
 def measure_fast_plaid(collection: Collection) -> dict[str, Any]:
@@ -247,7 +274,7 @@ def measure_fast_plaid(collection: Collection) -> dict[str, Any]:
             return [[hit[0] for hit in row] for query in asked for row in index.search(query[None], top_k=K)]
 
         row, found = measure_searches(ask, collection.queries[:50])
-        return {"system": "fast-plaid", "build s": seconds, **row, "recall@10": collection.recall(found)}
+        return {"system": "fast-plaid", "build s": seconds, **row, **collection.quality(found)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -267,7 +294,7 @@ def measure_warp(collection: Collection) -> dict[str, Any]:
             return [[hit[0] for hit in row] for query in asked for row in index.search(query[None], top_k=K)]
 
         row, found = measure_searches(ask, collection.queries)
-        return {"system": "xtr-warp-rs", "build s": seconds, **row, "recall@10": collection.recall(found)}
+        return {"system": "xtr-warp-rs", "build s": seconds, **row, **collection.quality(found)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -278,11 +305,12 @@ PEERS = {"fast_plaid": measure_fast_plaid, "xtr_warp": measure_warp}
 def collections(options: argparse.Namespace) -> Iterator[Collection]:
     if options.documents:
         documents = TokenEmbeddings.load(options.documents).to("numpy")
+        judged = Judged(options.judged) if options.judged else None
         queries = TokenEmbeddings.load(options.queries).to("numpy").to("float32")[: options.asked]
         for size in options.sizes or [len(documents)]:
             part = documents[:size]
             chunks = [part[i : i + CHUNK] for i in range(0, len(part), CHUNK)]
-            yield Collection(lambda chunks=chunks: iter(chunks), queries, len(part))
+            yield Collection(lambda chunks=chunks: iter(chunks), queries, len(part), judged)
         return
     for size in options.sizes or [options.synthetic]:
         shape = (size, options.tokens, options.dim)
@@ -302,8 +330,7 @@ def warm_up() -> None:
 
 def show(row: dict[str, Any], count: int) -> None:
     cells = [f"{row['system']:26}{count:>10,}"]
-    digits = {"build s": 2, "p50 ms": 2, "p95 ms": 2, "recall@10": 4, "q/s 1": 0, "q/s 2": 0, "B/token": 1, "RSS MB": 0}
-    cells += [f"{row[name]:11,.{n}f}" if name in row else " " * 11 for name, n in digits.items()]
+    cells += [f"{row[name]:11,.{n}f}" if name in row else " " * 11 for name, n in DIGITS.items()]
     print("".join(cells), flush=True)
 
 
@@ -311,6 +338,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=Path, help="saved TokenEmbeddings")
     parser.add_argument("--queries", type=Path, help="saved TokenEmbeddings")
+    parser.add_argument(
+        "--judged",
+        type=Path,
+        help="collection in BEIR layout that the documents are, in its order, as are the queries of qrels/test.tsv, in "
+        "the order of their ids",
+    )
     parser.add_argument("--synthetic", type=int, default=20_000, help="documents to make")
     parser.add_argument("--tokens", type=int, default=100, help="of a synthetic document")
     parser.add_argument("--dim", type=int, default=128, help="of synthetic tokens")
@@ -326,7 +359,7 @@ def main() -> int:
     if bool(options.documents) != bool(options.queries):
         parser.error("--documents and --queries go together")
     warm_up()
-    print(f"{COLUMNS[0]:26}{COLUMNS[1]:>10}" + "".join(f"{name:>11}" for name in COLUMNS[2:5] + COLUMNS[5:]))
+    print(f"{'system':26}{'documents':>10}" + "".join(f"{name:>11}" for name in DIGITS))
     rows: list[dict[str, Any]] = []
     for collection in collections(options):
         found: list[Iterator[dict[str, Any]]] = [

@@ -234,7 +234,7 @@ def sample(test: Collection, training: Collection, documents: int) -> tuple[Coll
     return parts[0], parts[1]
 
 
-def make_guard(folder: Path, documents: int = 1000, queries: int = 300) -> Collection:
+def make_guard(folder: Path, documents: int = 3000, queries: int = 1000) -> Collection:
     """Return a sample of a collection's training queries, their documents, and the first of the other documents."""
     whole = load_beir(folder, "train")
     qrels = dict(list(whole.qrels.items())[:queries])
@@ -280,7 +280,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=10, help="last rank that negatives are drawn from")
     parser.add_argument("--neighbours", type=int, default=7, help="rows put beside a row whose documents they confuse")
     parser.add_argument("--passes", type=int, default=8, help="over the pairs, before the same batches come again")
-    parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--documents", type=int, help="a sample, to try this script out; default: all")
     parser.add_argument("--pairs", type=int, default=26000, help="training queries that negatives are mined for")
