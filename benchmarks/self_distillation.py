@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from _ranking import MEASURE, quality, sample
-from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+from _training import training_arguments
+from sentence_transformers import MultiVectorEncoderTrainer
 
 from latelier.data import TrainingSet
 from latelier.embeddings import TokenEmbeddings
@@ -72,19 +73,12 @@ def candidates(
 def train(student: ColBERT, examples: TrainingSet, options: argparse.Namespace) -> dict[str, Any]:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = MultiVectorEncoderTrainingArguments(
-            output_dir=folder,
+        arguments = training_arguments(
+            folder,
             num_train_epochs=options.epochs,
             per_device_train_batch_size=16,
             learning_rate=options.rate,
             warmup_steps=0.1,
-            bf16=True,
-            logging_steps=10,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
-            seed=0,
         )
         loss = Distillation(student, normalize_scores=False)
         data = examples.to_dataset()

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+from _training import training_arguments
+from sentence_transformers import MultiVectorEncoderTrainer
 from transformers import TrainerCallback
 
 from latelier import indexes
@@ -193,18 +194,11 @@ def train(
     else:
         loss = Contrastive(model, temperature=options.temperature)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = MultiVectorEncoderTrainingArguments(
-            output_dir=folder,
+        arguments = training_arguments(
+            folder,
             num_train_epochs=100,  # the clock stops it
             per_device_train_batch_size=options.batch,
             batch_sampler=InOrder,
-            bf16=True,
-            logging_steps=10,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
-            seed=0,
         )
         trainer = MultiVectorEncoderTrainer(
             model=model,
