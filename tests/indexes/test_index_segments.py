@@ -114,12 +114,11 @@ def test_scanning_any_selection_in_any_blocks_equals_the_double_loop(lengths, da
     index.add(ids, matrices(lengths), metadata=[{"n": i} for i in ids])
     chosen = data.draw(st.lists(st.sampled_from(ids), unique=True))
     queries = matrices([2, 3], seed=9)
-    kept = flat._BLOCK_TOKENS, flat._BLOCK_SCORES
-    flat._BLOCK_TOKENS, flat._BLOCK_SCORES = data.draw(st.integers(1, 12)), data.draw(st.integers(2, 12))
+    kept, flat._BOUNDS = flat._BOUNDS, flat.Bounds(data.draw(st.integers(1, 12)), data.draw(st.integers(2, 12)))
     try:
         hits = index.search(queries, k=4, filter=f"n IN ({', '.join(map(str, chosen))})")
     finally:
-        flat._BLOCK_TOKENS, flat._BLOCK_SCORES = kept
+        flat._BOUNDS = kept
     check_hits(hits, expected_hits(index, queries, 4, keep=lambda id: id in chosen))
 
 

@@ -54,7 +54,7 @@ def scan(
     >>> one = TokenEmbeddings.from_list([[[1.0]]])
     >>> two = TokenEmbeddings.from_list([[[2.0]], [[3.0]]])
     >>> list(scan(part, two, one, lambda queries, documents: documents.vectors.T, Bounds(8, 8)))
-    [(array([1]), array([[3.]]))]
+    [(array([1]), array([[3.]], dtype=float32))]
     """
     for positions in blocks(part, Bounds(bounds.tokens, bounds.scores // max(1, len(queries)))):
         first, last = positions[0], positions[-1] + 1
