@@ -151,9 +151,18 @@ def peak(kind: str, side: str, batch: int, texts: tuple[list[str], list[str]]) -
     """KiB that one step adds to this process."""
     model = make_model("cpu")
     steps(kind, model, make_rows(texts, 2, 2, scored=False))[side]()  # allocates what stays: gradients, kernels
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _most_resident()
     steps(kind, model, make_rows(texts, batch, 2, scored=False))[side]()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return _most_resident() - before
+
+
+def _most_resident() -> int:
+    """KiB of memory that this program had at most; on Linux `ru_maxrss` would count what its parent had as well."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def largest_batch(folder: Path, kind: str, side: str, most: int) -> dict[str, Any]:
@@ -200,7 +209,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true", help="also measure memory")
     parser.add_argument("--most", type=int, default=256, help="largest batch tried for memory (default: 256)")
-    parser.add_argument("--only", choices=["distillation", "contrastive", "cached"], help="one of the steps")
+    parser.add_argument("--only", choices=["distillation", "contrastive", "cached", "memory"], help="one of the steps")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
