@@ -65,6 +65,8 @@ def test_the_copy_follows_the_index():
     gc.collect()
     copies = index._resident._copies
     assert sum(int(copy.offsets[-1]) for copy in copies.values()) == 3 + 4 + 3
+    index.close()
+    assert not copies
 
 
 def test_what_a_device_has_no_room_for(monkeypatch):

@@ -1,7 +1,7 @@
 """Exact search on a GPU: the vectors of an index are copied there once, and every query is scored against all of them.
 
-What saves a CPU from multiplying, lists to follow and bits to count, costs a GPU more than it saves, and would miss
-documents besides. Queries are scored many at a time, so that the vectors are read once for all of them.
+The stages that save a CPU from multiplying follow lists and count bits, which is not what a GPU is made for, and may
+miss documents. Queries are scored many at a time, so that the vectors are read once for all of them.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ class Resident:
                 f"{self.device} has no room for this index, whose vectors take {size:,.1f} GiB there; leave out device="
                 " to search on the CPU."
             ) from error
+
+    def clear(self) -> None:
+        """Give the device's memory back; a later search copies anew."""
+        with self._lock:
+            self._copies.clear()
 
     def _search_some(
         self, copies: list[tuple[Part, TokenEmbeddings]], queries: TokenEmbeddings, best: TopK, first: int

@@ -205,6 +205,8 @@ class StoredIndex(Index):
     def close(self) -> None:
         """See `Index.close`."""
         self._storage.close()
+        if self._resident is not None:
+            self._resident.clear()
 
     def __len__(self) -> int:
         return self._storage.count()

@@ -11,7 +11,7 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError
 
-__all__ = ["Effort", "EffortName", "Knobs", "advise", "choose_knobs"]
+__all__ = ["Effort", "EffortName", "Knobs", "advise", "choose_knobs", "largeness"]
 
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
 Effort: TypeAlias = "EffortName | float"
@@ -23,7 +23,7 @@ _WANTED = 0.97
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # Standard deviations that the signs of a good document may be off by.
 _SLACK = 2.2
-# From so many tokens on the widths grow, by this power: they double up to a hundred million. Cells get smaller as well
+# Powers of `largeness` by which the widths grow: they double up to a hundred million tokens. Cells get smaller as well
 # then, so fewer more of them are visited.
 _MANY, _GROWTH, _VISITS_GROWTH = 10_000_000, 0.3, 0.18
 
@@ -100,7 +100,7 @@ def choose_knobs(
         raise InvalidArgumentError(
             f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
         )
-    size = max(1.0, tokens / _MANY)
+    size = largeness(tokens)
     visits, factor = factor * size**_VISITS_GROWTH, factor * size**_GROWTH
     more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
     kept = max(k, _given(rerank, "rerank", round(more * (80 + 8 * k))))
@@ -111,6 +111,17 @@ def choose_knobs(
         slack=_SLACK * factor**0.5 if rerank is None else math.inf,
         exact=effort == "exact",
     )
+
+
+def largeness(tokens: int) -> float:
+    """Return how many times as large a collection is as one of many million tokens; 1 for all smaller ones.
+
+    Examples
+    --------
+    >>> largeness(1_000_000), largeness(30_000_000)
+    (1.0, 3.0)
+    """
+    return max(1.0, tokens / _MANY)
 
 
 def advise(recalls: Mapping[float, float]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from latelier.indexes.ivf.cells import Centroids, pack_centroids
+from latelier.indexes.ivf.effort import largeness
 from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.table import Rows, Table
 from latelier.scores.kernels.clusters import add_rows
@@ -26,8 +27,8 @@ __all__ = ["cell_count", "sample_rows", "train_centroids"]
 _TOP_SAMPLE, _CELL_SAMPLE = 64, 32  # tokens per centroid
 _TOP_ITERATIONS, _CELL_ITERATIONS = 8, 4
 _MOST_SAMPLES = 1 << 21
-# From so many tokens on there are more cells than their root, by this power: lists of documents would get too long.
-_MANY, _GROWTH = 10_000_000, 0.3
+# Power of `largeness` by which there are more cells than the root of the tokens: their lists would get too long.
+_GROWTH = 0.3
 
 
 def cell_count(tokens: int) -> int:
@@ -38,7 +39,7 @@ def cell_count(tokens: int) -> int:
     >>> cell_count(1_180_000), cell_count(100), cell_count(100_000_000)
     (15648, 144, 287312)
     """
-    return LANES * max(1, round(0.9 * tokens**0.5 * max(1.0, tokens / _MANY) ** _GROWTH))
+    return LANES * max(1, round(0.9 * tokens**0.5 * largeness(tokens) ** _GROWTH))
 
 
 def sample_rows(table: Table, ordinals: np.ndarray, most: int) -> Rows:

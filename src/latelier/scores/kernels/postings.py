@@ -52,8 +52,8 @@ def gather_documents(
         ``(query_tokens, n)`` int32, best cell first: what to visit, and what a document gains there. Gains do not rise
         along a row; a cell below 0 ends it.
     postings
-        Where each cell's documents begin ``(cells + 1,)`` int64, and the documents ``(postings,)`` int32, ascending in
-        each cell.
+        Where each cell's documents begin ``(cells + 1,)`` int64, and the documents ``(postings,)`` uint16 or int32,
+        ascending in each cell.
     totals
         ``(documents,)`` int64: a stamp below `stamp` or from a token of this query in the upper half, and the sum of
         gains in the lower.
@@ -84,7 +84,7 @@ def gather_documents(
                     totals[d] = mark + total + (gain if before < mark else np.int64(0))
                     i += 1
                 ranges[q, c, 0] = i
-                _prefetch_list(lists + 4 * i)
+                _prefetch_list(lists + documents.itemsize * i)
 
 
 @kernel()
@@ -99,7 +99,7 @@ def _visited_ranges(cells: np.ndarray, postings: tuple[np.ndarray, np.ndarray]) 
             if cell < 0:
                 break
             ranges[q, c, 0], ranges[q, c, 1] = offsets[cell], offsets[cell + 1]
-            _prefetch_list(lists + 4 * offsets[cell])
+            _prefetch_list(lists + documents.itemsize * offsets[cell])
     return ranges
 
 
