@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ from latelier.indexes.ivf.cells import Cells, Centroids
 from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.query import Query
 from latelier.indexes.ivf.table import Table
+from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
-from latelier.scores.kernels.postings import GAIN_BITS, find_touched, gather_documents, select_touched
 from latelier.scores.kernels.probing import best_lanes
 from latelier.scores.kernels.selection import highest_places
 from latelier.scores.kernels.vectors import LANES
@@ -28,8 +29,9 @@ __all__ = ["Visits", "compare_signs", "gather", "keep_best", "probe", "score_cod
 # Groups of cells that a query token looks into, at least; more when it is to visit many cells.
 _GROUPS = 4
 _CELLS_PER_GROUP = 8
-# Documents whose sums, 8 bytes each, stay in the second-level cache.
+# Documents whose sums, 4 bytes each, stay in the second-level cache.
 _BLOCK = 1 << 16
+_SCRATCH = threading.local()
 
 
 class Visits(NamedTuple):
@@ -67,8 +69,10 @@ def probe(centroids: Centroids, query: Query, nprobe: int) -> Visits:
     # Every document gets what the last cell visited promises, so only what is above it counts.
     last = np.where(cells < 0, np.int32(np.iinfo("int32").max), values).min(axis=1, keepdims=True)
     above = np.where(cells < 0, 0, (values - last)) * query.scales[:, None]
-    total = max(float(above[:, 0].sum()), 1e-30)
-    return Visits(cells, (above * ((2**GAIN_BITS - 1) / total)).astype("int32"))
+    total = max(float(above[:MOST_TOKENS, 0].sum()), 1e-30)
+    # What a document gains at least, one for being there, leaves so much for the rest.
+    room = 2 ** sum_bits(min(MOST_TOKENS, tokens)) - 1 - min(MOST_TOKENS, tokens)
+    return Visits(cells, (above * (max(0, room) / total)).astype("int32") + 1)
 
 
 def _best(sums: np.ndarray, ranges: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,15 +97,26 @@ def gather(cells: Cells, table: Table, visits: Visits, allowed: np.ndarray, most
     most
         How many to return; fewer where fewer were found.
     """
-    scratch = table.take_scratch()
-    stamp = scratch.stamps(len(visits.cells))
-    postings = (cells.offsets, cells.documents)
-    gather_documents(visits.cells, visits.gains, postings, scratch.totals, stamp, _BLOCK)
-    found = find_touched(scratch.totals, stamp, allowed, most, scratch.touched)
-    selected = np.empty(most, dtype="int64")
-    count = select_touched(scratch.totals, scratch.touched, found, most, selected)
-    table.give_back(scratch)
-    return selected[:count]
+    best = np.empty(most, dtype="int64")
+    tokens = min(MOST_TOKENS, len(visits.cells))
+    count = gather_best(
+        visits.cells[:tokens],
+        visits.gains[:tokens],
+        (cells.offsets, cells.documents),
+        sum_bits(tokens),
+        allowed,
+        len(table.numbers),
+        _sums(),
+        best,
+    )
+    return best[:count]
+
+
+def _sums() -> np.ndarray:
+    """Return memory for a block of documents, which each thread keeps."""
+    if not hasattr(_SCRATCH, "sums"):
+        _SCRATCH.sums = np.empty(_BLOCK, dtype="uint32")
+    return _SCRATCH.sums
 
 
 def compare_signs(table: Table, chosen: np.ndarray, query: Query) -> np.ndarray:

@@ -16,9 +16,7 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.segments import Part
 from latelier.scores.kernels.codes import byte_width, unpack_documents
 
-__all__ = ["Rows", "Scratch", "Table"]
-
-_LAST_STAMP = 2**31 - 2**24
+__all__ = ["Rows", "Table"]
 
 
 class Rows(NamedTuple):
@@ -26,23 +24,6 @@ class Rows(NamedTuple):
 
     codes: np.ndarray
     scales: np.ndarray
-
-
-class Scratch:
-    """What gathering writes to, for one query at a time: it is not cleared in between, but stamped."""
-
-    def __init__(self, documents: int) -> None:
-        self.totals = np.zeros(documents, dtype="int64")
-        self.touched = np.empty(documents, dtype="int32")
-        self._stamp = 1
-
-    def stamps(self, count: int) -> int:
-        """Return the first of `count` stamps that were never used."""
-        if self._stamp > _LAST_STAMP:
-            self.totals[:] = 0
-            self._stamp = 1
-        first, self._stamp = self._stamp, self._stamp + count
-        return first
 
 
 class Table:
@@ -78,7 +59,6 @@ class Table:
         self.known = len(known)
         self._ordinals: dict[int, np.ndarray] = {}
         self._segments = [part.segment for part in parts]  # their memory is read by address
-        self._scratch: list[Scratch] = []
         size = len(known)
         for part in parts:
             ordinals = _places(known, part.segment.numbers)
@@ -123,17 +103,6 @@ class Table:
     def holds(self, parts: Sequence[Part]) -> bool:
         """Whether the segments of all parts are in the table."""
         return all(id(part.segment) in self._ordinals for part in parts)
-
-    def take_scratch(self) -> Scratch:
-        """Return memory for one query; `give_back` it."""
-        try:
-            return self._scratch.pop()
-        except IndexError:
-            return Scratch(len(self.numbers))
-
-    def give_back(self, scratch: Scratch) -> None:
-        """Keep the memory of a query for the next one."""
-        self._scratch.append(scratch)
 
 
 def _places(known: np.ndarray, numbers: np.ndarray) -> np.ndarray:
