@@ -87,11 +87,11 @@ def choose_knobs(
     Examples
     --------
     >>> choose_knobs(10, 128, "balanced")
-    Knobs(nprobe=32, candidates=600, rerank=160, slack=2.2, exact=False)
+    Knobs(nprobe=40, candidates=500, rerank=160, slack=2.2, exact=False)
     >>> choose_knobs(10, 128, 2.0, rerank=50)
-    Knobs(nprobe=64, candidates=1200, rerank=50, slack=inf, exact=False)
+    Knobs(nprobe=80, candidates=1000, rerank=50, slack=inf, exact=False)
     >>> choose_knobs(10, 128, "balanced", rerank=50, tokens=100_000_000)
-    Knobs(nprobe=48, candidates=1197, rerank=50, slack=inf, exact=False)
+    Knobs(nprobe=61, candidates=998, rerank=50, slack=inf, exact=False)
     """
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     if effort == "exact":
@@ -105,8 +105,8 @@ def choose_knobs(
     more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
     kept = max(k, _given(rerank, "rerank", round(more * (80 + 8 * k))))
     return Knobs(
-        nprobe=_given(nprobe, "nprobe", max(1, round(32 * visits))),
-        candidates=max(kept, _given(candidates, "candidates", round(more * max(600, 20 * k)))),
+        nprobe=_given(nprobe, "nprobe", max(1, round(40 * visits))),
+        candidates=max(kept, _given(candidates, "candidates", round(more * max(500, 20 * k)))),
         rerank=kept,
         slack=_SLACK * factor**0.5 if rerank is None else math.inf,
         exact=effort == "exact",

@@ -20,7 +20,7 @@ from latelier.indexes.ivf.query import Query
 from latelier.indexes.ivf.table import Table
 from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
-from latelier.scores.kernels.probing import best_lanes
+from latelier.scores.kernels.probing import best_cells, best_groups
 from latelier.scores.kernels.selection import highest_places
 from latelier.scores.kernels.vectors import LANES
 
@@ -51,34 +51,22 @@ def probe(centroids: Centroids, query: Query, nprobe: int) -> Visits:
     query
         The query.
     nprobe
-        Cells per query token; fewer where there are fewer.
+        Cells per query token; fewer where there are fewer. Of queries beyond 65,535 tokens, the others visit none.
     """
-    kernels, tokens = dots(), len(query.rows)
-    rows = len(centroids.top)
+    rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
+    kernels, groups = dots(), len(centroids.ranges) - 1
     everything = np.zeros((tokens, 1, 2), dtype="int64")
-    everything[:, 0, 1] = rows
-    sums = np.empty((tokens, rows, LANES), dtype="int32")
-    kernels.group_dots(query.rows, everything, centroids.top, centroids.top_start, sums)
-    most = min(len(centroids.ranges) - 1, max(_GROUPS, nprobe // _CELLS_PER_GROUP))
-    groups, _ = _best(sums, everything, most)
-    ranges = np.stack([centroids.ranges[groups], centroids.ranges[groups + 1]], axis=2)
-    rows = int((ranges[:, :, 1] - ranges[:, :, 0]).sum(axis=1).max())
-    sums = np.empty((tokens, rows, LANES), dtype="int32")
-    kernels.group_dots(query.rows, ranges, centroids.cells, centroids.cell_start, sums)
-    cells, values = _best(sums, ranges, min(nprobe, LANES * rows))
-    # Every document gets what the last cell visited promises, so only what is above it counts.
-    last = np.where(cells < 0, np.int32(np.iinfo("int32").max), values).min(axis=1, keepdims=True)
-    above = np.where(cells < 0, 0, (values - last)) * query.scales[:, None]
-    total = max(float(above[:MOST_TOKENS, 0].sum()), 1e-30)
-    # What a document gains at least, one for being there, leaves so much for the rest.
-    room = 2 ** sum_bits(min(MOST_TOKENS, tokens)) - 1 - min(MOST_TOKENS, tokens)
-    return Visits(cells, (above * (max(0, room) / total)).astype("int32") + 1)
-
-
-def _best(sums: np.ndarray, ranges: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    lanes, values = (np.empty((len(sums), most), dtype="int32") for _ in range(2))
-    best_lanes(sums, ranges, lanes, values)
-    return lanes, values
+    everything[:, 0, 1] = len(centroids.top)
+    sums = np.empty((tokens, len(centroids.top), LANES), dtype="int32")
+    kernels.group_dots(rows, everything, centroids.top, centroids.top_start, sums)
+    most = min(groups, max(_GROUPS, nprobe // _CELLS_PER_GROUP))
+    ranges = np.empty((tokens, most, 2), dtype="int64")
+    longest = best_groups(sums, most, centroids.ranges, ranges)
+    sums = np.empty((tokens, longest, LANES), dtype="int32")
+    kernels.group_dots(rows, ranges, centroids.cells, centroids.cell_start, sums)
+    cells, gains = (np.empty((tokens, min(nprobe, LANES * longest)), dtype="int32") for _ in range(2))
+    best_cells(sums, ranges, query.scales, (1 << sum_bits(tokens)) - 1 - tokens, cells, gains)
+    return Visits(cells, gains)
 
 
 def gather(cells: Cells, table: Table, visits: Visits, allowed: np.ndarray, most: int) -> np.ndarray:
@@ -98,12 +86,11 @@ def gather(cells: Cells, table: Table, visits: Visits, allowed: np.ndarray, most
         How many to return; fewer where fewer were found.
     """
     best = np.empty(most, dtype="int64")
-    tokens = min(MOST_TOKENS, len(visits.cells))
     count = gather_best(
-        visits.cells[:tokens],
-        visits.gains[:tokens],
+        visits.cells,
+        visits.gains,
         (cells.offsets, cells.documents),
-        sum_bits(tokens),
+        sum_bits(len(visits.cells)),
         allowed,
         len(table.numbers),
         _sums(),

@@ -22,7 +22,7 @@ __all__ = ["hamming_scores"]
 
 _FAR = np.int32(1 << 30)
 # How many documents ahead memory is asked for.
-_AHEAD = 4
+_AHEAD = 2
 
 
 def _least_of(count: int) -> Any:
@@ -93,10 +93,8 @@ def hamming_scores(
     least_at, signs_at = np.int64(least.ctypes.data), np.int64(signs.ctypes.data)
     row_bytes, group_bytes = 4 * words, 4 * words * LANES
     for n in range(len(chosen)):
-        if n + _AHEAD < len(chosen):
-            ahead = chosen[n + _AHEAD]
-            for line in range(0, lengths[ahead] * row_bytes, 64):
-                prefetch(addresses[ahead] + line)  # type: ignore[call-arg]
+        ahead = chosen[min(n + _AHEAD, len(chosen) - 1)]
+        wanted, end = addresses[ahead], addresses[ahead] + lengths[ahead] * row_bytes
         tokens, rows = lengths[chosen[n]], addresses[chosen[n]]
         least[:] = _FAR
         token = 0
@@ -104,13 +102,25 @@ def hamming_scores(
             # The last step reaches back to compare eight rows again, some of them twice: a minimum does not mind.
             first = min(token, tokens - ROWS) if tokens >= ROWS else token
             here = rows + first * row_bytes
+            # A step's worth of a later document at a time: all at once would only wait for each other.
+            wanted = _fetch(wanted, min(end, wanted + ROWS * row_bytes))
             for g in range(groups):
                 if tokens >= ROWS:
                     _least_of_rows(here, signs_at + g * group_bytes, least_at + 4 * LANES * g, words)
                 else:
                     _least_of_row(here, signs_at + g * group_bytes, least_at + 4 * LANES * g, words)
             token += ROWS if tokens >= ROWS else 1
+        _fetch(wanted, end)
         total = np.float32(0)
         for i in range(len(weights)):
             total += weights[i] * least[i]
         scores[n] = -total
+
+
+@kernel()
+def _fetch(address: int, end: int) -> int:
+    """Ask for the lines from an address to another, and return where the next one begins."""
+    while address < end:
+        prefetch(address)  # type: ignore[call-arg]
+        address += 64
+    return address

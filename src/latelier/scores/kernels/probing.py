@@ -6,11 +6,12 @@ import numpy as np
 
 from latelier.scores.kernels.jit import kernel
 
-__all__ = ["NO_LANE", "best_lanes", "encode_query"]
+__all__ = ["NO_LANE", "best_cells", "best_groups", "best_lanes", "encode_query"]
 
 # Starting sum of lanes that hold nothing: below every dot product.
 NO_LANE = -(1 << 30)
 _LANES = 16
+_LAST = (1 << 32) - 1
 
 
 @kernel()
@@ -91,10 +92,8 @@ def best_lanes(dots: np.ndarray, ranges: np.ndarray, lanes: np.ndarray, values: 
         dot product.
     """
     most = lanes.shape[1]
+    best = np.empty(most, dtype=np.int64)
     for row in range(dots.shape[0]):
-        best, found = values[row], lanes[row]
-        found[:] = -1
-        best[:] = NO_LANE
         lowest = np.int32(NO_LANE // 2)
         count, g = 0, 0
         for n in range(ranges.shape[1]):
@@ -103,12 +102,88 @@ def best_lanes(dots: np.ndarray, ranges: np.ndarray, lanes: np.ndarray, values: 
                     value = dots[row, g, lane]
                     if value <= lowest:
                         continue
+                    # One number that has the order of both: of equal values, the first lane is the highest.
+                    key = (np.int64(value) << 32) + (_LAST - (group * _LANES + lane))
                     place = min(count, most - 1)
-                    while place > 0 and best[place - 1] < value:
-                        best[place], found[place] = best[place - 1], found[place - 1]
+                    while place > 0 and best[place - 1] < key:
+                        best[place] = best[place - 1]
                         place -= 1
-                    best[place], found[place] = value, group * _LANES + lane
+                    best[place] = key
                     count += 1
                     if count >= most:
-                        lowest = best[most - 1]
+                        lowest = np.int32(best[most - 1] >> 32)
                 g += 1
+        for n in range(most):
+            lanes[row, n] = _LAST - (best[n] & _LAST) if n < count else -1
+            values[row, n] = best[n] >> 32 if n < count else NO_LANE
+
+
+@kernel()
+def best_groups(dots: np.ndarray, most: int, rows: np.ndarray, ranges: np.ndarray) -> int:
+    """Find where the cells of the best groups of every query token are.
+
+    Parameters
+    ----------
+    dots
+        ``(tokens, n, 16)`` int32, with the centroids of all groups.
+    most
+        Groups per token.
+    rows
+        ``(groups + 1,)`` int64: which rows of lanes hold the cells of a group.
+    ranges
+        ``(tokens, most, 2)`` int64, written: first and last (exclusive) row of each.
+
+    Returns
+    -------
+    int
+        The most rows that a token has in all its ranges.
+    """
+    tokens = dots.shape[0]
+    lanes, values = np.empty((tokens, most), dtype=np.int32), np.empty((tokens, most), dtype=np.int32)
+    everything = np.zeros((tokens, 1, 2), dtype=np.int64)
+    everything[:, 0, 1] = dots.shape[1]
+    best_lanes(dots, everything, lanes, values)
+    longest = 0
+    for t in range(tokens):
+        total = 0
+        for n in range(most):
+            group = lanes[t, n]
+            ranges[t, n, 0], ranges[t, n, 1] = (rows[group], rows[group + 1]) if group >= 0 else (0, 0)
+            total += ranges[t, n, 1] - ranges[t, n, 0]
+        longest = max(longest, total)
+    return longest
+
+
+@kernel()
+def best_cells(
+    dots: np.ndarray, ranges: np.ndarray, scales: np.ndarray, room: int, cells: np.ndarray, gains: np.ndarray
+) -> None:
+    """Find the best cells of every query token, and what a document gains in each.
+
+    Every document gets what the last cell visited promises, so only what is above it counts, and one for being there.
+
+    Parameters
+    ----------
+    dots, ranges
+        As for `best_lanes`.
+    scales
+        ``(tokens,)`` float32, what a dot product of 1 stands for.
+    room
+        What the first gains of all tokens may add up to, those ones not counted.
+    cells, gains
+        ``(tokens, most)`` int32, written: best cell first, -1 where there are fewer.
+    """
+    best_lanes(dots, ranges, cells, gains)
+    tokens, most = cells.shape
+    last = np.empty(tokens, dtype=np.int32)
+    total = 1e-30
+    for t in range(tokens):
+        last[t] = gains[t, 0]
+        for n in range(most):
+            if cells[t, n] >= 0:
+                last[t] = gains[t, n]
+        total += np.float64(gains[t, 0] - last[t]) * scales[t]
+    for t in range(tokens):
+        share = np.float64(scales[t]) * (room / total)
+        for n in range(most):
+            gains[t, n] = np.int32((gains[t, n] - last[t]) * share) + 1 if cells[t, n] >= 0 else 0
