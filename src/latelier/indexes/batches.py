@@ -36,7 +36,7 @@ class Document(NamedTuple):
     id: Id
     text: str | None
     metadata: str
-    fields: dict[str, SqlValue]
+    fields: Mapping[str, SqlValue]
 
     @property
     def nbytes(self) -> int:

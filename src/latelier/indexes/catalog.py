@@ -159,7 +159,7 @@ def _field_values(document: Document, columns: dict[str, str]) -> list[Any]:
     if not document.fields:
         return [None] * len(columns)
     # Reversed, so that of two keys that differ by case only the first one counts.
-    folded = {fold_name(key): value for key, value in reversed(document.fields.items())}
+    folded = {fold_name(key): value for key, value in reversed(list(document.fields.items()))}
     return [folded.get(name) for name in columns]
 
 

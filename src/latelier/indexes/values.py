@@ -11,6 +11,7 @@ import json
 import math
 import string
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +34,8 @@ __all__ = [
 
 SqlValue: TypeAlias = "int | float | str | None"
 _INT64 = range(-(2**63), 2**63)
+# What documents without metadata share: thousands of empty dicts would keep the garbage collector busy.
+_NOTHING: Mapping[str, SqlValue] = MappingProxyType({})
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
@@ -70,7 +73,7 @@ def check_text(text: object, id: Id) -> str | None:
     raise InvalidArgumentError(f"document {id!r} came with {received} as its text; give a str or None.")
 
 
-def encode_metadata(metadata: object, id: Id) -> tuple[str, dict[str, SqlValue]]:
+def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
     """Return the exact JSON of a document's metadata, and one SQL value per key.
 
     Examples
@@ -79,7 +82,7 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, dict[str, SqlValue]]
     ('{"year":2020,"open":true,"tags":["a"]}', {'year': 2020, 'open': 1, 'tags': '["a"]'})
     """
     if metadata is None:
-        return "{}", {}
+        return "{}", _NOTHING
     if not isinstance(metadata, Mapping):
         raise InvalidArgumentError(
             f"document {id!r} came with {type(metadata).__name__} as its metadata; give a dict or None."

@@ -90,7 +90,8 @@ def train_centroids(table: Table, ordinals: np.ndarray, most: int = _MOST_SAMPLE
         own = np.random.default_rng(group)
         if not len(mine):
             return top[group : group + 1]
-        return _kmeans(rows, mine, LANES * int(shares[group]), dim, _CELL_ITERATIONS, own)
+        together = Rows(rows.codes[mine], rows.scales[mine])  # read again and again: small enough to stay in the cache
+        return _kmeans(together, np.arange(len(mine)), LANES * int(shares[group]), dim, _CELL_ITERATIONS, own)
 
     found = _in_threads(within, len(top))
     scale = max(map(_scale, found))

@@ -16,13 +16,12 @@ from numba.extending import intrinsic
 
 from latelier.scores.kernels.codes import load_rows, load_scales
 from latelier.scores.kernels.jit import kernel
-from latelier.scores.kernels.memory import prefetch
+from latelier.scores.kernels.memory import copy_bytes, prefetch
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["assign_rows", "group_dots", "lane_dots", "rerank_scores"]
 
 _OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
-_LOWEST = np.int32(-(1 << 31))
 
 
 def _max_of(count: int) -> Any:
@@ -76,29 +75,49 @@ _max_of_rows, _max_of_rows_finely = _max_of(1), _max_of(3)
 
 @intrinsic
 def _nearest_lanes(
-    typing_context: Any, rows: Any, lanes: Any, start: Any, best: Any, where: Any, group: Any, words: Any
+    typing_context: Any, rows: Any, lanes: Any, start: Any, groups: Any, words: Any, found: Any, dots: Any
 ) -> Any:
-    """Raise ``best[r, lane]`` to ``<rows[r], lanes[lane]>``, and note `group` in ``where[r, lane]``, where it is more.
+    """Write the lane with the highest dot product for eight rows, and that product; of equal ones, the first.
 
-    All but the last two are addresses: of eight rows ``(8, words * 4)`` uint8, packed lanes ``(words, 16, 4)`` int8,
-    their starting sums ``(16,)`` int32, and both results ``(8, 16)`` int32.
+    All but `groups` and `words` are addresses: of the rows ``(8, words * 4)`` uint8, packed lanes
+    ``(groups, words, 16, 4)`` int8, their starting sums ``(groups, 16)`` int32, and both results ``(8,)`` int32.
     """
     signature = types.void(*[types.int64] * 7)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        rows, lanes, start, best, where, group, words = arguments
-        sums = _dots(builder, rows, [(lanes, start)], words, ROWS)
-        number = splat(builder, builder.trunc(group, ir.IntType(32)), INTS)
-        for r, total in enumerate(sums):
-            best_at = at(builder, builder.add(best, constant(4 * LANES * r)), INTS)
-            where_at = at(builder, builder.add(where, constant(4 * LANES * r)), INTS)
-            highest, found = builder.load(best_at, align=4), builder.load(where_at, align=4)
-            higher = builder.icmp_signed(">", total, highest)
-            builder.store(builder.select(higher, total, highest), best_at, align=4)
-            builder.store(builder.select(higher, number, found), where_at, align=4)
+        rows, lanes, start, groups, words, found, dots = arguments
+        lowest, nowhere = (ir.Constant(INTS, [n] * LANES) for n in (-(1 << 31), 0))
+        best = [cgutils.alloca_once_value(builder, lowest) for _ in range(ROWS)]
+        where = [cgutils.alloca_once_value(builder, nowhere) for _ in range(ROWS)]
+        with cgutils.for_range(builder, groups) as loop:
+            lanes_at = builder.add(lanes, builder.mul(builder.mul(loop.index, words), constant(4 * LANES)))
+            start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
+            number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
+            for r, total in enumerate(_dots(builder, rows, [(lanes_at, start_at)], words, ROWS)):
+                highest = builder.load(best[r])
+                higher = builder.icmp_signed(">", total, highest)
+                builder.store(builder.select(higher, total, highest), best[r])
+                builder.store(builder.select(higher, number, builder.load(where[r])), where[r])
+        for r in range(ROWS):
+            dot, lane = _first_of_highest(builder, builder.load(best[r]), builder.load(where[r]))
+            for value, result in ((lane, found), (dot, dots)):
+                place = builder.add(result, constant(4 * r))
+                builder.store(value, at(builder, place, ir.IntType(32)), align=4)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def _first_of_highest(builder: ir.IRBuilder, best: ir.Value, where: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Emit the highest of sixteen numbers, and the lowest ``where * 16 + lane`` of those that have it."""
+    word = ir.IntType(32)
+    highest = declare(builder.module, "llvm.vector.reduce.smax.v16i32", [INTS], word)
+    first = declare(builder.module, "llvm.vector.reduce.smin.v16i32", [INTS], word)
+    dot = builder.call(highest, [best])
+    numbers = builder.add(builder.mul(where, ir.Constant(INTS, [LANES] * LANES)), ir.Constant(INTS, list(range(LANES))))
+    is_best = builder.icmp_signed("==", best, splat(builder, dot, INTS))
+    none = ir.Constant(INTS, [(1 << 31) - 1] * LANES)
+    return dot, builder.call(first, [builder.select(is_best, numbers, none)])
 
 
 def _dots_of(count: int) -> Any:
@@ -222,33 +241,44 @@ def assign_rows(
         ``(n,)`` int32 both, written for these rows: ``group * 16 + lane``, and its dot product.
     """
     groups, words = packed.shape[0], packed.shape[1]
-    block = np.empty((ROWS, words * 4), dtype=np.uint8)
-    best = np.empty((ROWS, LANES), dtype=np.int32)
-    where = np.empty((ROWS, LANES), dtype=np.int32)
-    block_at, best_at, where_at = np.int64(block.ctypes.data), np.int64(best.ctypes.data), np.int64(where.ctypes.data)
-    lanes_at, start_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data)
+    width = words * 4
+    block = np.empty((ROWS, width), dtype=np.uint8)
+    best, where = np.empty(ROWS, dtype=np.int32), np.empty(ROWS, dtype=np.int32)
+    best_at, where_at = np.int64(best.ctypes.data), np.int64(where.ctypes.data)
     for first in range(0, len(order), ROWS):
         count = min(ROWS, len(order) - first)
+        if _are_consecutive(order, first, count):
+            here = np.int64(rows.ctypes.data) + order[first] * width
+        else:
+            here = _copy_rows(rows, order, first, count, block)
+        _nearest_lanes(  # type: ignore[call-arg]
+            here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), groups, words, where_at, best_at
+        )
         for r in range(count):
-            # Number by number: the error message of an assignment of slices takes numba seconds to compile. And not by
-            # address alone: numba frees an array after the last use of its name.
-            for i in range(words * 4):
-                block[r, i] = rows[order[first + r], i]
-        best[:] = _LOWEST
-        where[:] = 0
-        for g in range(groups):
-            group_at = lanes_at + g * words * 4 * LANES
-            _nearest_lanes(  # type: ignore[call-arg]
-                block_at, group_at, start_at + 4 * LANES * g, best_at, where_at, g, words
-            )
-        for r in range(count):
-            dot, lane = best[r, 0], where[r, 0] * LANES
-            for i in range(1, LANES):
-                number = where[r, i] * LANES + i
-                if best[r, i] > dot or (best[r, i] == dot and number < lane):
-                    dot, lane = best[r, i], number
-            lanes[order[first + r]] = lane
-            dots[order[first + r]] = dot
+            # By index, not by address alone: numba frees an array after the last use of its name.
+            lanes[order[first + r]], dots[order[first + r]] = where[r], best[r]
+
+
+@kernel()
+def _are_consecutive(order: np.ndarray, first: int, count: int) -> bool:
+    """Whether eight rows follow one another, so that they can be multiplied where they lie."""
+    consecutive = count == ROWS
+    for r in range(1, count):
+        consecutive &= order[first + r] == order[first] + r
+    return consecutive
+
+
+@kernel()
+def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, block: np.ndarray) -> int:
+    """Bring up to eight rows together, ask for the next ones, and return the address."""
+    width = rows.shape[1]
+    rows_at, block_at = np.int64(rows.ctypes.data), np.int64(block.ctypes.data)
+    for r in range(count):
+        copy_bytes(block_at + r * width, rows_at + order[first + r] * width, width)  # type: ignore[call-arg]
+        ahead = order[min(first + r + ROWS, len(order) - 1)]
+        for line in range(0, width, 64):
+            prefetch(rows_at + ahead * width + line)
+    return block_at
 
 
 @kernel()

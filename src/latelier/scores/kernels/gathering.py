@@ -92,9 +92,9 @@ def gather_best(
         _add_gains(cells, gains, postings[1], ranges, base, bits, sums)
         for run in range(runs):
             first = run * RUN
-            mask = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, bar)  # type: ignore[call-arg]
+            mask: int = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, bar)  # type: ignore[call-arg]
             while mask != 0:
-                place = first + _lowest_bit(mask)  # type: ignore[call-arg]
+                place = first + _lowest_bit(mask)
                 mask &= mask - 1
                 if len(allowed) == 0 or allowed[base + place] > 0:
                     found[count], values[count] = base + place, sums[place] & lower
@@ -155,7 +155,7 @@ def _add_gains(
             ranges[q, c, 0] = i
             # What the next block will begin with.
             prefetch(lists + documents.itemsize * i)  # type: ignore[call-arg]
-            prefetch(lists + documents.itemsize * i + 128)  # type: ignore[call-arg]
+            prefetch(lists + documents.itemsize * i + 128)
 
 
 @kernel()
