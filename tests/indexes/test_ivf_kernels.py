@@ -252,7 +252,8 @@ def gather(cells, gains, lists, allowed, documents, block, most, dtype="int32"):
     postings = np.concatenate([*lists, np.zeros(0)]).astype(dtype)
     best, sums = np.full(most, -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
     rows = np.asarray(cells, dtype="int32"), np.asarray(gains, dtype="int32")
-    count = gather_best(*rows, (offsets, postings), sum_bits(len(cells)), allowed, documents, sums, best)
+    lists = offsets, postings.view("uint8"), postings.itemsize
+    count = gather_best(*rows, lists, sum_bits(len(cells)), allowed, documents, sums, best)
     assert (best[count:] == -7).all()
     return best[:count].tolist()
 

@@ -89,7 +89,7 @@ def gather(cells: Cells, table: Table, visits: Visits, allowed: np.ndarray, most
     count = gather_best(
         visits.cells,
         visits.gains,
-        (cells.offsets, cells.documents),
+        (cells.offsets, cells.documents.view("uint8"), cells.documents.itemsize),
         sum_bits(len(visits.cells)),
         allowed,
         len(table.numbers),

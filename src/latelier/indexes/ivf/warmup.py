@@ -43,10 +43,6 @@ def compile_kernels() -> int:
     half = _DOCUMENTS // 2
     some = fill_cells(train_centroids(table, numbers), table, numbers[:half])
     cells = fill_cells(some.centroids, Table([part], codec, numbers[:half]), numbers[half:], some)
-    found = 0
-    for documents in (cells.documents, cells.documents.astype("int32")):
-        known = cells._replace(documents=documents)
-        scope = Scope(Table([part], codec, known.numbers), known, np.zeros(0, dtype="uint8"), numbers)
-        search_one(scope, vectors[:4], 1, Knobs(nprobe=4, candidates=12, rerank=11))
-        found = len(search_one(scope, vectors[:4], _DOCUMENTS, Knobs(4, 12, 11, exact=True)).numbers)
-    return found
+    scope = Scope(Table([part], codec, cells.numbers), cells, np.zeros(0, dtype="uint8"), numbers)
+    search_one(scope, vectors[:4], 1, Knobs(nprobe=4, candidates=12, rerank=11))
+    return len(search_one(scope, vectors[:4], _DOCUMENTS, Knobs(4, 12, 11, exact=True)).numbers)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.scores.kernels.jit import kernel
-from latelier.scores.kernels.memory import copy_bytes
+from latelier.scores.kernels.memory import bits_of, copy_bytes, float_of, read_half
 from latelier.scores.kernels.planes import merge_planes, take_plane
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "encode_tokens",
     "load_rows",
     "load_scales",
-    "quantise_row",
     "sign_words",
     "unpack_documents",
 ]
@@ -83,54 +82,34 @@ def encode_tokens(
     """
     dim, words = vectors.shape[1], signs.shape[1]
     row = np.zeros(32 * words, dtype=np.uint8)
-    scratch = np.empty(dim, dtype=np.float32)
-    pattern = np.empty(1, dtype=np.uint32)
-    number, patterns = pattern.view(np.float32), vectors.view(np.uint32)
     row_at = np.int64(row.ctypes.data)
     for t in range(len(vectors)):
         if bits == 8:
             # Rounded up, so that the largest number still has a code.
-            pattern[0] = _peak_bits(patterns[t])
-            number[0] /= np.float32(127)
-            scales[t] = (pattern[0] + np.uint32(0x7FFF)) >> np.uint32(15)
-            pattern[0] = np.uint32(scales[t]) << np.uint32(15)
-            if number[0] < _SMALLEST:
+            peak = float_of(_peak_bits(vectors[t])) / np.float32(127)  # type: ignore[call-arg]
+            scales[t] = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
+            scale = float_of(np.uint32(scales[t]) << np.uint32(15))
+            if scale < _SMALLEST:
                 scales[t] = 0
-            quantise_row(vectors[t], number[0], scratch, row)
+            _quantise_row(vectors[t], scale, row)
             for i in range(dim):
                 codes[t, i] = row[i]
-            take_plane(row_at, 7, np.int64(signs[t].ctypes.data), words)  # type: ignore[call-arg]
+            take_plane(row_at, 7, np.int64(signs[t].ctypes.data), words)
             continue
         length = np.sqrt(_square(vectors[t]))
         coded = _quantise_steps(vectors[t], length, bits, row)
         take_plane(row_at, bits - 1, np.int64(signs[t].ctypes.data), words)  # type: ignore[call-arg]
         for plane in range(bits - 1):
             take_plane(row_at, bits - 2 - plane, np.int64(planes[t, plane].ctypes.data), words)
-        number[0] = length / np.sqrt(coded)
-        scales[t] = (pattern[0] + np.uint32(0x4000)) >> np.uint32(15)
+        scales[t] = (bits_of(np.float32(length / np.sqrt(coded))) + np.uint32(0x4000)) >> np.uint32(15)
 
 
 @kernel()
-def quantise_row(vector: np.ndarray, scale: float, scratch: np.ndarray, row: np.ndarray) -> None:
-    """Write ``round(vector / scale) + 128`` as bytes.
-
-    Parameters
-    ----------
-    vector
-        ``(dim,)`` float32.
-    scale
-        At least the largest number of the vector, over 127; too small a one makes zeros.
-    scratch
-        ``(dim,)`` float32, scratch.
-    row
-        ``(dim,)`` uint8 or more, written up to `dim`.
-    """
+def _quantise_row(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
+    """Write ``round(vector / scale) + 128`` as bytes; too small a scale makes zeros."""
     inverse = np.float32(1) / scale if scale >= _SMALLEST else np.float32(0)
     for i in range(len(vector)):
-        scratch[i] = vector[i] * inverse + _ROUND
-    patterns = scratch.view(np.uint32)
-    for i in range(len(vector)):
-        row[i] = np.uint8(patterns[i])
+        row[i] = np.uint8(bits_of(vector[i] * inverse + _ROUND))  # type: ignore[call-arg]
 
 
 @kernel()
@@ -151,11 +130,11 @@ def _quantise_steps(vector: np.ndarray, length: float, bits: int, row: np.ndarra
 
 
 @kernel()
-def _peak_bits(patterns: np.ndarray) -> int:
+def _peak_bits(vector: np.ndarray) -> int:
     """Return the bits of the largest absolute number: those of floats without sign have the order of integers."""
     largest = np.uint32(0)
-    for i in range(len(patterns)):
-        size = patterns[i] & np.uint32(0x7FFFFFFF)
+    for i in range(len(vector)):
+        size = np.uint32(bits_of(vector[i]) & np.uint32(0x7FFFFFFF))  # type: ignore[call-arg]
         largest = size if size > largest else largest
     return largest
 
@@ -203,13 +182,8 @@ def load_rows(
 @kernel()
 def load_scales(address: int, count: int, scales: np.ndarray) -> None:
     """Write the scales of up to eight tokens to ``(8,)`` float32; the last one fills what is missing."""
-    # Through the same memory, to spare an allocation: from the end, so that nothing is overwritten unread.
-    halves, patterns = scales.view(np.uint16), scales.view(np.uint32)
-    copy_bytes(np.int64(scales.ctypes.data), address, 2 * count)  # type: ignore[call-arg]
-    for r in range(count, ROWS):
-        halves[r] = halves[count - 1]
-    for r in range(ROWS - 1, -1, -1):
-        patterns[r] = np.uint32(halves[r]) << np.uint32(15)
+    for r in range(ROWS):
+        scales[r] = float_of(np.uint32(read_half(address + 2 * min(r, count - 1))) << np.uint32(15))  # type: ignore[call-arg]
 
 
 @kernel()

@@ -19,7 +19,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from latelier.scores.kernels.jit import kernel
-from latelier.scores.kernels.memory import prefetch
+from latelier.scores.kernels.memory import prefetch, read_half, read_word
 from latelier.scores.kernels.vectors import INTS, LANES, at, constant, splat
 
 __all__ = ["MOST_TOKENS", "RUN", "gather_best", "sum_bits"]
@@ -47,7 +47,7 @@ def sum_bits(tokens: int) -> int:
 def gather_best(
     cells: np.ndarray,
     gains: np.ndarray,
-    postings: tuple[np.ndarray, np.ndarray],
+    postings: tuple[np.ndarray, np.ndarray, int],
     bits: int,
     allowed: np.ndarray,
     documents: int,
@@ -62,8 +62,8 @@ def gather_best(
         ``(query_tokens, n)`` int32, best cell first: what to visit, and what a document gains there, 1 or more. Gains
         do not rise along a row; a cell below 0 ends it.
     postings
-        Where each cell's documents begin ``(cells + 1,)`` int64, and the documents ``(postings,)`` uint16 or int32,
-        ascending in each cell.
+        Where each cell's documents begin ``(cells + 1,)`` int64; the documents, ascending in each cell, as bytes; and
+        how many of those each one takes, 2 or 4.
     bits
         From `sum_bits`: the first gains of all rows together are below ``2 ** bits``.
     allowed
@@ -84,12 +84,12 @@ def gather_best(
     most, block = len(best), len(sums)
     lower = (np.int64(1) << bits) - 1
     found, values = np.empty(4 * most + RUN, dtype=np.int64), np.empty(4 * most + RUN, dtype=np.int64)
-    count, bar = 0, np.int64(1)
+    count, bar = np.int64(0), np.int64(1)
     ranges = _visited_ranges(cells, postings)
     for base in range(0, documents, block):
         runs = -(-min(block, documents - base) // RUN)
         sums[: runs * RUN] = 0
-        _add_gains(cells, gains, postings[1], ranges, base, bits, sums)
+        _add_gains(cells, gains, postings, ranges, base, bits, sums)
         for run in range(runs):
             first = run * RUN
             mask: int = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, bar)  # type: ignore[call-arg]
@@ -103,15 +103,16 @@ def gather_best(
                 count, bar = _keep_best(found, values, count, most, bits)
     if count > most:
         count, bar = _keep_best(found, values, count, most, bits)
-    best[:count] = found[:count]
+    for i in range(count):
+        best[i] = found[i]
     return count
 
 
 @kernel()
-def _visited_ranges(cells: np.ndarray, postings: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def _visited_ranges(cells: np.ndarray, postings: tuple[np.ndarray, np.ndarray, int]) -> np.ndarray:
     """Return where the documents of each visited cell begin and end, ``(query_tokens, n, 2)``; -1 ends a row."""
-    offsets, documents = postings
-    lists = np.int64(documents.ctypes.data)
+    offsets, lists, size = postings
+    lists_at = np.int64(lists.ctypes.data)
     ranges = np.full((*cells.shape, 2), -1, dtype=np.int64)
     for q in range(cells.shape[0]):
         for c in range(cells.shape[1]):
@@ -119,7 +120,7 @@ def _visited_ranges(cells: np.ndarray, postings: tuple[np.ndarray, np.ndarray]) 
             if cell < 0:
                 break
             ranges[q, c, 0], ranges[q, c, 1] = offsets[cell], offsets[cell + 1]
-            prefetch(lists + documents.itemsize * offsets[cell])  # type: ignore[call-arg]
+            prefetch(lists_at + size * offsets[cell])  # type: ignore[call-arg]
     return ranges
 
 
@@ -127,7 +128,7 @@ def _visited_ranges(cells: np.ndarray, postings: tuple[np.ndarray, np.ndarray]) 
 def _add_gains(
     cells: np.ndarray,
     gains: np.ndarray,
-    documents: np.ndarray,
+    postings: tuple[np.ndarray, np.ndarray, int],
     ranges: np.ndarray,
     base: int,
     bits: int,
@@ -137,7 +138,7 @@ def _add_gains(
 
     A word of `sums` holds a sum in its lower bits, and above them the query token that last added to it.
     """
-    lists, bound = np.int64(documents.ctypes.data), base + len(sums)
+    lists_at, size, bound = np.int64(postings[1].ctypes.data), postings[2], base + len(sums)
     lower, shift = np.uint32((np.int64(1) << bits) - 1), np.uint32(bits)
     for q in range(cells.shape[0]):
         mark = np.uint32(q + 1) << shift
@@ -146,16 +147,20 @@ def _add_gains(
             if i < 0:
                 break
             gain = np.uint32(gains[q, c])
-            while i < last and documents[i] < bound:
-                d = np.uintp(documents[i] - base)
+            while i < last:
+                place = lists_at + size * i
+                document = np.int64(read_half(place) if size == 2 else read_word(place))
+                if document >= bound:
+                    break
+                d = np.uintp(document - base)
                 # Without branches: whether a document was seen before is anybody's guess, the processor's too.
                 before = sums[d]
                 sums[d] = mark | ((before & lower) + (gain if before < mark else np.uint32(0)))
                 i += 1
             ranges[q, c, 0] = i
             # What the next block will begin with.
-            prefetch(lists + documents.itemsize * i)  # type: ignore[call-arg]
-            prefetch(lists + documents.itemsize * i + 128)
+            prefetch(lists_at + size * i)  # type: ignore[call-arg]
+            prefetch(lists_at + size * i + 128)
 
 
 @kernel()
