@@ -92,10 +92,13 @@ def mine(
 
 
 class Clock(TrainerCallback):
-    """Stops training when its time is up, lowers the learning rate accordingly, and measures on the way."""
+    """Stops training when its time or its steps are up, lowers the learning rate accordingly, measures on the way."""
 
-    def __init__(self, model: ColBERT, held_out: TrainingSet, seconds: float, points: int) -> None:
+    def __init__(
+        self, model: ColBERT, held_out: TrainingSet, seconds: float, points: int, steps: int | None = None
+    ) -> None:
         self.model, self.held_out, self.seconds = model, held_out, seconds
+        self.steps, self.step = steps, 0
         self.length = model.max_length_document
         self.points = [i / points for i in range(points + 1)]
         self.curve: list[dict[str, float]] = []
@@ -103,8 +106,13 @@ class Clock(TrainerCallback):
 
     @property
     def share(self) -> float:
-        """Share of the time that is spent, measuring not counted."""
-        return (time.perf_counter() - self.started - self.paused) / self.seconds
+        """Share of the steps, or of the time, that is spent; measuring not counted."""
+        return self.step / self.steps if self.steps else self.spent / self.seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds of training."""
+        return time.perf_counter() - self.started - self.paused
 
     def rate(self, step: int) -> float:
         """Learning rate relative to the highest."""
@@ -119,7 +127,7 @@ class Clock(TrainerCallback):
         self.model[0].document_length = length
         self.model.train()
         self.paused += time.perf_counter() - begin
-        self.curve.append({"minutes": self.share * self.seconds / 60, "step": step, "Success@1 of candidates": hits})
+        self.curve.append({"minutes": self.spent / 60, "step": step, "Success@1 of candidates": hits})
         print(f"  {self.curve[-1]['minutes']:5.1f} min, step {step:5}: {hits:.3f}", flush=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -129,6 +137,7 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure when it is time to, stop when time is up."""
+        self.step = state.global_step
         if self.share >= self.points[min(len(self.curve), len(self.points) - 1)]:
             self.record(state.global_step)
         control.should_training_stop = self.share >= 1
@@ -182,7 +191,7 @@ def train(
     guard: Collection | None,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    clock = Clock(model, held_out, options.minutes * 60, options.points)
+    clock = Clock(model, held_out, options.minutes * 60, options.points, options.steps)
     freeze(model, options.freeze)
     model[0].document_length, length = options.train_length, model.max_length_document
     untrained = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -263,6 +272,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--other", type=Path, help="another collection, with qrels/train.tsv, to see what is lost")
     parser.add_argument("--minutes", type=float, default=20, help="of training, measuring not counted (default: 20)")
+    parser.add_argument("--steps", type=int, help="train for so many steps, however long they take")
     parser.add_argument("--dims", type=int, default=128)
     parser.add_argument("--length", type=int, default=350, help="most tokens of a document")
     parser.add_argument("--train-length", type=int, default=256, help="the same while training")

@@ -18,7 +18,7 @@ from latelier.scores.kernels.codes import BITS, byte_width, decode_documents, si
 from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
-from latelier.scores.kernels.probing import NO_LANE, best_lanes
+from latelier.scores.kernels.probing import NO_LANE, best_cells, best_groups, best_lanes
 from latelier.scores.kernels.selection import highest_places
 
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
@@ -246,6 +246,43 @@ def test_the_best_lanes_equal_a_stable_sort(most, seed):
         assert values[row, : len(wanted)].tolist() == [value for value, _ in wanted]
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 20), st.integers(0, 10**6))
+def test_the_best_groups_equal_a_stable_sort(most, seed):
+    """Twenty groups of cells, in lanes of which the last twelve hold none."""
+    rng = np.random.default_rng(seed)
+    dots_ = rng.integers(-20, 20, size=(3, 2, 16)).astype("int32")
+    dots_[:, 1, 4:] = NO_LANE
+    rows = np.cumsum([0, *rng.integers(1, 9, 20)])
+    ranges = np.full((3, most, 2), -9, dtype="int64")
+    longest = best_groups(dots_, most, rows, ranges)
+    for values, own in zip(dots_.reshape(3, 32), ranges, strict=True):
+        best = np.argsort(-values, kind="stable")[:most]
+        assert own.tolist() == [[rows[group], rows[group + 1]] for group in best]
+    assert longest == (ranges[:, :, 1] - ranges[:, :, 0]).sum(axis=1).max()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 10**6))
+def test_gains_are_what_lies_above_the_last_cell_and_one(most, seed):
+    rng = np.random.default_rng(seed)
+    ranges = np.array([[[0, 1]], [[2, 4]]])
+    dots_ = rng.integers(-20, 20, size=(2, 2, 16)).astype("int32")
+    scales = rng.random(2, dtype="float32") + np.float32(0.1)
+    lanes, values, cells, gains = (np.empty((2, most), dtype="int32") for _ in range(4))
+    best_lanes(dots_, ranges, lanes, values)
+    best_cells(dots_, ranges, scales, 1000, cells, gains)
+    assert cells.tolist() == lanes.tolist()
+    counts = (lanes >= 0).sum(axis=1)
+    above = [(row[:n] - row[n - 1]) * float(scale) for row, n, scale in zip(values, counts, scales, strict=True)]
+    total = sum(row[0] for row in above)
+    for row, own, n in zip(gains, above, counts, strict=True):
+        wanted = own * (1000 / total) if total else own
+        assert ((row[:n] - 1 <= wanted + 1e-6) & (row[:n] > wanted - 1e-6)).all()
+        assert row[n - 1] == 1
+        assert not row[n:].any()
+
+
 def gather(cells, gains, lists, allowed, documents, block, most, dtype="int32"):
     """The documents that `gather_best` finds, with memory that was used before."""
     offsets = np.cumsum([0, *map(len, lists)])
@@ -309,7 +346,7 @@ def test_of_very_many_documents_the_best_are_found_to_within_a_bin(seed, most, m
     assert not len(left) or sums[left].max() < sums[found].min() + 2**12
 
 
-@pytest.mark.parametrize("tokens", [1, 255, 256, 5000, MOST_TOKENS])
+@pytest.mark.parametrize("tokens", [1, 2, 255, 256, 5000, MOST_TOKENS])
 def test_gathering_tells_all_tokens_of_a_long_query_apart(tokens):
     """Document 0 is in the one cell that all tokens visit, and once more in that of the last token."""
     last = [[0, 1]] * (tokens - 1) + [[0, -1]]
