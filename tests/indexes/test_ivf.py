@@ -15,8 +15,8 @@ from latelier.indexes.ivf import growth
 from latelier.indexes.ivf import index as ivf_index
 from latelier.indexes.ivf import search as ivf_search
 from latelier.indexes.ivf.cells import Cells
-from latelier.indexes.ivf.effort import Knobs
 from latelier.indexes.ivf.query import prepare_query
+from latelier.indexes.ivf.stages import keep_likely
 from latelier.indexes.storage import Storage
 from latelier.scores.kernels import KERNELS, choose_kernel
 
@@ -238,7 +238,17 @@ def test_documents_whose_signs_are_much_worse_than_the_kth_are_not_scored(slack,
     query = prepare_query(np.eye(4, DIM, dtype="float32"))
     # The tenth of these differs in 9 signs. The standard deviation is 0.4 * sqrt(32) * sqrt(4) = 4.53.
     scores = np.random.default_rng(0).permutation(-np.arange(100, dtype="float32"))
-    assert ivf_search._worth(scores, query, 10, Knobs(1, 1, rerank, slack)) == kept
+    documents = np.arange(1000, 1100)
+    wanted = documents[scores > -kept]
+    assert keep_likely(documents, scores, query, 10, slack, rerank).tolist() == wanted.tolist()
+
+
+def test_all_documents_are_likely_for_a_query_of_zeros():
+    query = prepare_query(np.zeros((3, DIM), dtype="float32"))
+    documents, scores = np.arange(20), np.zeros(20, dtype="float32")
+    for slack in (2.0, np.inf):
+        assert keep_likely(documents, scores, query, 10, slack, 30).tolist() == list(range(20))
+        assert keep_likely(documents, scores, query, 50, slack, 15).tolist() == list(range(15))
 
 
 def test_a_query_of_zeros_finds_documents(soon):

@@ -19,7 +19,7 @@ from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
 from latelier.scores.kernels.probing import NO_LANE, best_cells, best_groups, best_lanes
-from latelier.scores.kernels.selection import highest_places
+from latelier.scores.kernels.selection import highest_places, near_highest
 
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
@@ -365,6 +365,18 @@ def test_the_highest_places_equal_a_stable_sort(scores, data):
     highest_places(np.array(scores, dtype="float32"), places)
     order = np.argsort(-np.array(scores, dtype="float32"), kind="stable")[:most]
     assert places.tolist() == sorted(order.tolist())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.floats(0, 4, width=16), st.data())
+def test_scores_near_the_kth_highest_equal_a_comprehension(scores, slack, data):
+    k, most = (data.draw(st.integers(1, len(scores))) for _ in range(2))
+    places = np.full(most, -1, dtype="int64")
+    count = near_highest(np.array(scores, dtype="float32"), k, slack, places)
+    edge = sorted(scores, reverse=True)[k - 1] - slack
+    best = sorted((i for i, score in enumerate(scores) if score >= edge), key=lambda i: (-scores[i], i))[:most]
+    assert places[:count].tolist() == sorted(best)
+    assert (places[count:] == -1).all()
 
 
 @settings(max_examples=50, deadline=None)

@@ -7,7 +7,6 @@ the cells, and as much as it leaves out, more of them are visited.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.effort import Knobs
 from latelier.indexes.ivf.query import Query, prepare_query
-from latelier.indexes.ivf.stages import compare_signs, gather, keep_best, probe, score_codes
+from latelier.indexes.ivf.stages import compare_signs, gather, keep_best, keep_likely, probe, score_codes
 from latelier.indexes.ivf.table import Table
 
 __all__ = ["Found", "Scope", "search_one"]
@@ -72,7 +71,7 @@ def search_one(scope: Scope, vectors: np.ndarray, k: int, knobs: Knobs) -> Found
     chosen = scope.chosen if knobs.exact else _candidates(scope, query, k, knobs)
     if len(chosen) > knobs.rerank and not knobs.exact:
         scores = compare_signs(table, chosen, query)
-        chosen = keep_best(chosen, scores, _worth(scores, query, k, knobs))
+        chosen = keep_likely(chosen, scores, query, k, knobs.slack, knobs.rerank)
     if len(chosen) > k + _MARGIN:
         chosen = keep_best(chosen, score_codes(table, chosen, query, fine=False), k + _MARGIN)
     if not len(chosen):
@@ -80,19 +79,6 @@ def search_one(scope: Scope, vectors: np.ndarray, k: int, knobs: Knobs) -> Found
     scores, numbers = score_codes(table, chosen, query, fine=True), table.numbers[chosen]
     order = np.lexsort((numbers, -scores))[:k]
     return Found(scores[order], numbers[order])
-
-
-def _worth(scores: np.ndarray, query: Query, k: int, knobs: Knobs) -> int:
-    """Return how many of the best documents by signs may be among the k best.
-
-    Signs of a token that is a good match differ in about a fifth, as if each were tossed by itself: the standard
-    deviation of their number is 0.4 times the root of how many there are, and variances add up over query tokens.
-    """
-    if math.isinf(knobs.slack):
-        return knobs.rerank
-    deviation = 0.4 * math.sqrt(query.vectors.shape[1]) * float(np.linalg.norm(query.lengths))
-    edge = np.partition(scores, len(scores) - k)[len(scores) - k] - knobs.slack * deviation
-    return min(knobs.rerank, int(np.count_nonzero(scores >= edge)))
 
 
 def _candidates(scope: Scope, query: Query, k: int, knobs: Knobs) -> np.ndarray:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import NamedTuple
 
@@ -21,10 +22,10 @@ from latelier.indexes.ivf.table import Table
 from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.probing import best_cells, best_groups
-from latelier.scores.kernels.selection import highest_places
+from latelier.scores.kernels.selection import highest_places, near_highest
 from latelier.scores.kernels.vectors import LANES
 
-__all__ = ["Visits", "compare_signs", "gather", "keep_best", "probe", "score_codes"]
+__all__ = ["Visits", "compare_signs", "gather", "keep_best", "keep_likely", "probe", "score_codes"]
 
 # Groups of cells that a query token looks into, at least; more when it is to visit many cells.
 _GROUPS = 4
@@ -128,3 +129,17 @@ def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
     kept = np.empty(most, dtype="int64")
     highest_places(scores, kept)
     return chosen[kept]
+
+
+def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: Query, k: int, slack: float, most: int) -> np.ndarray:
+    """Return the documents that may be among the k best by what their signs say, at most `most`, in the order given.
+
+    Signs of a token that is a good match differ in about a fifth, as if each were tossed by itself: the standard
+    deviation of their number is 0.4 times the root of how many there are, and variances add up over query tokens.
+    `slack` is how many standard deviations a document may be worse than the k-th best.
+    """
+    deviation = 0.4 * math.sqrt(query.vectors.shape[1] * float(query.lengths @ query.lengths))
+    kept = np.empty(min(most, len(chosen)), dtype="int64")
+    # Also for a query of zeros, and with infinite slack.
+    count = near_highest(scores, min(k, len(chosen)), slack * max(deviation, 1e-30), kept)
+    return chosen[kept[:count]]

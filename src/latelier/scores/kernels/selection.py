@@ -1,4 +1,4 @@
-"""The places of the highest numbers of an array."""
+"""The places of the highest numbers of an array, and of those that come close."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from latelier.scores.kernels.jit import kernel
 
-__all__ = ["highest_places"]
+__all__ = ["highest_places", "near_highest"]
 
 
 @kernel()
@@ -41,6 +41,49 @@ def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
             places[n] = i
             n += 1
             room -= 1
+
+
+@kernel()
+def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -> int:
+    """Write, ascending, where scores stand that are below the k-th highest by no more than `slack`.
+
+    Parameters
+    ----------
+    scores
+        ``(n,)`` float32, no NaN, at least `k`.
+    k
+        From 1.
+    slack
+        May be infinite.
+    places
+        ``(most,)`` int64, at most n; written: where there are more, the highest, as by `highest_places`.
+
+    Returns
+    -------
+    int
+        How many were written.
+
+    Examples
+    --------
+    >>> places = np.empty(3, dtype="int64")
+    >>> near_highest(np.array([1, 3, 2, 2.5], dtype="float32"), 1, 0.75, places)
+    2
+    >>> places[:2]
+    array([1, 3])
+    """
+    edge = _nth_highest(scores.copy(), k) - slack
+    count = 0
+    for i in range(len(scores)):
+        count += scores[i] >= edge
+    if count > len(places):
+        highest_places(scores, places)
+        return len(places)
+    n = 0
+    for i in range(len(scores)):
+        if scores[i] >= edge:
+            places[n] = i
+            n += 1
+    return n
 
 
 @kernel()
