@@ -19,7 +19,7 @@ from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
 from latelier.scores.kernels.probing import NO_LANE, best_cells, best_groups, best_lanes
-from latelier.scores.kernels.selection import highest_places, near_highest
+from latelier.scores.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
 
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
@@ -377,6 +377,17 @@ def test_scores_near_the_kth_highest_equal_a_comprehension(scores, slack, data):
     best = sorted((i for i, score in enumerate(scores) if score >= edge), key=lambda i: (-scores[i], i))[:most]
     assert places[:count].tolist() == sorted(best)
     assert (places[count:] == -1).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=900), st.data())
+def test_selecting_and_sorting_numbers_equal_those_of_python(numbers, data):
+    n = data.draw(st.integers(1, len(numbers)))
+    array, falling = np.array(numbers), sorted(numbers, reverse=True)
+    assert nth_highest(array, n) == falling[n - 1]
+    assert sorted(array[:n].tolist(), reverse=True) == falling[:n]
+    sort_falling(array)
+    assert array.tolist() == falling
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.scores.kernels.jit import kernel
+from latelier.scores.kernels.selection import nth_highest, sort_falling
 
 __all__ = ["NO_LANE", "best_cells", "best_groups", "best_lanes", "encode_query"]
 
@@ -92,30 +93,29 @@ def best_lanes(dots: np.ndarray, ranges: np.ndarray, lanes: np.ndarray, values: 
         dot product.
     """
     most = lanes.shape[1]
-    best = np.empty(most, dtype=np.int64)
+    keys = np.empty(2 * most + _LANES, dtype=np.int64)
     for row in range(dots.shape[0]):
-        lowest = np.int32(NO_LANE // 2)
+        lowest = np.int64(NO_LANE // 2)
         count, g = 0, 0
         for n in range(ranges.shape[1]):
             for group in range(ranges[row, n, 0], ranges[row, n, 1]):
                 for lane in range(_LANES):
-                    value = dots[row, g, lane]
-                    if value <= lowest:
-                        continue
-                    # One number that has the order of both: of equal values, the first lane is the highest.
-                    key = (np.int64(value) << 32) + (_LAST - (group * _LANES + lane))
-                    place = min(count, most - 1)
-                    while place > 0 and best[place - 1] < key:
-                        best[place] = best[place - 1]
-                        place -= 1
-                    best[place] = key
-                    count += 1
-                    if count >= most:
-                        lowest = np.int32(best[most - 1] >> 32)
+                    value = np.int64(dots[row, g, lane])
+                    if value >= lowest:
+                        # One number that has the order of both: of equal values, the first lane is the highest.
+                        keys[count] = (value << 32) + (_LAST - (group * _LANES + lane))
+                        count += 1
+                if count > 2 * most:
+                    lowest = nth_highest(keys[:count], most) >> 32
+                    count = most
                 g += 1
+        if count > most:
+            nth_highest(keys[:count], most)
+            count = most
+        sort_falling(keys[:count])
         for n in range(most):
-            lanes[row, n] = _LAST - (best[n] & _LAST) if n < count else -1
-            values[row, n] = best[n] >> 32 if n < count else NO_LANE
+            lanes[row, n] = _LAST - (keys[n] & _LAST) if n < count else -1
+            values[row, n] = keys[n] >> 32 if n < count else NO_LANE
 
 
 @kernel()

@@ -6,7 +6,10 @@ import numpy as np
 
 from latelier.scores.kernels.jit import kernel
 
-__all__ = ["highest_places", "near_highest"]
+__all__ = ["highest_places", "near_highest", "nth_highest", "sort_falling"]
+
+
+_GAPS = (701, 301, 132, 57, 23, 10, 4, 1)
 
 
 @kernel()
@@ -28,7 +31,7 @@ def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
     array([1, 2])
     """
     most = len(places)
-    edge = _nth_highest(scores.copy(), most)
+    edge = nth_highest(scores.copy(), most)
     above = 0
     for i in range(len(scores)):
         above += scores[i] > edge
@@ -71,7 +74,7 @@ def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -
     >>> places[:2]
     array([1, 3])
     """
-    edge = _nth_highest(scores.copy(), k) - slack
+    edge = nth_highest(scores.copy(), k) - slack
     count = 0
     for i in range(len(scores)):
         count += scores[i] >= edge
@@ -87,8 +90,22 @@ def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -
 
 
 @kernel()
-def _nth_highest(scores: np.ndarray, n: int) -> float:
-    """Return the n-th highest score; the array is put in another order. Hoare's quickselect, pivots from the middle."""
+def nth_highest(scores: np.ndarray, n: int) -> float:
+    """Return the n-th highest number, and bring those that are at least as high before it: Hoare's quickselect.
+
+    Parameters
+    ----------
+    scores
+        ``(m,)`` numbers of any type, no NaN; put in another order.
+    n
+        From 1 to m.
+
+    Examples
+    --------
+    >>> numbers = np.array([1, 5, 3, 4])
+    >>> int(nth_highest(numbers, 2)), sorted(numbers[:2].tolist())
+    (4, [4, 5])
+    """
     first, last, wanted = 0, len(scores) - 1, n - 1
     while first < last:
         pivot = scores[(first + last) // 2]
@@ -109,3 +126,28 @@ def _nth_highest(scores: np.ndarray, n: int) -> float:
         else:
             break
     return scores[wanted]
+
+
+@kernel()
+def sort_falling(numbers: np.ndarray) -> None:
+    """Sort some hundred numbers, the highest first: Shell's sort, with the gaps that Ciura found best.
+
+    Parameters
+    ----------
+    numbers
+        ``(n,)`` numbers of any type, no NaN; sorted in place.
+
+    Examples
+    --------
+    >>> numbers = np.array([1, 5, 3, 4])
+    >>> sort_falling(numbers)
+    >>> numbers
+    array([5, 4, 3, 1])
+    """
+    for gap in _GAPS:
+        for i in range(gap, len(numbers)):
+            number, place = numbers[i], i
+            while place >= gap and numbers[place - gap] < number:
+                numbers[place] = numbers[place - gap]
+                place -= gap
+            numbers[place] = number
