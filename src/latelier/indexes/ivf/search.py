@@ -21,8 +21,9 @@ __all__ = ["Found", "Scope", "search_one"]
 
 # Documents beyond the k best that are scored with the query as it came: those whose order 8 bits may have mistaken.
 _MARGIN = 4
-# Times as many documents as would be compared anyway, up to which all are.
-_SCAN = 3
+# Times as many documents as would be compared anyway, up to which all are; once more for each time that as many cells
+# would be visited, which takes about as long.
+_SCAN = 2
 # Filters and short queries widen the visit up to so many times.
 _WIDEST = 16
 
@@ -85,9 +86,9 @@ def _candidates(scope: Scope, query: Query, k: int, knobs: Knobs) -> np.ndarray:
     """Return documents worth looking at: those found in cells and all that are in none, or simply all."""
     table, chosen = scope.table, scope.chosen
     inside = int(np.searchsorted(chosen, table.known))
-    if scope.cells is None or inside <= _SCAN * knobs.candidates:
-        return chosen
     wider = min(_WIDEST, max(1, round(table.known / max(1, inside))))
+    if scope.cells is None or inside <= (_SCAN + wider) * knobs.candidates:
+        return chosen
     while wider <= _WIDEST:
         visits = probe(scope.cells.centroids, query, knobs.nprobe * wider)
         found = gather(scope.cells, table, visits, scope.mask, knobs.candidates)
