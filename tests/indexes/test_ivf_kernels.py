@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.cells import pack_centroids
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.query import prepare_query
 from latelier.scores.kernels import KERNELS, choose_kernel
 from latelier.scores.kernels.clusters import add_rows
 from latelier.scores.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
+from latelier.scores.kernels.dots import assign_rows, choose_vnni, group_dots, rerank_scores
 from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
@@ -26,11 +26,11 @@ LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
 
 
 @pytest.fixture(params=KERNELS)
-def kernels(request, monkeypatch):
+def vnni(request, monkeypatch):
     if request.param == "avx512" and choose_kernel() != "avx512":
         pytest.skip("this processor has no AVX-512 VNNI")
     monkeypatch.setenv("LATELIER_KERNELS", request.param)
-    return dots()
+    return choose_vnni()
 
 
 class Documents:
@@ -157,15 +157,15 @@ def test_a_query_is_its_codes_to_the_precision_of_a_float(dim):
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dim", [3, 64, 100, 128])
 @pytest.mark.parametrize("tokens", [1, 16, 21])
-def test_reranking_equals_the_loop(kernels, bits, dim, tokens):
+def test_reranking_equals_the_loop(vnni, bits, dim, tokens):
     documents = Documents(dim, bits)
     vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
     query = prepare_query(vectors)
-    coded = (query.codes, query.packed, query.start, query.scales)
+    coded = (query.packed, query.start, query.scales)
     rough = query.codes[0, :, :dim].astype("float64") * query.scales[:, None]
     for fine, asked in ((False, rough), (True, vectors.astype("float64"))):
         scores = np.empty(len(documents.chosen), dtype="float32")
-        kernels.rerank_scores(documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
+        rerank_scores(vnni, documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
         wanted = [sum((asked @ documents.decoded()[d].T).max(axis=1)) for d in documents.chosen]
         np.testing.assert_allclose(scores, wanted, rtol=3e-6, atol=1e-5)
 
@@ -181,8 +181,10 @@ def test_both_versions_of_reranking_agree_to_the_last_bit(monkeypatch, bits):
         monkeypatch.setenv("LATELIER_KERNELS", name)
         for fine in (False, True):
             scores = np.empty(len(documents.chosen), dtype="float32")
-            coded = (query.codes, query.packed, query.start, query.scales)
-            dots().rerank_scores(documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
+            coded = (query.packed, query.start, query.scales)
+            rerank_scores(
+                choose_vnni(), documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores
+            )
             found.append(scores)
     assert np.array_equal(found[0], found[2])
     assert np.array_equal(found[1], found[3])
@@ -203,12 +205,12 @@ def lanes_and_rows(count, dim, rows=13, seed=5):
 
 @pytest.mark.parametrize("count", [1, 15, 16, 100, 200])
 @pytest.mark.parametrize("dim", [3, 128])
-def test_dot_products_with_lanes_equal_the_loop(kernels, count, dim):
+def test_dot_products_with_lanes_equal_the_loop(vnni, count, dim):
     packed, start, rows, products = lanes_and_rows(count, dim)
     groups = len(packed)
     ranges = np.array([[[0, groups], [groups // 2, groups]]] * len(rows))
     out = np.empty((len(rows), 2 * groups - groups // 2, 16), dtype="int32")
-    kernels.group_dots(rows, ranges, packed, start, out)
+    group_dots(vnni, rows, ranges, packed, start, out)
     # Lanes without a centroid hold what nobody takes for one.
     held = np.arange(groups * 16) < count
     for row, found in zip(products, out.reshape(len(rows), -1), strict=True):
@@ -218,11 +220,11 @@ def test_dot_products_with_lanes_equal_the_loop(kernels, count, dim):
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 100])
-def test_assignment_takes_the_first_of_the_best(kernels, count):
+def test_assignment_takes_the_first_of_the_best(vnni, count):
     packed, start, rows, products = lanes_and_rows(count, 7)
     lanes, values = (np.full(len(rows), -5, dtype="int32") for _ in range(2))
     order = np.array([12, 3, 4, 0, 1, 2, 7, 8, 9, 10, 11])
-    kernels.assign_rows(rows, order, packed, start, lanes, values)
+    assign_rows(vnni, rows, order, packed, start, lanes, values)
     for row in order:
         assert lanes[row] == products[row].argmax()
         assert values[row] == products[row].max()
@@ -436,7 +438,7 @@ def test_sums_of_clusters_equal_the_loop():
         assert counts[cluster] == len(mine)
 
 
-def test_kernels_in_threads_do_not_disturb_each_other(kernels):
+def test_kernels_in_threads_do_not_disturb_each_other(vnni):
     """Memory that a kernel reads by address must be its own for as long as it reads it."""
     packed, start, rows, products = lanes_and_rows(500, 100, rows=400)
     wanted = products.argmax(axis=1)
@@ -445,7 +447,7 @@ def test_kernels_in_threads_do_not_disturb_each_other(kernels):
     def work():
         for _ in range(40):
             lanes, values = (np.empty(len(rows), dtype="int32") for _ in range(2))
-            kernels.assign_rows(rows, np.arange(len(rows)), packed, start, lanes, values)
+            assign_rows(vnni, rows, np.arange(len(rows)), packed, start, lanes, values)
             if not np.array_equal(lanes, wanted):
                 wrong.append(lanes)
 

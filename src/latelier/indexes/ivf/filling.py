@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from latelier.indexes.ivf.cells import Cells, Centroids
-from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.table import Table
+from latelier.scores.kernels.dots import assign_rows, choose_vnni
 from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
 from latelier.scores.kernels.vectors import LANES
 from latelier.scores.threads import for_ranges
@@ -56,7 +56,7 @@ def fill_cells(centroids: Centroids, table: Table, ordinals: np.ndarray, before:
 
 def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the cell of each token, int32, and the mean similarity of tokens and centroids, in units of a code."""
-    kernels = dots()
+    vnni = choose_vnni()
     starts = np.concatenate([[0], np.cumsum(lengths)])
     cells = np.empty(starts[-1], dtype="int32")
     totals: list[float] = []
@@ -65,13 +65,13 @@ def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: n
         codes, scales = table.rows(ordinals[first:last])
         found, values = (np.empty(len(codes), dtype="int32") for _ in range(2))
         everything = np.arange(len(codes))
-        kernels.assign_rows(codes, everything, centroids.top, centroids.top_start, found, values)
+        assign_rows(vnni, codes, everything, centroids.top, centroids.top_start, found, values)
         offsets, order = np.zeros(len(centroids.ranges), dtype="int64"), np.empty(len(codes), dtype="int64")
         group_rows(found, offsets, order)
         for group, (begin, end) in enumerate(pairwise(centroids.ranges)):
             mine = order[offsets[group] : offsets[group + 1]]
             own = centroids.cells[begin:end], centroids.cell_start[begin:end]
-            kernels.assign_rows(codes, mine, *own, found, values)
+            assign_rows(vnni, codes, mine, *own, found, values)
             found[mine] += begin * LANES  # as a lane of all groups
         cells[starts[first] : starts[last]] = found
         totals.append(float((values * scales).sum(dtype="float64")))

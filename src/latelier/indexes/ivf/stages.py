@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.indexes.ivf.cells import Cells, Centroids
-from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.query import Query
 from latelier.indexes.ivf.table import Table
+from latelier.scores.kernels.dots import choose_vnni, group_dots, rerank_scores
 from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
 from latelier.scores.kernels.hamming import hamming_scores
 from latelier.scores.kernels.probing import best_cells, best_groups
@@ -55,16 +55,16 @@ def probe(centroids: Centroids, query: Query, nprobe: int) -> Visits:
         Cells per query token; fewer where there are fewer. Of queries beyond 65,535 tokens, the others visit none.
     """
     rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
-    kernels, groups = dots(), len(centroids.ranges) - 1
+    vnni, groups = choose_vnni(), len(centroids.ranges) - 1
     everything = np.zeros((tokens, 1, 2), dtype="int64")
     everything[:, 0, 1] = len(centroids.top)
     sums = np.empty((tokens, len(centroids.top), LANES), dtype="int32")
-    kernels.group_dots(rows, everything, centroids.top, centroids.top_start, sums)
+    group_dots(vnni, rows, everything, centroids.top, centroids.top_start, sums)
     most = min(groups, max(_GROUPS, nprobe // _CELLS_PER_GROUP))
     ranges = np.empty((tokens, most, 2), dtype="int64")
     longest = best_groups(sums, most, centroids.ranges, ranges)
     sums = np.empty((tokens, longest, LANES), dtype="int32")
-    kernels.group_dots(rows, ranges, centroids.cells, centroids.cell_start, sums)
+    group_dots(vnni, rows, ranges, centroids.cells, centroids.cell_start, sums)
     cells, gains = (np.empty((tokens, min(nprobe, LANES * longest)), dtype="int32") for _ in range(2))
     best_cells(sums, ranges, query.scales, (1 << sum_bits(tokens)) - 1 - tokens, cells, gains)
     return Visits(cells, gains)
@@ -117,8 +117,8 @@ def compare_signs(table: Table, chosen: np.ndarray, query: Query) -> np.ndarray:
 def score_codes(table: Table, chosen: np.ndarray, query: Query, *, fine: bool) -> np.ndarray:
     """Return MaxSim of each chosen document's codes with the query, rounded to 8 bits or as it came, float32."""
     scores = np.empty(len(chosen), dtype="float32")
-    coded = (query.codes, query.packed, query.start, query.scales)
-    dots().rerank_scores(table.documents, chosen, table.codec.shape, coded, fine, scores)
+    coded = (query.packed, query.start, query.scales)
+    rerank_scores(choose_vnni(), table.documents, chosen, table.codec.shape, coded, fine, scores)
     return scores
 
 

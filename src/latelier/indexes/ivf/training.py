@@ -15,9 +15,9 @@ import torch
 
 from latelier.indexes.ivf.cells import Centroids, pack_centroids
 from latelier.indexes.ivf.effort import largeness
-from latelier.indexes.ivf.kernels import dots
 from latelier.indexes.ivf.table import Rows, Table
 from latelier.scores.kernels.clusters import add_rows
+from latelier.scores.kernels.dots import assign_rows, choose_vnni
 from latelier.scores.kernels.postings import group_rows
 from latelier.scores.kernels.vectors import LANES
 
@@ -124,7 +124,7 @@ def _kmeans(
 
 def _assign(rows: Rows, order: np.ndarray, lanes: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     found, values = (np.zeros(len(rows.codes), dtype="int32") for _ in range(2))
-    dots().assign_rows(rows.codes, order, lanes, start, found, values)
+    assign_rows(choose_vnni(), rows.codes, order, lanes, start, found, values)
     return found, values
 
 

@@ -1,14 +1,13 @@
-"""Integer dot products for processors with AVX-512 VNNI: documents reranked, centroids compared, tokens assigned.
+"""Integer dot products in vectors: documents reranked, centroids compared, tokens assigned.
 
-Bytes of rows are unsigned (shifted by 128), those of lanes signed, and what the shift adds is taken off beforehand, in
-the starting sums: see `vnni`. `dots_portable` has the same functions for all other processors, and equal results.
+There are two ways to multiply, see `products`, with equal results. Which one is compiled depends on the type of the
+argument `vnni`, `True` or `None`, so that each is cached by itself; `choose_vnni` returns what suits the processor.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -17,11 +16,22 @@ from numba.extending import intrinsic
 from latelier.scores.kernels.codes import load_rows, load_scales
 from latelier.scores.kernels.jit import kernel
 from latelier.scores.kernels.memory import copy_bytes, prefetch
+from latelier.scores.kernels.processor import choose_kernel
+from latelier.scores.kernels.products import dot_products
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["assign_rows", "group_dots", "lane_dots", "rerank_scores"]
+__all__ = ["assign_rows", "choose_vnni", "group_dots", "lane_dots", "rerank_scores"]
 
-_OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
+
+def choose_vnni() -> bool | None:
+    """Return ``True`` where `choose_kernel` says AVX-512, ``None`` elsewhere.
+
+    Examples
+    --------
+    >>> choose_vnni() in (True, None)
+    True
+    """
+    return True if choose_kernel() == "avx512" else None
 
 
 def _max_of(count: int) -> Any:
@@ -29,7 +39,15 @@ def _max_of(count: int) -> Any:
 
     @intrinsic
     def max_of_rows(
-        typing_context: Any, rows: Any, scales: Any, lanes: Any, start: Any, best: Any, words: Any, groups: Any
+        typing_context: Any,
+        vnni: Any,
+        rows: Any,
+        scales: Any,
+        lanes: Any,
+        start: Any,
+        best: Any,
+        words: Any,
+        groups: Any,
     ) -> Any:
         """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
 
@@ -37,10 +55,10 @@ def _max_of(count: int) -> Any:
         lanes ``(words, 16, 4)`` int8 of the query's first bytes (those of the next bytes follow `groups` groups
         later), their starting sums ``(16,)`` int32 (the same) and the maxima ``(16,)`` float32.
         """
-        signature = types.void(*[types.int64] * 7)
+        signature = types.void(vnni, *[types.int64] * 7)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            rows, scales, lanes, start, best, words, groups = arguments
+            rows, scales, lanes, start, best, words, groups = arguments[1:]
             starts = builder.mul(groups, constant(4 * LANES))
             stride = builder.mul(starts, words)
             planes = [
@@ -50,7 +68,7 @@ def _max_of(count: int) -> Any:
                 )
                 for plane in range(count)
             ]
-            sums = _dots(builder, rows, planes, words, ROWS)
+            sums = dot_products(builder, _has_vnni(vnni), rows, planes, words, ROWS)
             highest = builder.load(at(builder, best, FLOATS), align=4)
             finer = ir.Constant(FLOATS, [float(np.float32(1 / 254))] * LANES)
             for r in range(ROWS):
@@ -70,22 +88,26 @@ def _max_of(count: int) -> Any:
     return max_of_rows
 
 
+def _has_vnni(kind: types.Type) -> bool:
+    return isinstance(kind, types.Boolean)
+
+
 _max_of_rows, _max_of_rows_finely = _max_of(1), _max_of(3)
 
 
 @intrinsic
 def _nearest_lanes(
-    typing_context: Any, rows: Any, lanes: Any, start: Any, groups: Any, words: Any, found: Any, dots: Any
+    typing_context: Any, vnni: Any, rows: Any, lanes: Any, start: Any, groups: Any, words: Any, found: Any, dots: Any
 ) -> Any:
     """Write the lane with the highest dot product for eight rows, and that product; of equal ones, the first.
 
     All but `groups` and `words` are addresses: of the rows ``(8, words * 4)`` uint8, packed lanes
     ``(groups, words, 16, 4)`` int8, their starting sums ``(groups, 16)`` int32, and both results ``(8,)`` int32.
     """
-    signature = types.void(*[types.int64] * 7)
+    signature = types.void(vnni, *[types.int64] * 7)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        rows, lanes, start, groups, words, found, dots = arguments
+        rows, lanes, start, groups, words, found, dots = arguments[1:]
         lowest, nowhere = (ir.Constant(INTS, [n] * LANES) for n in (-(1 << 31), 0))
         best = [cgutils.alloca_once_value(builder, lowest) for _ in range(ROWS)]
         where = [cgutils.alloca_once_value(builder, nowhere) for _ in range(ROWS)]
@@ -93,7 +115,9 @@ def _nearest_lanes(
             lanes_at = builder.add(lanes, builder.mul(builder.mul(loop.index, words), constant(4 * LANES)))
             start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
             number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
-            for r, total in enumerate(_dots(builder, rows, [(lanes_at, start_at)], words, ROWS)):
+            for r, total in enumerate(
+                dot_products(builder, _has_vnni(vnni), rows, [(lanes_at, start_at)], words, ROWS)
+            ):
                 highest = builder.load(best[r])
                 higher = builder.icmp_signed(">", total, highest)
                 builder.store(builder.select(higher, total, highest), best[r])
@@ -124,12 +148,12 @@ def _dots_of(count: int) -> Any:
     """Make the instruction sequence for `count` groups of lanes at a time."""
 
     @intrinsic
-    def dots_of_groups(typing_context: Any, row: Any, lanes: Any, start: Any, out: Any, words: Any) -> Any:
+    def dots_of_groups(typing_context: Any, vnni: Any, row: Any, lanes: Any, start: Any, out: Any, words: Any) -> Any:
         """``out[g, lane] = <row, lanes[g, lane]>``; all but the last are addresses, of the shapes above."""
-        signature = types.void(*[types.int64] * 5)
+        signature = types.void(vnni, *[types.int64] * 5)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            row, lanes, start, out, words = arguments
+            row, lanes, start, out, words = arguments[1:]
             stride = builder.mul(words, constant(4 * LANES))
             groups = [
                 (
@@ -138,7 +162,7 @@ def _dots_of(count: int) -> Any:
                 )
                 for g in range(count)
             ]
-            for g, total in enumerate(_dots(builder, row, groups, words, 1)):
+            for g, total in enumerate(dot_products(builder, _has_vnni(vnni), row, groups, words, 1)):
                 builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
             return context.get_dummy_value()
 
@@ -147,38 +171,17 @@ def _dots_of(count: int) -> Any:
     return dots_of_groups
 
 
-def _dots(
-    builder: ir.IRBuilder, rows: ir.Value, groups: list[tuple[ir.Value, ir.Value]], words: ir.Value, count: int
-) -> list[ir.Value]:
-    """Emit the sums of `count` rows with each group of lanes: all rows of the first group, then of the next."""
-    dot = declare(builder.module, "llvm.x86.avx512.vpdpbusd.512", [INTS, _OPERAND, _OPERAND], INTS)
-    begins = [builder.load(at(builder, start, INTS), align=4) for _, start in groups]
-    sums = [[cgutils.alloca_once_value(builder, begin) for _ in range(count)] for begin in begins]
-    stride = builder.mul(words, constant(4))
-    with cgutils.for_range(builder, words) as loop:
-        column = builder.add(rows, builder.mul(loop.index, constant(4)))
-        splats = []
-        for r in range(count):
-            place = builder.add(column, builder.mul(stride, constant(r)))
-            row = splat(builder, builder.load(at(builder, place, ir.IntType(32)), align=4), INTS)
-            splats.append(builder.bitcast(row, _OPERAND))
-        for (lanes, _), totals in zip(groups, sums, strict=True):
-            lanes_at = builder.add(lanes, builder.mul(loop.index, constant(4 * LANES)))
-            packed = builder.bitcast(builder.load(at(builder, lanes_at, INTS), align=4), _OPERAND)
-            for row, total in zip(splats, totals, strict=True):
-                builder.store(builder.call(dot, [builder.load(total), row, packed]), total)
-    return [builder.load(total) for totals in sums for total in totals]
-
-
 _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 
 
 @kernel()
-def lane_dots(row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+def lane_dots(vnni: bool | None, row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
     """Write ``out[g, lane]``, the dot product of one row with every lane.
 
     Parameters
     ----------
+    vnni
+        From `choose_vnni`.
     row
         ``(words * 4,)`` uint8, shifted by 128.
     packed, start
@@ -193,19 +196,23 @@ def lane_dots(row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.nd
     while g < groups:
         lanes, step = lanes_at + g * words * 4 * LANES, 4 * LANES * g
         if g + 8 <= groups:
-            _dots_of_groups(row_at, lanes, start_at + step, out_at + step, words)
+            _dots_of_groups(vnni, row_at, lanes, start_at + step, out_at + step, words)
             g += 8
         else:
-            _dots_of_group(row_at, lanes, start_at + step, out_at + step, words)
+            _dots_of_group(vnni, row_at, lanes, start_at + step, out_at + step, words)
             g += 1
 
 
 @kernel()
-def group_dots(rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+def group_dots(
+    vnni: bool | None, rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray
+) -> None:
     """Write the dot products of rows with the lanes of their own ranges of groups.
 
     Parameters
     ----------
+    vnni
+        From `choose_vnni`.
     rows
         ``(n, words * 4)`` uint8, shifted by 128.
     ranges
@@ -219,18 +226,26 @@ def group_dots(rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: 
         g = 0
         for m in range(ranges.shape[1]):
             first, last = ranges[n, m, 0], ranges[n, m, 1]
-            lane_dots(rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
+            lane_dots(vnni, rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
             g += last - first
 
 
 @kernel()
 def assign_rows(
-    rows: np.ndarray, order: np.ndarray, packed: np.ndarray, start: np.ndarray, lanes: np.ndarray, dots: np.ndarray
+    vnni: bool | None,
+    rows: np.ndarray,
+    order: np.ndarray,
+    packed: np.ndarray,
+    start: np.ndarray,
+    lanes: np.ndarray,
+    dots: np.ndarray,
 ) -> None:
     """Find the lane with the highest dot product for some rows; of equal ones, the first.
 
     Parameters
     ----------
+    vnni
+        From `choose_vnni`.
     rows
         ``(n, words * 4)`` uint8, shifted by 128.
     order
@@ -252,7 +267,7 @@ def assign_rows(
         else:
             here = _copy_rows(rows, order, first, count, block)
         _nearest_lanes(  # type: ignore[call-arg]
-            here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), groups, words, where_at, best_at
+            vnni, here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), groups, words, where_at, best_at
         )
         for r in range(count):
             # By index, not by address alone: numba frees an array after the last use of its name.
@@ -283,10 +298,11 @@ def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, bloc
 
 @kernel()
 def rerank_scores(
+    vnni: bool | None,
     documents: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     chosen: np.ndarray,
     shape: tuple[int, int, int],
-    query: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    query: tuple[np.ndarray, np.ndarray, np.ndarray],
     fine: bool,
     scores: np.ndarray,
 ) -> None:
@@ -294,6 +310,8 @@ def rerank_scores(
 
     Parameters
     ----------
+    vnni
+        From `choose_vnni`.
     documents
         Addresses of each document's signs, codes (or planes) and scales, and its number of tokens: int64 all.
     chosen
@@ -301,14 +319,14 @@ def rerank_scores(
     shape
         Bits, dim and sign words, as for `codes.load_rows`.
     query
-        From `probing.encode_query`: codes, the same in lanes with their starting sums, and scales.
+        From `probing.encode_query`: codes in lanes with their starting sums, and scales.
     fine
         Use all three bytes of the query's numbers, rather than the first.
     scores
         ``(n,)`` float32, written.
     """
     signs, codes, scales, lengths = documents
-    _, packed, start, query_scales = query
+    packed, start, query_scales = query
     bits, dim, sign_count = shape
     width = 32 * sign_count
     groups = packed.shape[1]
@@ -347,9 +365,9 @@ def rerank_scores(
                 lanes_at, sums_at = packed_at + g * width * LANES, start_at + 4 * LANES * g
                 highest_at = best_at + 4 * LANES * g
                 if fine:
-                    _max_of_rows_finely(block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
+                    _max_of_rows_finely(vnni, block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
                 else:
-                    _max_of_rows(block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
+                    _max_of_rows(vnni, block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
         total = np.float32(0)
         for i in range(len(query_scales)):
             total += best[i] * query_scales[i]
