@@ -1,6 +1,7 @@
 """CPU kernels compiled by numba on first use and cached on disk; scoring and indexes share them.
 
-`fused` and `vnni` hold AVX-512 instructions: they are imported only where `choose_kernel` says so.
+`fused` and `vnni` hold AVX-512 instructions: they are imported only where `choose_kernel` says so. `dots` has both ways
+of multiplying bytes, of which only the processor's own is compiled.
 """
 
 from latelier.scores.kernels.processor import KERNELS, choose_kernel, multiplies_bfloat16

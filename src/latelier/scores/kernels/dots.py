@@ -17,7 +17,7 @@ from latelier.scores.kernels.codes import load_rows, load_scales
 from latelier.scores.kernels.jit import kernel
 from latelier.scores.kernels.memory import copy_bytes, prefetch
 from latelier.scores.kernels.processor import choose_kernel
-from latelier.scores.kernels.products import dot_products
+from latelier.scores.kernels.products import multiply_bytes
 from latelier.scores.kernels.vectors import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["assign_rows", "choose_vnni", "group_dots", "lane_dots", "rerank_scores"]
@@ -38,27 +38,18 @@ def _max_of(count: int) -> Any:
     """Make the instruction sequence for the first `count` bytes of the query's numbers."""
 
     @intrinsic
-    def max_of_rows(
-        typing_context: Any,
-        vnni: Any,
-        rows: Any,
-        scales: Any,
-        lanes: Any,
-        start: Any,
-        best: Any,
-        words: Any,
-        groups: Any,
-    ) -> Any:
+    def max_of_rows(typing_context: Any, vnni: Any, places: Any, words: Any, groups: Any) -> Any:
         """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
 
-        All but the last two are addresses: of the rows ``(8, words * 4)`` uint8, their scales ``(8,)`` float32, packed
-        lanes ``(words, 16, 4)`` int8 of the query's first bytes (those of the next bytes follow `groups` groups
-        later), their starting sums ``(16,)`` int32 (the same) and the maxima ``(16,)`` float32.
+        Places are the addresses of the rows ``(8, words * 4)`` uint8, their scales ``(8,)`` float32, packed lanes
+        ``(words, 16, 4)`` int8 of the query's first bytes (those of the next bytes follow `groups` groups later),
+        their starting sums ``(16,)`` int32 (the same) and the maxima ``(16,)`` float32.
         """
-        signature = types.void(vnni, *[types.int64] * 7)
+        signature = types.void(vnni, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            rows, scales, lanes, start, best, words, groups = arguments[1:]
+            _, places, words, groups = arguments
+            rows, scales, lanes, start, best = cgutils.unpack_tuple(builder, places)
             starts = builder.mul(groups, constant(4 * LANES))
             stride = builder.mul(starts, words)
             planes = [
@@ -68,7 +59,7 @@ def _max_of(count: int) -> Any:
                 )
                 for plane in range(count)
             ]
-            sums = dot_products(builder, _has_vnni(vnni), rows, planes, words, ROWS)
+            sums = multiply_bytes(builder, _has_vnni(vnni), rows, planes, words, ROWS)
             highest = builder.load(at(builder, best, FLOATS), align=4)
             finer = ir.Constant(FLOATS, [float(np.float32(1 / 254))] * LANES)
             for r in range(ROWS):
@@ -96,18 +87,17 @@ _max_of_rows, _max_of_rows_finely = _max_of(1), _max_of(3)
 
 
 @intrinsic
-def _nearest_lanes(
-    typing_context: Any, vnni: Any, rows: Any, lanes: Any, start: Any, groups: Any, words: Any, found: Any, dots: Any
-) -> Any:
+def _nearest_lanes(typing_context: Any, vnni: Any, places: Any, groups: Any, words: Any) -> Any:
     """Write the lane with the highest dot product for eight rows, and that product; of equal ones, the first.
 
-    All but `groups` and `words` are addresses: of the rows ``(8, words * 4)`` uint8, packed lanes
-    ``(groups, words, 16, 4)`` int8, their starting sums ``(groups, 16)`` int32, and both results ``(8,)`` int32.
+    Places are the addresses of the rows ``(8, words * 4)`` uint8, packed lanes ``(groups, words, 16, 4)`` int8, their
+    starting sums ``(groups, 16)`` int32, and both results ``(8,)`` int32.
     """
-    signature = types.void(vnni, *[types.int64] * 7)
+    signature = types.void(vnni, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        rows, lanes, start, groups, words, found, dots = arguments[1:]
+        _, places, groups, words = arguments
+        rows, lanes, start, found, dots = cgutils.unpack_tuple(builder, places)
         lowest, nowhere = (ir.Constant(INTS, [n] * LANES) for n in (-(1 << 31), 0))
         best = [cgutils.alloca_once_value(builder, lowest) for _ in range(ROWS)]
         where = [cgutils.alloca_once_value(builder, nowhere) for _ in range(ROWS)]
@@ -116,7 +106,7 @@ def _nearest_lanes(
             start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
             number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
             for r, total in enumerate(
-                dot_products(builder, _has_vnni(vnni), rows, [(lanes_at, start_at)], words, ROWS)
+                multiply_bytes(builder, _has_vnni(vnni), rows, [(lanes_at, start_at)], words, ROWS)
             ):
                 highest = builder.load(best[r])
                 higher = builder.icmp_signed(">", total, highest)
@@ -162,7 +152,7 @@ def _dots_of(count: int) -> Any:
                 )
                 for g in range(count)
             ]
-            for g, total in enumerate(dot_products(builder, _has_vnni(vnni), row, groups, words, 1)):
+            for g, total in enumerate(multiply_bytes(builder, _has_vnni(vnni), row, groups, words, 1)):
                 builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
             return context.get_dummy_value()
 
@@ -266,9 +256,8 @@ def assign_rows(
             here = np.int64(rows.ctypes.data) + order[first] * width
         else:
             here = _copy_rows(rows, order, first, count, block)
-        _nearest_lanes(  # type: ignore[call-arg]
-            vnni, here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), groups, words, where_at, best_at
-        )
+        places = (here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), where_at, best_at)
+        _nearest_lanes(vnni, places, groups, words)  # type: ignore[call-arg]
         for r in range(count):
             # By index, not by address alone: numba frees an array after the last use of its name.
             lanes[order[first + r]], dots[order[first + r]] = where[r], best[r]
@@ -364,10 +353,11 @@ def rerank_scores(
             for g in range(groups):
                 lanes_at, sums_at = packed_at + g * width * LANES, start_at + 4 * LANES * g
                 highest_at = best_at + 4 * LANES * g
+                places = (block_at, scales_at, lanes_at, sums_at, highest_at)
                 if fine:
-                    _max_of_rows_finely(vnni, block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
+                    _max_of_rows_finely(vnni, places, width // 4, groups)
                 else:
-                    _max_of_rows(vnni, block_at, scales_at, lanes_at, sums_at, highest_at, width // 4, groups)
+                    _max_of_rows(vnni, places, width // 4, groups)
         total = np.float32(0)
         for i in range(len(query_scales)):
             total += best[i] * query_scales[i]

@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 from latelier.scores.kernels.vectors import INTS, LANES, at, constant, declare, splat
 
-__all__ = ["dot_products"]
+__all__ = ["multiply_bytes"]
 
 _OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 else INTS
 _WORD, _BYTES = ir.IntType(32), ir.VectorType(ir.IntType(8), 4)
@@ -23,7 +23,7 @@ _WORD, _BYTES = ir.IntType(32), ir.VectorType(ir.IntType(8), 4)
 _PARTS, _PAIR = 4, 2
 
 
-def dot_products(
+def multiply_bytes(
     builder: ir.IRBuilder,
     has_vnni: bool,
     rows: ir.Value,
