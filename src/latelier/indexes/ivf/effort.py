@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -22,7 +21,7 @@ _SIGNS, _FEWEST_SIGNS = 128, 8.0
 _WANTED = 0.97
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # Standard deviations that the signs of a good document may be off by.
-_SLACK = 2.2
+_SLACK = 2.0
 # Powers of `largeness` by which the widths grow: they double up to a hundred million tokens. Cells get smaller as well
 # then, so fewer more of them are visited.
 _MANY, _GROWTH, _VISITS_GROWTH = 10_000_000, 0.3, 0.18
@@ -39,9 +38,9 @@ class Knobs:
     candidates
         Documents whose signs are compared, of those that were found in the cells.
     rerank
-        Documents that are scored by their codes, at most.
+        Documents that are scored by their codes. ``None``: as many as their signs leave in doubt.
     slack
-        Of these, those are left out whose signs are worse than those of the k-th best by more than so many standard
+        Then those are left out whose signs are worse than those of the k-th best by more than so many standard
         deviations of chance.
     exact
         Score all documents by their codes, and ignore the rest.
@@ -49,8 +48,8 @@ class Knobs:
 
     nprobe: int
     candidates: int
-    rerank: int
-    slack: float = math.inf
+    rerank: int | None
+    slack: float = _SLACK
     exact: bool = False
 
 
@@ -87,11 +86,11 @@ def choose_knobs(
     Examples
     --------
     >>> choose_knobs(10, 128, "balanced")
-    Knobs(nprobe=40, candidates=500, rerank=160, slack=2.2, exact=False)
-    >>> choose_knobs(10, 128, 2.0, rerank=50)
-    Knobs(nprobe=80, candidates=1000, rerank=50, slack=inf, exact=False)
+    Knobs(nprobe=40, candidates=500, rerank=None, slack=2.0, exact=False)
+    >>> choose_knobs(10, 128, 4.0, rerank=50)
+    Knobs(nprobe=160, candidates=2000, rerank=50, slack=4.0, exact=False)
     >>> choose_knobs(10, 128, "balanced", rerank=50, tokens=100_000_000)
-    Knobs(nprobe=61, candidates=998, rerank=50, slack=inf, exact=False)
+    Knobs(nprobe=61, candidates=998, rerank=50, slack=2.8250750892455088, exact=False)
     """
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     if effort == "exact":
@@ -103,12 +102,12 @@ def choose_knobs(
     size = largeness(tokens)
     visits, factor = factor * size**_VISITS_GROWTH, factor * size**_GROWTH
     more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
-    kept = max(k, _given(rerank, "rerank", round(more * (80 + 8 * k))))
+    kept = None if rerank is None else max(k, _given(rerank, "rerank", k))
     return Knobs(
         nprobe=_given(nprobe, "nprobe", max(1, round(40 * visits))),
-        candidates=max(kept, _given(candidates, "candidates", round(more * max(500, 20 * k)))),
+        candidates=max(kept or k, _given(candidates, "candidates", round(more * max(500, 20 * k)))),
         rerank=kept,
-        slack=_SLACK * factor**0.5 if rerank is None else math.inf,
+        slack=_SLACK * factor**0.5,
         exact=effort == "exact",
     )
 

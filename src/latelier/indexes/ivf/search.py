@@ -21,6 +21,8 @@ __all__ = ["Found", "Scope", "search_one"]
 
 # Documents beyond the k best that are scored with the query as it came: those whose order 8 bits may have mistaken.
 _MARGIN = 4
+# So many documents are scored by their codes without looking at their signs.
+_FEW, _FEW_PER_HIT = 80, 8
 # Times as many documents as would be compared anyway, up to which all are; once more for each time that as many cells
 # would be visited, which takes about as long.
 _SCAN = 2
@@ -70,9 +72,12 @@ def search_one(scope: Scope, vectors: np.ndarray, k: int, knobs: Knobs) -> Found
     """
     table, query = scope.table, prepare_query(vectors)
     chosen = scope.chosen if knobs.exact else _candidates(scope, query, k, knobs)
-    if len(chosen) > knobs.rerank and not knobs.exact:
-        scores = compare_signs(table, chosen, query)
-        chosen = keep_likely(chosen, scores, query, k, knobs.slack, knobs.rerank)
+    if len(chosen) > (knobs.rerank or _FEW + _FEW_PER_HIT * k) and not knobs.exact:
+        signs = compare_signs(table, chosen, query)
+        if knobs.rerank is None:
+            chosen = keep_likely(chosen, signs, query, k, knobs.slack)
+        else:
+            chosen = keep_best(chosen, signs, knobs.rerank)
     if len(chosen) > k + _MARGIN:
         chosen = keep_best(chosen, score_codes(table, chosen, query, fine=False), k + _MARGIN)
     if not len(chosen):
@@ -86,13 +91,14 @@ def _candidates(scope: Scope, query: Query, k: int, knobs: Knobs) -> np.ndarray:
     """Return documents worth looking at: those found in cells and all that are in none, or simply all."""
     table, chosen = scope.table, scope.chosen
     inside = int(np.searchsorted(chosen, table.known))
+    enough = knobs.rerank or max(k, knobs.candidates // _SCAN)
     wider = min(_WIDEST, max(1, round(table.known / max(1, inside))))
     if scope.cells is None or inside <= (_SCAN + wider) * knobs.candidates:
         return chosen
     while wider <= _WIDEST:
         visits = probe(scope.cells.centroids, query, knobs.nprobe * wider)
         found = gather(scope.cells, table, visits, scope.mask, knobs.candidates)
-        if len(found) >= knobs.rerank:
+        if len(found) >= enough:
             return np.concatenate([found, chosen[inside:]])
         wider *= 4
     return chosen

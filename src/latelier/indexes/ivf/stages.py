@@ -33,6 +33,8 @@ _CELLS_PER_GROUP = 8
 # Documents whose sums, 4 bytes each, stay in the second-level cache.
 _BLOCK = 1 << 16
 _SCRATCH = threading.local()
+# Power of the cosine of two query tokens that says how alike their errors are: next to nothing below 0.7.
+_ALIKE = 8
 
 
 class Visits(NamedTuple):
@@ -131,15 +133,18 @@ def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
     return chosen[kept]
 
 
-def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: Query, k: int, slack: float, most: int) -> np.ndarray:
-    """Return the documents that may be among the k best by what their signs say, at most `most`, in the order given.
+def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: Query, k: int, slack: float) -> np.ndarray:
+    """Return the documents that may be among the k best by what their signs say, in the order given.
 
     Signs of a token that is a good match differ in about a fifth, as if each were tossed by itself: the standard
-    deviation of their number is 0.4 times the root of how many there are, and variances add up over query tokens.
+    deviation of their number is 0.4 times the root of how many there are. Variances add up over query tokens, but for
+    those that are much the same, as queries filled up with [MASK] have: they find the same tokens, and err alike.
     `slack` is how many standard deviations a document may be worse than the k-th best.
     """
-    deviation = 0.4 * math.sqrt(query.vectors.shape[1] * float(query.lengths @ query.lengths))
-    kept = np.empty(min(most, len(chosen)), dtype="int64")
-    # Also for a query of zeros, and with infinite slack.
-    count = near_highest(scores, min(k, len(chosen)), slack * max(deviation, 1e-30), kept)
+    lengths = np.maximum(query.lengths, np.float32(1e-30))
+    directions = query.vectors / lengths[:, None]
+    alike = np.maximum(directions @ directions.T, 0) ** _ALIKE
+    deviation = 0.4 * math.sqrt(query.vectors.shape[1] * float(lengths @ alike @ lengths))
+    kept = np.empty(len(chosen), dtype="int64")
+    count = near_highest(scores, min(k, len(chosen)), slack * deviation, kept)
     return chosen[kept[:count]]
