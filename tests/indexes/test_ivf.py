@@ -14,6 +14,7 @@ from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes.ivf import growth
 from latelier.indexes.ivf import index as ivf_index
 from latelier.indexes.ivf import search as ivf_search
+from latelier.indexes.ivf import stages
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import keep_likely
@@ -248,6 +249,12 @@ def test_tokens_that_are_the_same_err_together():
     for rows, kept in (([0, 0, 0, 0], 28), ([0, 1, 2, 3], 19), ([0], 14)):
         query = prepare_query(np.eye(DIM, dtype="float32")[rows])
         assert len(keep_likely(documents, scores, query, 10, 2.0)) == kept
+
+
+def test_errors_of_a_very_long_query_are_added_up_in_parts():
+    """Half of the 1,500 tokens are one, and half another, three times as long and at right angles to it."""
+    rows = np.concatenate([np.eye(2, DIM, dtype="float32") * [[1], [3]]] * 750).astype("float32")
+    assert stages._variance(prepare_query(rows)) == pytest.approx(750**2 * (1 + 9), rel=1e-5)
 
 
 def test_all_documents_are_likely_for_a_query_of_zeros():

@@ -91,7 +91,7 @@ def _candidates(scope: Scope, query: Query, k: int, knobs: Knobs) -> np.ndarray:
     """Return documents worth looking at: those found in cells and all that are in none, or simply all."""
     table, chosen = scope.table, scope.chosen
     inside = int(np.searchsorted(chosen, table.known))
-    enough = knobs.rerank or max(k, knobs.candidates // _SCAN)
+    enough = knobs.rerank or max(k, knobs.candidates // 2)
     wider = min(_WIDEST, max(1, round(table.known / max(1, inside))))
     if scope.cells is None or inside <= (_SCAN + wider) * knobs.candidates:
         return chosen

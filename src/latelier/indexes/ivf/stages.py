@@ -35,6 +35,8 @@ _BLOCK = 1 << 16
 _SCRATCH = threading.local()
 # Power of the cosine of two query tokens that says how alike their errors are: next to nothing below 0.7.
 _ALIKE = 8
+# Query tokens that are compared with all others at a time.
+_TOGETHER = 1024
 
 
 class Visits(NamedTuple):
@@ -141,10 +143,19 @@ def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: Query, k: int, sl
     those that are much the same, as queries filled up with [MASK] have: they find the same tokens, and err alike.
     `slack` is how many standard deviations a document may be worse than the k-th best.
     """
-    lengths = np.maximum(query.lengths, np.float32(1e-30))
-    directions = query.vectors / lengths[:, None]
-    alike = np.maximum(directions @ directions.T, 0) ** _ALIKE
-    deviation = 0.4 * math.sqrt(query.vectors.shape[1] * float(lengths @ alike @ lengths))
+    deviation = 0.4 * math.sqrt(query.vectors.shape[1] * _variance(query))
     kept = np.empty(len(chosen), dtype="int64")
     count = near_highest(scores, min(k, len(chosen)), slack * deviation, kept)
     return chosen[kept[:count]]
+
+
+def _variance(query: Query) -> float:
+    """Return the sum of the query tokens' squared lengths, and of the products of those that are alike."""
+    lengths = np.maximum(query.lengths, np.float32(1e-30))
+    directions = query.vectors / lengths[:, None]
+    total = 0.0
+    for first in range(0, len(lengths), _TOGETHER):  # so that a query of many thousand tokens takes no square of memory
+        rows = slice(first, first + _TOGETHER)
+        alike = np.maximum(directions[rows] @ directions.T, 0) ** _ALIKE
+        total += float(lengths[rows] @ alike @ lengths)
+    return total

@@ -8,7 +8,7 @@ from latelier.scores.kernels.jit import kernel
 
 __all__ = ["highest_places", "near_highest", "nth_highest", "sort_falling"]
 
-
+# Of Shell's sort, as Ciura found them (2001, *Best increments for the average case of Shellsort*).
 _GAPS = (701, 301, 132, 57, 23, 10, 4, 1)
 
 
@@ -57,30 +57,24 @@ def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -
     k
         From 1.
     slack
-        May be infinite.
+        Not negative.
     places
-        ``(most,)`` int64, at most n; written: where there are more, the highest, as by `highest_places`.
+        ``(n,)`` int64, written as far as is returned.
 
     Returns
     -------
     int
-        How many were written.
+        How many there are.
 
     Examples
     --------
-    >>> places = np.empty(3, dtype="int64")
+    >>> places = np.empty(4, dtype="int64")
     >>> near_highest(np.array([1, 3, 2, 2.5], dtype="float32"), 1, 0.75, places)
     2
     >>> places[:2]
     array([1, 3])
     """
     edge = nth_highest(scores.copy(), k) - slack
-    count = 0
-    for i in range(len(scores)):
-        count += scores[i] >= edge
-    if count > len(places):
-        highest_places(scores, places)
-        return len(places)
     n = 0
     for i in range(len(scores)):
         if scores[i] >= edge:
@@ -130,7 +124,7 @@ def nth_highest(scores: np.ndarray, n: int) -> float:
 
 @kernel()
 def sort_falling(numbers: np.ndarray) -> None:
-    """Sort some hundred numbers, the highest first: Shell's sort, with the gaps that Ciura found best.
+    """Sort some hundred numbers, the highest first: Shell's sort.
 
     Parameters
     ----------
