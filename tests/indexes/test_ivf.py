@@ -11,10 +11,9 @@ from index_helpers import contents
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.indexes.ivf import growth
+from latelier.indexes.ivf import growth, stages
 from latelier.indexes.ivf import index as ivf_index
 from latelier.indexes.ivf import search as ivf_search
-from latelier.indexes.ivf import stages
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import keep_likely
