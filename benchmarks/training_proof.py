@@ -2,19 +2,19 @@
 
     python benchmarks/training_proof.py path/to/debian --other path/to/scifact --minutes 20 [--json proof.json]
 
-Both folders are collections in BEIR layout with qrels/train.tsv and qrels/test.tsv. What runs: the untrained model is
-measured on the test queries of both; hard negatives are mined with its own index; it trains on the training pairs of
-the first for so many minutes, each batch made of pairs whose documents are mined negatives of one another; its weights
-are blended with the untrained ones, with as much of the trained ones as a sample of the training queries of the second
-collection allows; and it is measured again. All documents of a collection are searched, exactly. `--cache` keeps the
-token vectors of the untrained model for the next run.
+Both folders are collections in BEIR layout with qrels/train.tsv and qrels/test.tsv. What runs: the untrained model,
+`from_dense`, is measured on the test queries of both; hard negatives are mined with its own index; a model of the
+recipe asked for trains on the pairs of the first for so many minutes, each batch made of pairs whose documents are
+mined negatives of one another; its weights are blended with those it began with, with as much of the trained ones as
+training queries of the second collection allow; and it is measured. All documents of a collection are searched,
+exactly. `--replay` names collections whose titles and sentences are pairs to train on now and then, against forgetting;
+`--cache` keeps the token vectors of the untrained model for the next run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import tempfile
 import time
@@ -22,73 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _proof_data import interleave, make_guard, mine, sample, titles
+from _proof_measures import accuracy, encode, measure
 from _training import training_arguments
 from sentence_transformers import MultiVectorEncoderTrainer
 from transformers import TrainerCallback
 
-from latelier import indexes
-from latelier.data import TrainingSet, mine_hard_negatives, order_by_neighbours
+from latelier.data import TrainingSet, order_by_neighbours
 from latelier.data.samplers import InOrder
 from latelier.embeddings import TokenEmbeddings
-from latelier.evaluation import Collection, evaluate, load_beir
+from latelier.evaluation import Collection, load_beir
 from latelier.losses import CachedContrastive, Contrastive
-from latelier.models import DEFAULT_MODEL, ColBERT, Recipe, pool_tokens
-from latelier.scores import colbert_kd_scores, top_k
+from latelier.models import DEFAULT_MODEL, ColBERT, Recipe
 
-MEASURES = ["Success@1", "nDCG@10"]
+BEGIN = time.perf_counter()
 HELD_OUT = 150  # training queries that are not trained on, for the curve
-POOLING = 32  # tokens to one vector, for mining
 CANDIDATES = 20  # documents that each of them is tried on
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)  # of the trained weights in the final ones
 TOLERANCE = 0.0075  # nDCG@10 that another collection may lose, on a sample of its training queries
-
-
-def encode(model: ColBERT, texts: list[str], cache: Path | None = None) -> TokenEmbeddings:
-    if cache is not None and cache.exists():
-        return TokenEmbeddings.load(cache)
-    vectors = model.encode_document(texts, packed=True).to("cpu").to("float16")
-    if cache is not None:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        vectors.save(cache)
-    return vectors
-
-
-def search(model: ColBERT, queries: list[str], documents: TokenEmbeddings, k: int) -> tuple[Any, Any]:
-    vectors = model.encode_query(queries, packed=True).to("cpu").to("float32")
-    scores, positions = top_k(vectors, documents, k=k)
-    return scores.tolist(), positions.tolist()
-
-
-def measure(model: ColBERT, collection: Collection, documents: TokenEmbeddings) -> dict[str, float]:
-    ids = list(collection.documents)
-    queries = list(collection.queries)
-    scores, positions = search(model, [collection.queries[q] for q in queries], documents, 10)
-    run = {
-        query: {ids[p]: s for p, s in zip(row, values, strict=True)}
-        for query, row, values in zip(queries, positions, scores, strict=True)
-    }
-    return dict(evaluate(run, collection.qrels, MEASURES))
-
-
-def mine(
-    model: ColBERT, train: Collection, documents: TokenEmbeddings, queries: list[str], options: argparse.Namespace
-) -> TrainingSet:
-    """Hard negatives from an index of a few pooled vectors per document, which is good enough for this and quick."""
-    index = indexes.Flat()
-    for start in range(0, len(documents), 4096):
-        pooled = pool_tokens(documents[start : start + 4096].to("float32"), POOLING, protected_tokens=0)
-        index.add(list(train.documents)[start : start + 4096], pooled)
-    judged = {query: train.qrels[query] for query in queries}
-    return mine_hard_negatives(
-        model,
-        index,
-        train.queries,
-        judged,
-        documents=train.texts(),
-        negatives=options.ranks,
-        ranks=(1, options.ranks),
-        batch_size=256,
-    )
 
 
 class Clock(TrainerCallback):
@@ -143,17 +94,6 @@ class Clock(TrainerCallback):
         control.should_training_stop = self.share >= 1
 
 
-def accuracy(model: ColBERT, held_out: TrainingSet) -> float:
-    """Share of queries whose own document is the best of its candidates."""
-    texts = list(dict.fromkeys(text for row in held_out.documents for text in row))
-    place = {text: i for i, text in enumerate(texts)}
-    documents = encode(model, texts).to("float32")
-    queries = model.encode_query(list(held_out.queries), packed=True).to("cpu").to("float32")
-    order = [place[text] for row in held_out.documents for text in row]
-    scores = colbert_kd_scores(queries, documents[order])
-    return float((scores.argmax(dim=1) == 0).float().mean())
-
-
 def blend(model: ColBERT, untrained: dict[str, torch.Tensor], trained: dict[str, torch.Tensor], share: float) -> None:
     """Go only a part of the way from the untrained weights: other collections lose less (Wortsman et al., 2022)."""
     with torch.no_grad():
@@ -163,38 +103,30 @@ def blend(model: ColBERT, untrained: dict[str, torch.Tensor], trained: dict[str,
 
 
 def choose_share(
-    model: ColBERT, untrained: dict[str, torch.Tensor], held_out: TrainingSet, guard: Collection | None
+    model: ColBERT, start: dict[str, torch.Tensor], held_out: TrainingSet, guard: Collection, least: float
 ) -> list[dict[str, float]]:
-    """Blend with as much of the trained weights as a sample of another collection allows; return what was tried.
+    """Blend with as much of the trained weights as another collection allows, or as is best for it; return the tries.
 
     No test query has a part in it.
     """
     trained = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    tried: list[dict[str, float]] = []
-    if guard is None:
-        return tried
     texts = list(guard.texts().values())
-    for share in (0.0, *SHARES):
-        blend(model, untrained, trained, share)
+    tried: list[dict[str, float]] = []
+    for share in SHARES:
+        blend(model, start, trained, share)
         ndcg = measure(model, guard, encode(model, texts))["nDCG@10"]
         tried.append({"share": share, "nDCG@10": ndcg, "Success@1 of candidates": accuracy(model, held_out)})
-        print(f"  {tried[-1]}", flush=True)
-        if share and ndcg >= tried[0]["nDCG@10"] - TOLERANCE:
-            break
+        print(f"  {tried[-1]}; at least {least:.4f}", flush=True)
+        if ndcg >= least:
+            return tried
+    blend(model, start, trained, max(tried, key=lambda row: row["nDCG@10"])["share"])
     return tried
 
 
-def train(
-    model: ColBERT,
-    examples: TrainingSet,
-    held_out: TrainingSet,
-    guard: Collection | None,
-    options: argparse.Namespace,
-) -> dict[str, Any]:
+def train(model: ColBERT, examples: TrainingSet, held_out: TrainingSet, options: argparse.Namespace) -> dict[str, Any]:
     clock = Clock(model, held_out, options.minutes * 60, options.points, options.steps)
     freeze(model, options.freeze)
     model[0].document_length, length = options.train_length, model.max_length_document
-    untrained = {name: value.detach().clone() for name, value in model.state_dict().items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, clock.rate)
@@ -220,44 +152,22 @@ def train(
         trainer.train()
     model[0].document_length = length
     model.eval()
-    if options.save:
-        model.save_pretrained(str(options.save.with_name(options.save.name + "-unblended")))
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    shares = choose_share(model, untrained, held_out, guard)
-    return {"steps": trainer.state.global_step, "curve": clock.curve, "loss": losses, "shares": shares}
+    return {"steps": trainer.state.global_step, "curve": clock.curve, "loss": losses}
 
 
-def sample(test: Collection, training: Collection, documents: int) -> tuple[Collection, Collection]:
-    """Keep the first documents, and the queries that they answer."""
-    kept = dict(list(test.documents.items())[:documents])
-    parts = []
-    for part in (test, training):
-        qrels = {query: judged for query, judged in part.qrels.items() if judged.keys() <= kept.keys()}
-        parts.append(Collection(kept, {query: part.queries[query] for query in qrels}, qrels))
-    return parts[0], parts[1]
-
-
-def make_guard(folder: Path, documents: int = 3000, queries: int = 1000) -> Collection:
-    """Return a sample of a collection's training queries, their documents, and the first of the other documents."""
-    whole = load_beir(folder, "train")
-    qrels = dict(list(whole.qrels.items())[:queries])
-    kept = dict.fromkeys(id for judged in qrels.values() for id in judged)
-    kept |= dict.fromkeys(list(whole.documents)[: max(0, documents - len(kept))])
-    return Collection({id: whole.documents[id] for id in kept}, {q: whole.queries[q] for q in qrels}, qrels)
-
-
-def make_model(options: argparse.Namespace) -> ColBERT:
+def make_model(recipe: str, options: argparse.Namespace) -> ColBERT:
     torch.manual_seed(0)
     shared: dict[str, Any] = {
         "max_length_document": options.length,
         # A few hundred steps do not overfit; dropout would only make each of them a quarter dearer.
         "config_kwargs": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     }
-    if options.recipe == "dense":
+    if recipe == "dense":
         projection = None if options.dims == 384 else "orthogonal"
         return ColBERT.from_dense(DEFAULT_MODEL, projection, options.dims, **shared)
-    recipe = Recipe(query_expansion=options.recipe == "full")
-    return ColBERT(DEFAULT_MODEL, options.dims, recipe=recipe, **shared)
+    whole = Recipe(query_expansion=recipe == "full")
+    return ColBERT(DEFAULT_MODEL, options.dims, recipe=whole, max_length_query=options.query_length, **shared)
 
 
 def freeze(model: ColBERT, layers: int) -> None:
@@ -278,11 +188,15 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--train-length", type=int, default=256, help="the same while training")
     parser.add_argument("--freeze", type=int, default=3, help="first layers to leave as they are")
     parser.add_argument("--recipe", choices=["dense", "full", "no-expansion"], default="dense")
+    parser.add_argument("--untrained-recipe", action="store_true", help="measure the recipe before training, too")
+    parser.add_argument("--query-length", type=int, help="tokens of a query of the other recipes (default: theirs)")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--mini-batch", type=int, default=0, help="texts per pass of CachedContrastive; 0: Contrastive")
     parser.add_argument("--negatives", type=int, default=0, help="mined documents that only their own row has")
     parser.add_argument("--ranks", type=int, default=10, help="last rank that negatives are drawn from")
     parser.add_argument("--neighbours", type=int, default=7, help="rows put beside a row whose documents they confuse")
+    parser.add_argument("--replay", type=Path, nargs="+", help="collections whose titles and sentences are pairs too")
+    parser.add_argument("--replay-every", type=int, default=3, help="batches, before a batch of these")
     parser.add_argument("--passes", type=int, default=8, help="over the pairs, before the same batches come again")
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.2)
@@ -297,52 +211,99 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = read_options()
-    begin = time.perf_counter()
+def prepare(
+    model: ColBERT, training: Collection, vectors: TokenEmbeddings, options: argparse.Namespace
+) -> tuple[TrainingSet, TrainingSet]:
+    """Return the rows to train on, in their order, and those that are held out for the curve."""
+    queries = sorted(training.qrels)
+    random.Random(1).shuffle(queries)
 
-    def say(what: str) -> None:
-        print(f"[{(time.perf_counter() - begin) / 60:5.1f} min] {what}", flush=True)
+    def order(mined: TrainingSet) -> TrainingSet:
+        return order_by_neighbours(mined, options.neighbours, negatives=options.negatives, passes=options.passes)
 
+    examples = order(mine(model, training, vectors, queries[HELD_OUT : HELD_OUT + options.pairs], options.ranks))
+    if options.replay:
+        known = titles(options.replay)
+        texts = encode(model, list(known.texts().values()))
+        again = order(mine(model, known, texts, sorted(known.qrels), options.ranks))
+        examples = interleave(examples, again, options.batch, options.replay_every)
+    return examples, mine(model, training, vectors, queries[:HELD_OUT], CANDIDATES - 1)
+
+
+def say(what: str) -> None:
+    print(f"[{(time.perf_counter() - BEGIN) / 60:5.1f} min] {what}", flush=True)
+
+
+def read_collections(options: argparse.Namespace) -> tuple[dict[str, Collection], Collection]:
+    """Return what is measured on, and what is trained on."""
     test, training = load_beir(options.folder, "test"), load_beir(options.folder, "train")
     if options.documents:
         test, training = sample(test, training, options.documents)
-    collections = {options.folder.name: test}
-    if options.other:
-        collections[options.other.name] = load_beir(options.other)
-    model = make_model(options)
-    results: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}, "before": {}, "after": {}}
+    others = {options.other.name: load_beir(options.other)} if options.other else {}
+    return {options.folder.name: test, **others}, training
+
+
+def encode_all(
+    model: ColBERT, collections: dict[str, Collection], options: argparse.Namespace
+) -> dict[str, TokenEmbeddings]:
     vectors = {}
     for name, collection in collections.items():
-        file = f"{name}-{options.recipe}-{len(collection.documents)}-{options.dims}-{options.length}.safetensors"
-        texts = list(collection.texts().values())
-        vectors[name] = encode(model, texts, options.cache and options.cache / file)
-        results["before"][name] = measure(model, collection, vectors[name])
-        say(f"untrained on {name}: {results['before'][name]}")
+        file = f"{name}-dense-{len(collection.documents)}-{options.dims}-{options.length}.safetensors"
+        vectors[name] = encode(model, list(collection.texts().values()), options.cache and options.cache / file)
+    return vectors
 
-    queries = sorted(training.qrels)
-    random.Random(1).shuffle(queries)
-    examples = mine(
-        model, training, vectors[options.folder.name], queries[HELD_OUT : HELD_OUT + options.pairs], options
-    )
-    examples = order_by_neighbours(examples, options.neighbours, negatives=options.negatives, passes=options.passes)
-    curve_options = argparse.Namespace(**{**vars(options), "negatives": CANDIDATES - 1, "ranks": CANDIDATES - 1})
-    held_out = mine(model, training, vectors[options.folder.name], queries[:HELD_OUT], curve_options)
-    vectors.clear()
-    say(f"mined: {examples}; held out for the curve: {held_out}")
+
+def measure_all(
+    what: str, model: ColBERT, collections: dict[str, Collection], vectors: dict[str, TokenEmbeddings] | None = None
+) -> dict[str, dict[str, float]]:
+    figures = {}
+    for name, collection in collections.items():
+        documents = vectors[name] if vectors else encode(model, list(collection.texts().values()))
+        figures[name] = measure(model, collection, documents)
+        say(f"{what}, on {name}: {figures[name]}")
+    return figures
+
+
+def train_and_blend(
+    model: ColBERT, examples: TrainingSet, held_out: TrainingSet, untrained: ColBERT, options: argparse.Namespace
+) -> dict[str, Any]:
+    start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     guard = make_guard(options.other) if options.other else None
-    results["training"] = train(model, examples, held_out, guard, options)
-    say(f"trained for {results['training']['steps']} steps")
+    least = 0.0
+    if guard:
+        least = measure(untrained, guard, encode(untrained, list(guard.texts().values())))["nDCG@10"] - TOLERANCE
+    figures = train(model, examples, held_out, options)
+    say(f"trained for {figures['steps']} steps")
+    if options.save:
+        model.save_pretrained(str(options.save.with_name(options.save.name + "-unblended")))
+    if guard:
+        figures["shares"] = choose_share(model, start, held_out, guard, least)
     if options.save:
         model.save_pretrained(str(options.save))
+    return figures
 
-    for name, collection in collections.items():
-        texts = list(collection.texts().values())
-        results["after"][name] = measure(model, collection, encode(model, texts))
-        say(f"trained on {options.folder.name}, on {name}: {results['after'][name]}")
+
+def main() -> None:
+    options = read_options()
+    collections, training = read_collections(options)
+    untrained = make_model("dense", options)
+    model = untrained if options.recipe == "dense" else make_model(options.recipe, options)
+    vectors = encode_all(untrained, collections, options)
+    results: dict[str, Any] = {
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "threads": torch.get_num_threads(),
+        "before": measure_all("untrained", untrained, collections, vectors),
+    }
+    if options.untrained_recipe:
+        results["recipe"] = measure_all("recipe without training", model, collections)
+    examples, held_out = prepare(untrained, training, vectors[options.folder.name], options)
+    vectors.clear()
+    say(f"mined: {examples}; held out for the curve: {held_out}")
+    results["training"] = train_and_blend(model, examples, held_out, untrained, options)
+    results["after"] = measure_all("trained", model, collections)
     print_table(results)
     if options.json:
-        options.json.write_text(json.dumps({**results, "threads": os.environ.get("OMP_NUM_THREADS")}, indent=1))
+        options.json.write_text(json.dumps(results, indent=1))
 
 
 def print_table(results: dict[str, Any]) -> None:
