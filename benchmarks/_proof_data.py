@@ -1,4 +1,4 @@
-"""What `training_proof.py` trains on and watches: mined pairs, pairs to remember by, samples of collections."""
+"""What `training_proof.py` trains on and watches: mined pairs, pairs of other collections, samples of collections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ POOLING = 32  # tokens to one vector, for mining
 def titles(folders: list[Path], sentences: int = 2) -> Collection:
     """Return documents of other collections with queries that need no judging: their titles, and some sentences.
 
-    Such pairs are what the encoder learned from at first; seen again now and then, they keep it from forgetting.
+    Such pairs are what the encoder learned from at first: seen again now and then, they might keep it from forgetting.
+    With abstracts of Cranfield and CISI they did so for SciFact's training queries, and not for its test queries.
     """
     documents: dict[str, dict[str, str]] = {}
     queries: dict[str, str] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from latelier.data import TrainingSet
 from latelier.embeddings import TokenEmbeddings
@@ -11,7 +10,7 @@ from latelier.evaluation import Collection, evaluate
 from latelier.models import ColBERT
 from latelier.scores import colbert_kd_scores, top_k
 
-__all__ = ["MEASURES", "accuracy", "encode", "measure", "search"]
+__all__ = ["MEASURES", "accuracy", "encode", "measure"]
 
 MEASURES = ["Success@1", "nDCG@10"]
 
@@ -26,19 +25,14 @@ def encode(model: ColBERT, texts: list[str], cache: Path | None = None) -> Token
     return vectors
 
 
-def search(model: ColBERT, queries: list[str], documents: TokenEmbeddings, k: int) -> tuple[Any, Any]:
-    vectors = model.encode_query(queries, packed=True).to("cpu").to("float32")
-    scores, positions = top_k(vectors, documents, k=k)
-    return scores.tolist(), positions.tolist()
-
-
 def measure(model: ColBERT, collection: Collection, documents: TokenEmbeddings) -> dict[str, float]:
     ids = list(collection.documents)
     queries = list(collection.queries)
-    scores, positions = search(model, [collection.queries[q] for q in queries], documents, 10)
+    vectors = model.encode_query([collection.queries[query] for query in queries], packed=True)
+    scores, positions = top_k(vectors.to("cpu").to("float32"), documents, k=10)
     run = {
         query: {ids[p]: s for p, s in zip(row, values, strict=True)}
-        for query, row, values in zip(queries, positions, scores, strict=True)
+        for query, row, values in zip(queries, positions.tolist(), scores.tolist(), strict=True)
     }
     return dict(evaluate(run, collection.qrels, MEASURES))
 

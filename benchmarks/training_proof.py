@@ -7,8 +7,8 @@ Both folders are collections in BEIR layout with qrels/train.tsv and qrels/test.
 recipe asked for trains on the pairs of the first for so many minutes, each batch made of pairs whose documents are
 mined negatives of one another; its weights are blended with those it began with, with as much of the trained ones as
 training queries of the second collection allow; and it is measured. All documents of a collection are searched,
-exactly. `--replay` names collections whose titles and sentences are pairs to train on now and then, against forgetting;
-`--cache` keeps the token vectors of the untrained model for the next run.
+exactly. `--replay` names collections whose titles and sentences are pairs to train on now and then; `--cache` keeps the
+token vectors of the untrained model for the next run.
 """
 
 from __future__ import annotations
