@@ -91,6 +91,13 @@ def test_codes_are_near_and_signs_are_those_of_the_codes(bits, dim):
         assert all(bit(row, i) == bit(documents.arrays["signs"][0], i) for i in range(dim, 32 * sign_words(dim)))
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_codec_says_what_its_arrays_are_like(bits, dim):
+    documents = Documents(dim, bits)
+    assert documents.codec.layout == {name: (a.dtype, a.shape[1:]) for name, a in documents.arrays.items()}
+
+
 @pytest.mark.parametrize(("bits", "most"), [(4, 0.12), (2, 0.37), (1, 0.64)])
 def test_coarse_codes_lose_what_they_are_known_to_lose(bits, most):
     """The error of the best uniform quantiser of a normal distribution, as a part of the vector's length."""

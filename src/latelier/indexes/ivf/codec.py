@@ -51,6 +51,26 @@ class Codec(NamedTuple):
         words = 4 * sign_words(self.dim)
         return words, self.dim if self.bits == 8 else (self.bits - 1) * words, 2
 
+    @property
+    def layout(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Dtype, and shape per token, of each array that `encode` returns.
+
+        Examples
+        --------
+        >>> Codec(bits=4, dim=128).layout["codes"]
+        (dtype('uint32'), (3, 4))
+        """
+        words = sign_words(self.dim)
+        layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+            SIGNS: (np.dtype("uint32"), (words,)),
+            SCALES: (np.dtype("uint16"), ()),
+        }
+        if self.bits == 8:
+            layout[CODES] = np.dtype("uint8"), (self.dim,)
+        elif self.bits > 1:
+            layout[CODES] = np.dtype("uint32"), (self.bits - 1, words)
+        return layout
+
     def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         """Return the arrays to store, one row per token.
 

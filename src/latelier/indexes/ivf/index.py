@@ -217,6 +217,9 @@ class IVF(StoredIndex):
     def _device_dtype(self) -> str:
         return "float16"  # which holds a decoded number to within less than it was rounded by
 
+    def _layout(self, dim: int) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        return Codec(self.nbits, dim).layout
+
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         return Codec(self.nbits, embeddings.dim).encode(embeddings)
 
