@@ -1,6 +1,10 @@
 """The packed array that everything shares: round trips against a plain list of matrices."""
 
+import copy
+import json
 import os
+import pickle
+import struct
 import subprocess
 import sys
 
@@ -12,8 +16,11 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.scores import colbert_scores
+from latelier.scores.kernels import KERNELS, choose_kernel
 
 KINDS = [("numpy", "float32"), ("numpy", "float16"), ("torch", "float32"), ("torch", "float16"), ("torch", "bfloat16")]
+KERNELS_HERE = KERNELS if choose_kernel() == "avx512" else ("portable",)
 lengths_lists = st.lists(st.integers(0, 5), max_size=7)
 
 
@@ -163,6 +170,15 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
             lambda: TokenEmbeddings(torch.zeros(1, 2, dtype=torch.int8), [0, 1], torch.ones(2)),
             r"scales of shape \(2,\)",
         ),
+        (
+            lambda: TokenEmbeddings(torch.zeros(1, 2, dtype=torch.int8), [0, 1], [1.0]),
+            r"scales of shape \(\) and type list",
+        ),
+        (
+            lambda: TokenEmbeddings(torch.zeros(1, 2, dtype=torch.int8), [0, 1], torch.ones(1, dtype=torch.int32)),
+            "scales of dtype torch.int32; expected float32",
+        ),
+        (lambda: TokenEmbeddings(torch.zeros(3, 0), [0, 3]), "received 3 tokens of dim 0; every token needs"),
         (lambda: TokenEmbeddings.from_list([torch.zeros(1, 2), torch.zeros(2)]), r"text 1 has .* shape \(2,\)"),
         (
             lambda: TokenEmbeddings.from_list([torch.zeros(1, 2), torch.zeros(1, 3)]),
@@ -186,8 +202,114 @@ def test_what_does_not_fit_is_refused(make, message):
         make()
 
 
+LARGEST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, LARGEST, -2, 5], f"from {LARGEST} to -2 at text 1; expected non-decreasing"),  # differences overflow
+        ([0, 2**62, -(2**62), 5], "from 4611686018427387904 to -4611686018427387904 at text 1"),
+        (np.array([0, 2**64 - 3, 5], dtype="uint64"), "from 18446744073709551613 to 5 at text 1"),
+        (np.array([0, 2**63], dtype="uint64"), "offsets from 0 to 9223372036854775808 for 5 tokens"),
+        (torch.tensor([0, 2**63 + 5], dtype=torch.uint64), "to 9223372036854775813 for 5 tokens"),
+        (np.array([0, 200, 5], dtype="uint8"), "from 200 to 5 at text 1"),
+        (np.array([0, 100, -128, 5], dtype="int8"), "from 100 to -128 at text 1"),
+        ([-5, 0, 5], "offsets from -5 to 5"),
+        ([0, 2**64, 5], "offsets of dtype object"),
+        (torch.tensor([0, 5], dtype=torch.bfloat16), "offsets of dtype torch.bfloat16"),
+        (torch.tensor([False, True]), "offsets of dtype torch.bool"),
+    ],
+)
+def test_offsets_that_would_lead_elsewhere_are_refused(offsets, message):
+    for vectors in (np.ones((5, 8), dtype="float32"), torch.ones(5, 8)):
+        with pytest.raises(EmbeddingsError, match=message):
+            TokenEmbeddings(vectors, offsets)
+
+
+def test_no_offsets_at_all_make_a_kernel_read_elsewhere(tmp_path):
+    """In a process of its own, which a wild read would end; both ways of computing, from memory and from a file."""
+    run = """
+import itertools, os, sys
+import numpy as np, torch
+from safetensors.torch import save_file
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError
+from latelier.scores import colbert_scores
+ends = [0, 1, 5, 6, -1, 2**31, 2**62, -(2**62), 2**63 - 1, -(2**63)]
+query, accepted = TokenEmbeddings.from_list([np.ones((2, 8), "float32")]), set()
+metadata = {"latelier": "TokenEmbeddings", "version": "1"}
+for offsets in [(0, *pair, 5) for pair in itertools.product(ends, ends)]:
+    save_file({"vectors": torch.ones(5, 8), "offsets": torch.tensor(offsets)}, sys.argv[1], metadata=metadata)
+    for make in (lambda: TokenEmbeddings(torch.ones(5, 8), offsets), lambda: TokenEmbeddings.load(sys.argv[1])):
+        try:
+            documents = make()
+        except EmbeddingsError:
+            continue
+        for backend in ("packed", "int8"):
+            assert colbert_scores(query, documents, backend=backend).shape == (1, 3)
+        accepted.add(offsets)
+print(len(accepted))
+"""
+    for kernels in KERNELS_HERE:
+        environment = {**os.environ, "LATELIER_KERNELS": kernels}
+        command = [sys.executable, "-c", run, str(tmp_path / "embeddings")]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
+
+
+def test_offsets_cannot_change_after_they_were_checked():
+    given = np.array([0, 2, 5])
+    packed = TokenEmbeddings(np.ones((5, 8), dtype="float32"), given)
+    given[1] = 10**6
+    assert packed.offsets.tolist() == [0, 2, 5]
+    for embeddings in (packed, packed[:1], packed[[0]], pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        with pytest.raises(ValueError, match="read-only"):
+            embeddings.offsets[1] = 10**6
+        for name in ("vectors", "offsets", "scales"):
+            with pytest.raises(AttributeError, match=name):
+                setattr(embeddings, name, np.zeros(0))
+    assert pickle.loads(pickle.dumps(packed.to("int8"))) == packed.to("int8")
+
+
+@pytest.mark.parametrize("kernels", KERNELS_HERE)
+def test_scales_of_any_floating_type_are_kept_as_float32(monkeypatch, kernels):
+    monkeypatch.setenv("LATELIER_KERNELS", kernels)
+    packed = TokenEmbeddings.from_list(matrices([20, 3], "numpy"))
+    coded = packed.to("int8")
+    wanted = colbert_scores(packed[:1], coded).tolist()
+    for scales in (coded.scales.astype("float64"), torch.from_numpy(coded.scales)):
+        again = TokenEmbeddings(coded.vectors, coded.offsets, scales)
+        assert (type(again.scales), again.scales.dtype) == (np.ndarray, np.float32)
+        assert colbert_scores(packed[:1], again).tolist() == wanted
+    half = TokenEmbeddings(torch.from_numpy(coded.vectors), coded.offsets, coded.scales.astype("float16"))
+    assert half.scales.dtype == torch.float32
+    np.testing.assert_allclose(colbert_scores(packed[:1], half), wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kernels", KERNELS_HERE)
+def test_vectors_are_scored_however_they_lie_in_memory(monkeypatch, tmp_path, kernels):
+    monkeypatch.setenv("LATELIER_KERNELS", kernels)
+    packed = TokenEmbeddings.from_list(matrices([20, 3], "numpy", dim=8))
+    wanted = colbert_scores(packed[:1], packed).tolist()
+    np.save(tmp_path / "vectors.npy", packed.vectors)
+    wide = np.zeros((46, 24), dtype="float32")
+    wide[::2, ::3] = packed.vectors
+    frozen = packed.vectors.copy()
+    frozen.flags.writeable = False
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    shifted = np.frombuffer(b"." + packed.vectors.tobytes(), dtype="uint8")[1:].view("float32").reshape(23, 8)
+    for vectors in (np.asfortranarray(frozen), frozen, mapped, wide[::2, ::3], frozen[::-1].copy()[::-1], shifted):
+        for form in (vectors, torch.from_numpy(np.array(vectors)).T.contiguous().T):
+            assert colbert_scores(packed[:1], TokenEmbeddings(form, packed.offsets)).tolist() == wanted
+
+
 def test_positions_outside_are_index_errors():
     packed = TokenEmbeddings(torch.zeros(1, 2), [0, 1])
+    with pytest.raises(IndexError, match="text -3 was asked for, but there are 1"):
+        packed[[0, -3]]
+    with pytest.raises(IndexError, match="text 18446744073709551615 was asked for"):
+        packed[np.array([0, 2**64 - 1], dtype="uint64")]
     with pytest.raises(IndexError, match="text 1 was asked for, but there are 1"):
         packed[1]
     with pytest.raises(IndexError, match="text 5 was asked for"):
@@ -209,3 +331,57 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
     save_file({"vectors": torch.zeros(1, 2), "offsets": torch.tensor([0, 1])}, tmp_path / "newer", metadata=metadata)
     with pytest.raises(EmbeddingsError, match="has format version 99, we read 1; upgrade it"):
         TokenEmbeddings.load(tmp_path / "newer")
+
+
+OURS = {"latelier": "TokenEmbeddings", "version": "1", "kind": "numpy"}
+VECTORS, OFFSETS = torch.ones(5, 8), torch.tensor([0, 5])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"vectors": VECTORS}, r"lacks vectors or offsets; it holds \['vectors'\]"),
+        ({"offsets": OFFSETS}, r"lacks vectors or offsets; it holds \['offsets'\]"),
+        ({"vectors": VECTORS[0], "offsets": OFFSETS}, "is damaged: received vectors of type Tensor and shape"),
+        ({"vectors": VECTORS.to(torch.complex64), "offsets": OFFSETS}, "vectors of dtype torch.complex64"),
+        ({"vectors": VECTORS, "offsets": OFFSETS.bfloat16()}, "is damaged: received offsets of dtype torch.bfloat16"),
+        ({"vectors": VECTORS, "offsets": torch.tensor(5)}, r"received offsets of dtype torch.int64 and shape \(\)"),
+        ({"vectors": VECTORS, "offsets": OFFSETS, "scales": torch.ones(5)}, "no other dtype takes scales"),
+        ({"vectors": VECTORS.to(torch.int8), "offsets": OFFSETS}, "int8 vectors need one float32 scale"),
+        ({"vectors": VECTORS.to(torch.int8), "offsets": OFFSETS, "scales": torch.tensor(1.0)}, r"scales of shape \(\)"),
+    ],
+)
+def test_files_of_wrong_tensors_are_refused(tmp_path, tensors, message):
+    from safetensors.torch import save_file
+
+    save_file(tensors, tmp_path / "wrong", metadata=OURS)
+    with pytest.raises(EmbeddingsError, match=message):
+        TokenEmbeddings.load(tmp_path / "wrong")
+
+
+def described(shape):
+    """A header whose vectors have a shape that takes no bytes."""
+    vectors = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    offsets = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
+    return json.dumps({"__metadata__": OURS, "vectors": vectors, "offsets": offsets}).encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "length"),
+    [
+        (b"", None),
+        (b"{", 2**63),
+        (b"{", 2**40),
+        (b"{" * 1000, None),
+        (b"[" * 100_000, None),
+        (described([0, 2**62]), None),
+        (described([0, 2**64 - 1]), None),
+        (described([2**62, 0]), None),
+        (described([2**33, 2**33]), None),
+    ],
+)
+def test_files_of_hostile_headers_are_refused(tmp_path, header, length):
+    length = len(header) if length is None else length
+    (tmp_path / "hostile").write_bytes(struct.pack("<Q", length) + header + struct.pack("<qq", 0, 2**62))
+    with pytest.raises(EmbeddingsError, match=r"hostile is (damaged|not a whole safetensors file): "):
+        TokenEmbeddings.load(tmp_path / "hostile")

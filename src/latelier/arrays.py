@@ -1,4 +1,4 @@
-"""What numpy arrays and torch tensors of token vectors have in common: names of dtypes, joining, int8 codes."""
+"""What numpy arrays and torch tensors of token vectors have in common: names of dtypes, joining, int8 codes, checks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ __all__ = [
     "Array",
     "as_matrices",
     "as_tensor",
+    "check_vectors",
     "concatenate",
     "dequantize",
     "describe",
     "dtype_name",
+    "own_offsets",
+    "own_scales",
     "quantize",
 ]
 
@@ -30,6 +33,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
 }
+# Computing in double precision is for gradient checks: accepted inside, but not a target of ``to`` by name.
+_ACCEPTED = {*DTYPES, "float64"}
 
 
 def dtype_name(source: Array | torch.dtype) -> str:
@@ -112,3 +117,83 @@ def quantize(vectors: Array) -> tuple[Array, Array]:
     scales = source.abs().amax(1) / 127 if source.numel() else source.new_zeros(len(source))
     codes = (source / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8)
     return (codes, scales) if isinstance(vectors, torch.Tensor) else (codes.numpy(), scales.numpy())
+
+
+def check_vectors(vectors: Any) -> None:
+    """Refuse what is no packed array of token vectors.
+
+    Raises
+    ------
+    EmbeddingsError
+        If it is no 2-D array or tensor of a dtype we know, or its tokens have no numbers.
+    """
+    if not isinstance(vectors, (np.ndarray, torch.Tensor)) or vectors.ndim != 2:
+        shape = getattr(vectors, "shape", None)
+        raise EmbeddingsError(
+            f"received vectors of type {type(vectors).__name__} and shape {shape}; expected a 2-D numpy array or torch "
+            "tensor (total_tokens, dim). Use TokenEmbeddings.from_list for a list of matrices."
+        )
+    if dtype_name(vectors) not in _ACCEPTED:
+        raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
+    if len(vectors) and not vectors.shape[1]:
+        raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; every token needs at least one number.")
+
+
+def own_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
+    """Return a read-only int64 copy of offsets.
+
+    Raises
+    ------
+    EmbeddingsError
+        Unless they are integers that begin with 0, never fall and end with the number of tokens.
+    """
+    given = offsets if isinstance(offsets, torch.Tensor) else np.asarray(offsets)
+    if isinstance(given, torch.Tensor):
+        integers = dtype_name(given).startswith(("int", "uint"))
+    else:
+        integers = given.dtype.kind in "iu"  # in any order of bytes
+    if given.ndim != 1 or len(given) == 0 or not integers:
+        raise EmbeddingsError(
+            f"received offsets of dtype {given.dtype} and shape {tuple(given.shape)}; expected (n + 1,) integers from "
+            "0."
+        )
+    # A copy before anything is compared: from here on nobody else can change them.
+    own = np.array(given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given)
+    # Neighbours are compared, not subtracted: a difference of large numbers may overflow and look positive.
+    falling = np.flatnonzero(own[1:] < own[:-1])
+    if own[0] != 0 or own[-1] != tokens or falling.size:
+        where = f", and from {own[falling[0]]} to {own[falling[0] + 1]} at text {falling[0]}" if falling.size else ""
+        raise EmbeddingsError(
+            f"received offsets from {own[0]} to {own[-1]} for {tokens} tokens{where}; "
+            "expected non-decreasing offsets from 0 to the number of tokens."
+        )
+    own = own.astype("int64", copy=False)
+    own.flags.writeable = False
+    return own
+
+
+def own_scales(scales: Any, vectors: Array) -> Array | None:
+    """Return the scales of int8 vectors as float32, numpy or torch and on the device as the vectors are.
+
+    Raises
+    ------
+    EmbeddingsError
+        If there is not one floating number per int8 vector, or there are scales for other vectors.
+    """
+    if (scales is None) == (dtype_name(vectors) == "int8"):
+        raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")
+    if scales is None:
+        return None
+    if not isinstance(scales, (np.ndarray, torch.Tensor)) or tuple(scales.shape) != (len(vectors),):
+        shape = tuple(getattr(scales, "shape", ()))
+        raise EmbeddingsError(
+            f"received scales of shape {shape} and type {type(scales).__name__}; expected an array of shape "
+            f"({len(vectors)},)."
+        )
+    if dtype_name(scales) not in _ACCEPTED - {"int8"}:
+        raise EmbeddingsError(f"received scales of dtype {scales.dtype}; expected float32.")
+    # Kernels read four bytes per scale, whatever the dtype says.
+    if isinstance(vectors, torch.Tensor):
+        return as_tensor(scales).to(vectors.device, torch.float32)
+    array = scales.detach().cpu().float().numpy() if isinstance(scales, torch.Tensor) else scales
+    return array.astype("float32", copy=False)

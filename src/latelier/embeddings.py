@@ -22,18 +22,19 @@ from latelier.arrays import (
     Array,
     as_matrices,
     as_tensor,
+    check_vectors,
     concatenate,
     dequantize,
     describe,
     dtype_name,
+    own_offsets,
+    own_scales,
     quantize,
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 
 __all__ = ["Array", "TokenEmbeddings"]
 
-# Computing in double precision is for gradient checks: accepted inside, but not a target of ``to`` by name.
-_ACCEPTED = {*DTYPES, "float64"}
 _FORMAT_VERSION = "1"
 
 
@@ -46,15 +47,17 @@ class TokenEmbeddings(Sequence[Any]):
         All tokens of all texts, one after the other: ``(total_tokens, dim)``, numpy or torch, in float32, float16,
         bfloat16 (torch only) or int8.
     offsets
-        ``(n + 1,)`` integers, from 0 up to ``total_tokens``: text ``i`` is ``vectors[offsets[i]:offsets[i + 1]]``.
-        A text may have no token.
+        ``(n + 1,)`` integers, from 0 up to ``total_tokens``, never falling: text ``i`` is
+        ``vectors[offsets[i]:offsets[i + 1]]``. A text may have no token. They are copied, and cannot be changed later.
     scales
-        ``(total_tokens,)`` float32, for int8 vectors only: the real vector is ``vectors * scales[:, None]``.
+        ``(total_tokens,)`` floating numbers, for int8 vectors only, kept as float32: the real vector is
+        ``vectors * scales[:, None]``.
 
     Raises
     ------
     EmbeddingsError
-        If the shapes, dtypes or offsets do not fit together.
+        If the shapes, dtypes or offsets do not fit together. NaN and infinity are not looked for: an index refuses
+        them, a score of them is without meaning.
 
     Examples
     --------
@@ -71,15 +74,36 @@ class TokenEmbeddings(Sequence[Any]):
     ((2, 3, 4), [[True, True, False], [True, True, True]])
     """
 
-    __slots__ = ("offsets", "scales", "vectors")
+    __slots__ = ("_offsets", "_scales", "_vectors")
 
+    # Kernels use offsets as addresses, unchecked, and rely on what is checked here: that they begin with 0, never
+    # fall, and end with the number of rows of `vectors`. That stays true because none of the three can be replaced
+    # and the offsets are our own copy, which nobody can write to.
     def __init__(self, vectors: Array, offsets: Array | Sequence[int], scales: Array | None = None) -> None:
-        offsets = _host_offsets(offsets)
-        _check(vectors, offsets, scales)
-        # Any, not Array: each use below has already told numpy from torch, in ways that a type checker cannot follow.
-        self.vectors: Any = vectors
-        self.offsets: np.ndarray = offsets
-        self.scales: Any = scales
+        check_vectors(vectors)
+        self._vectors = vectors
+        self._offsets = own_offsets(offsets, len(vectors))
+        self._scales = own_scales(scales, vectors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and unpickled embeddings are checked like any others.
+        return type(self), (self._vectors, self._offsets, self._scales)
+
+    # Any, not Array: each use has already told numpy from torch, in ways that a type checker cannot follow.
+    @property
+    def vectors(self) -> Any:
+        """All tokens, ``(total_tokens, dim)``, numpy or torch."""
+        return self._vectors
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Where each text begins in `vectors`, and the end: ``(n + 1,)`` int64, read-only."""
+        return self._offsets
+
+    @property
+    def scales(self) -> Any:
+        """What a code of 1 stands for, ``(total_tokens,)`` float32, of int8 vectors; ``None`` for others."""
+        return self._scales
 
     @classmethod
     def from_list(cls, matrices: Iterable[Any], dim: int | None = None) -> TokenEmbeddings:
@@ -327,7 +351,7 @@ class TokenEmbeddings(Sequence[Any]):
 
         path = Path(path)
         source = self._torch().to("cpu")
-        tensors = {"vectors": source.vectors.contiguous(), "offsets": torch.from_numpy(self.offsets)}
+        tensors = {"vectors": source.vectors.contiguous(), "offsets": as_tensor(self.offsets)}
         if source.scales is not None:
             tensors["scales"] = source.scales.contiguous()
         metadata = {"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": self._kind}
@@ -359,7 +383,7 @@ class TokenEmbeddings(Sequence[Any]):
         Raises
         ------
         EmbeddingsError
-            If the file does not hold token embeddings, or was cut short.
+            If the file does not hold token embeddings, was cut short or is damaged.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -367,7 +391,7 @@ class TokenEmbeddings(Sequence[Any]):
             with safe_open(os.fspath(path), framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        except SafetensorError as error:
+        except (SafetensorError, TypeError, ValueError, RuntimeError) as error:  # the latter: shapes torch cannot have
             raise EmbeddingsError(f"{path} is not a whole safetensors file: {error}.") from error
         if metadata.get("latelier") != "TokenEmbeddings":
             raise EmbeddingsError(f"{path} was not written by TokenEmbeddings.save; it holds {sorted(tensors)}.")
@@ -375,8 +399,13 @@ class TokenEmbeddings(Sequence[Any]):
             raise EmbeddingsError(
                 f"{path} has format version {metadata.get('version')}, we read {_FORMAT_VERSION}; upgrade it."
             )
-        loaded = cls(tensors["vectors"], tensors["offsets"], tensors.get("scales"))
-        return loaded if metadata.get("kind") == "torch" else loaded._numpy()
+        if not {"vectors", "offsets"} <= tensors.keys():
+            raise EmbeddingsError(f"{path} lacks vectors or offsets; it holds {sorted(tensors)}. Save it again.")
+        try:
+            loaded = cls(tensors["vectors"], tensors["offsets"], tensors.get("scales"))
+            return loaded if metadata.get("kind") == "torch" else loaded._numpy()
+        except ValueError as error:  # those of numpy too, which cannot have all shapes
+            raise EmbeddingsError(f"{path} is damaged: {error}") from error
 
     def __eq__(self, other: object) -> bool:
         """Compare dtype, lengths and every number; numpy and torch may differ in kind."""
@@ -412,10 +441,10 @@ class TokenEmbeddings(Sequence[Any]):
             raise InvalidArgumentError(
                 f"cannot select texts by {index.dtype} of shape {index.shape}; use integers or a slice."
             )
-        index = index.astype("int64")
-        if index.size and not (-len(self) <= index.min() and index.max() < len(self)):
-            raise IndexError(f"text {index.max()} was asked for, but there are {len(self)}.")
-        index = index % max(len(self), 1)
+        outside = (index < -len(self)) | (index >= len(self))
+        if outside.any():
+            raise IndexError(f"text {index[outside][0]} was asked for, but there are {len(self)}.")
+        index = index.astype("int64") % max(len(self), 1)
         lengths = self.lengths[index]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         # Row numbers of all chosen tokens: each text's start, repeated, plus a running count that restarts.
@@ -448,32 +477,3 @@ class TokenEmbeddings(Sequence[Any]):
         if name == "bfloat16":
             return TokenEmbeddings(as_tensor(vectors).to(torch.bfloat16), self.offsets)
         return TokenEmbeddings(vectors.astype(name), self.offsets)
-
-
-def _host_offsets(offsets: Array | Sequence[int]) -> np.ndarray:
-    array = offsets.detach().cpu().numpy() if isinstance(offsets, torch.Tensor) else np.asarray(offsets)
-    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
-        raise EmbeddingsError(
-            f"received offsets of dtype {array.dtype} and shape {array.shape}; expected (n + 1,) integers from 0."
-        )
-    return array.astype("int64", copy=False)
-
-
-def _check(vectors: Array, offsets: np.ndarray, scales: Array | None) -> None:
-    if not isinstance(vectors, (np.ndarray, torch.Tensor)) or vectors.ndim != 2:
-        shape = getattr(vectors, "shape", None)
-        raise EmbeddingsError(
-            f"received vectors of type {type(vectors).__name__} and shape {shape}; expected a 2-D numpy array or torch "
-            "tensor (total_tokens, dim). Use TokenEmbeddings.from_list for a list of matrices."
-        )
-    if dtype_name(vectors) not in _ACCEPTED:
-        raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
-    if offsets[0] != 0 or offsets[-1] != len(vectors) or (np.diff(offsets) < 0).any():
-        raise EmbeddingsError(
-            f"received offsets from {offsets[0]} to {offsets[-1]} for {len(vectors)} tokens; "
-            "expected non-decreasing offsets from 0 to the number of tokens."
-        )
-    if (scales is None) == (dtype_name(vectors) == "int8"):
-        raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")
-    if scales is not None and tuple(scales.shape) != (len(vectors),):
-        raise EmbeddingsError(f"received scales of shape {tuple(scales.shape)}; expected ({len(vectors)},).")
