@@ -11,7 +11,7 @@ import latelier
 PACKAGE = Path(latelier.__file__).parent
 # From the ground up: a module imports from its own row and the rows above it, never from those below.
 LAYERS = [
-    {"errors", "arrays", "embeddings"},
+    {"errors", "describing", "reading", "arrays", "embeddings"},
     {"utils"},
     {"scores"},
     {"models"},

@@ -1,11 +1,17 @@
 """Reading documents from files of every format, and the line that a message names."""
 
+import csv
 import gzip
 import io
+import os
+import random
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import typer
+from input_fuzzer import make_case, run_case
 
 from latelier.cli.files import Format, number_or_text, read_file
 from latelier.errors import InvalidArgumentError, StorageError
@@ -45,7 +51,7 @@ def test_format_given_wins_over_the_name(tmp_path):
 
 
 def test_standard_input(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"text": "x"}\n{"text": ""}\n'))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "x"}\n{"text": ""}\n')))
     reading = read_file("-", Format.AUTO)
     assert next(reading).text == "x"
     with pytest.raises(InvalidArgumentError, match="standard input:2: the text is empty"):
@@ -67,6 +73,110 @@ def test_faulty_lines_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidArgumentError, match=message):
         read(tmp_path / name)
+
+
+LONG = "x" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "length"),
+    [("a.csv", f"text\n{LONG}\n", 1), ("a.tsv", f'text\n"{LONG}\n{LONG}"\n', 1), ("a.jsonl", f'"{LONG}"', 1)],
+)
+def test_long_texts_are_read_whole(tmp_path, name, content, length):
+    before = csv.field_size_limit()
+    (tmp_path / name).write_text(content)
+    [(_, text, _)] = read(tmp_path / name)
+    assert text.count("x") == content.count("x") - content.startswith("text")
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n' + b"[" * 100_000, r"a.jsonl:2: malformed JSON: it is nested too deeply"),
+        ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r"a.jsonl:1: malformed JSON: it holds an integer"),
+        ("a.jsonl", b'{"text": "x", "n": NaN}', r"a.jsonl:1: the metadata of document 1 holds nan"),
+        ("a.jsonl", b'{"text": "a \\ud800"}', r"a.jsonl:1: the text is not valid Unicode: '\\ud800' at position 2"),
+        ("a.jsonl", b'{"id": "\\ud800", "text": "a"}', r"a.jsonl:1: received '\\ud800' \(str\) as an id"),
+        ("a.jsonl", b'{"text": "a", "\\ud800": 1}', r"a.jsonl:1: the metadata of document 1 has the key"),
+        (
+            "a.jsonl",
+            b'{"id": "' + b"i" * 70_000 + b'", "text": ""}',
+            r"a.jsonl:1: the text of 'i+\.\.\.i+' is empty",
+        ),
+        ("a.jsonl", b'{"' + b"k" * 70_000 + b'": 1}', r"a.jsonl:1: it has no 'text'; its keys are 'k+\.\.\."),
+        ("a.csv", b"text,n,n\nx,1,2\n", r"a.csv:1: the header has the column 'n' 2 times"),
+        ("a.csv", b"," * 70_000, r"a.csv:1: the header has the column '' 70,001 times"),
+        ("a.txt", b"one\ntwo\ncaf\xe9\n", r"a.txt is not UTF-8 text \(byte 0xe9 after line "),
+        ("a.txt", b"x" * (2**24 + 1), r"a.txt:1: longer than 16,777,216 characters"),
+        (
+            "a.csv",
+            b'text\n"' + b"x\n" * (2**23 + 1),
+            r"a.csv:\d+: malformed CSV: field larger than field limit \(16777216\)",
+        ),
+    ],
+)
+def test_bad_input_is_refused_by_name_and_in_few_words(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=message) as raised:
+        read(tmp_path / name)
+    assert len(str(raised.value)) < 800
+
+
+def test_every_flipped_bit_of_a_gzip_is_refused_or_read(tmp_path):
+    whole = gzip.compress("".join(f"line {i} {i * i}\n" for i in range(500)).encode(), mtime=0)
+    path = tmp_path / "a.txt.gz"
+    outcomes = set()
+    for seed in range(400):
+        damaged = bytearray(whole)
+        at = random.Random(seed)
+        damaged[at.randrange(len(damaged))] ^= 1 << at.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            outcomes.add(len(read(path)))
+        except (StorageError, InvalidArgumentError):
+            outcomes.add("refused")
+    assert outcomes == {500, "refused"}  # the header holds a name and a time, which nobody reads
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes with a name")
+def test_whatever_can_be_opened_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    writer = threading.Thread(target=(tmp_path / "pipe.jsonl").write_text, args=('{"text": "through a pipe"}\n',))
+    writer.start()
+    assert read(tmp_path / "pipe.jsonl") == [(None, "through a pipe", {})]
+    writer.join()
+    assert read("/dev/null") == []
+    with pytest.raises(InvalidArgumentError, match="/dev/zero:1: longer than"):
+        read("/dev/zero")
+
+
+def test_names_of_nothing(tmp_path):
+    for name, message in (
+        ("a\0b", "there is no file"),
+        (tmp_path, "is a folder"),
+        (Path("x" * 5000), "cannot read|no file"),
+    ):
+        with pytest.raises((typer.BadParameter, StorageError), match=message):
+            read(name)
+
+
+def test_standard_input_that_is_closed_or_no_text(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(StorageError, match="standard input is closed"):
+        read("-")
+    # As in the locale C: what is not UTF-8 is let through as lone surrogates.
+    bytes_ = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", bytes_)
+    with pytest.raises(InvalidArgumentError, match="standard input is not UTF-8 text"):
+        read("-")
+
+
+def test_fuzzed_files_are_accepted_or_refused(tmp_path):
+    generator = random.Random(0)
+    outcomes = [run_case(make_case(generator), tmp_path) for _ in range(400)]
+    assert [outcome for outcome in outcomes if outcome.verdict == "wrong"] == []
+    assert {outcome.verdict for outcome in outcomes} == {"accepted", "refused"}
 
 
 def test_unreadable_files(tmp_path):

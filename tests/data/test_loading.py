@@ -158,7 +158,7 @@ def test_faulty_lines_of_a_file_are_named(tmp_path):
     path.write_bytes(b'{"query": "\xff"}')
     with pytest.raises(InvalidArgumentError, match="is not UTF-8 text"):
         load(path)
-    with pytest.raises(InvalidArgumentError, match=r"there is no file or folder 'nowhere\.jsonl'"):
+    with pytest.raises(InvalidArgumentError, match=r"there is no file 'nowhere\.jsonl'"):
         load("nowhere.jsonl")
 
 

@@ -93,5 +93,5 @@ def test_faulty_judgement_lines(tmp_path):
     path.write_text("q 0 d1 1\nq 0 d1 0\n")
     with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' stands twice"):
         read_trec_qrels(path)
-    with pytest.raises(InvalidArgumentError, match="cannot read"):
+    with pytest.raises(InvalidArgumentError, match="there is no file"):
         read_trec_qrels(tmp_path / "absent.txt")

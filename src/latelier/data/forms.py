@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from latelier.describing import short
 from latelier.errors import InvalidArgumentError
 
 __all__ = ["Example", "read_row", "texts_by_id"]
@@ -108,7 +109,7 @@ def _of_ids(
 
 def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
     """Find a text by id: as it is, or as the string or number that other tools made of it."""
-    for key in (id_, str(id_), int(id_) if isinstance(id_, str) and id_.isdecimal() else id_):
+    for key in (id_, str(id_), int(id_) if isinstance(id_, str) and id_.isdecimal() and len(id_) < 20 else id_):
         if key in texts:
             return texts[key]
     raise InvalidArgumentError(f"{where}: there is no text for the {kind} {id_!r}.")
@@ -131,13 +132,13 @@ def _list(value: Any, where: str, name: str) -> list[Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             try:
                 value = ast.literal_eval(value)
-            except (ValueError, SyntaxError) as error:
-                raise InvalidArgumentError(f"{where}: {name} is {value!r}; expected a list.") from error
+            except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # MemoryError: nested too deeply
+                raise InvalidArgumentError(f"{where}: {name} is {short(value)}; expected a list.") from error
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise InvalidArgumentError(f"{where}: {name} is {value!r}; expected a list.")
+        raise InvalidArgumentError(f"{where}: {name} is {short(value)}; expected a list.")
     return list(value)
 
 

@@ -6,8 +6,6 @@ wrong is said with the file and the line.
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,8 +13,9 @@ from typing import Any
 
 from latelier.data.examples import TrainingSet
 from latelier.data.forms import Example, read_row, texts_by_id
-from latelier.errors import InvalidArgumentError, StorageError
+from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
+from latelier.reading import open_binary, parse_json, text_lines
 
 __all__ = ["load"]
 
@@ -119,22 +118,15 @@ def _numbered(source: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    if not path.exists():
-        raise InvalidArgumentError(f"there is no file or folder {str(path)!r}.")
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield f"{path.name}:{number}", json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidArgumentError(
-            f"{path.name}:{number}: malformed JSON: {error}; expected one object per line."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{path} is not UTF-8 text ({error}); convert it to UTF-8.") from error
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error}.") from error
+    lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path.name}:{number}"
+            try:
+                value = parse_json(line)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"{where}: {error} Expected one object per line.") from error
+            yield where, value
 
 
 def _from_beir(folder: Path, split: str) -> TrainingSet:

@@ -5,7 +5,6 @@ The three dicts have the form that the field's tools exchange, so a collection g
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import OnProblem, Problems, numbered_lines
+from latelier.reading import parse_json
 
 __all__ = ["Collection", "load_beir"]
 
@@ -139,11 +139,11 @@ def _split(folder: Path, split: str) -> Path:
 def _records(path: Path, fields: tuple[str, ...], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the id and the record of each sound line of a JSON-lines file."""
     seen: dict[str, int] = {}
-    for number, line in numbered_lines(path, "utf-8-sig"):
+    for number, line in numbered_lines(path):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            problems.add(path.name, number, f"malformed JSON: {error}")
+            record = parse_json(line)
+        except InvalidArgumentError as error:
+            problems.add(path.name, number, str(error).removesuffix("."))
             continue
         fault = _fault(record, fields)
         if fault is None:
@@ -177,7 +177,7 @@ def _qrels(
     path: Path, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
 ) -> dict[str, dict[str, int]]:
     qrels: dict[str, dict[str, int]] = {}
-    for row, (number, line) in enumerate(numbered_lines(path, "utf-8-sig")):
+    for row, (number, line) in enumerate(numbered_lines(path)):
         columns, name = line.split("\t"), f"qrels/{path.name}"
         if len(columns) != 3:
             problems.add(name, number, f"{len(columns)} columns; expected query id, document id, judgement, by tabs")

@@ -7,13 +7,13 @@ the faulty lines are skipped and one warning says so.
 
 from __future__ import annotations
 
-import gzip
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.reading import open_binary, text_lines
 
 __all__ = ["OnProblem", "Problems", "numbered_lines"]
 
@@ -21,31 +21,28 @@ OnProblem = Literal["error", "warn"]
 _LISTED = 10
 
 
-def numbered_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yield the line number (from 1) and the text of every line that is not blank; ``.gz`` is decompressed.
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line number (from 1) and the text of every line that is not blank.
+
+    ``.gz`` is decompressed, and a byte order mark left out.
 
     Parameters
     ----------
     path
         The file.
-    encoding
-        ``"utf-8-sig"`` also drops the byte order mark that some editors write.
 
     Raises
     ------
     InvalidArgumentError
         If the file cannot be read, or is not UTF-8.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding=encoding) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{path} is not UTF-8 text ({error}); convert it to UTF-8.") from error
-    except (OSError, EOFError) as error:
-        raise InvalidArgumentError(f"cannot read {path}: {error}.") from error
+        lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, line.rstrip("\r\n")
+    except StorageError as error:
+        raise InvalidArgumentError(str(error)) from error
 
 
 class Problems:

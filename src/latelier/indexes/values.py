@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from latelier.describing import describe
 from latelier.errors import DuplicateIdError, InvalidArgumentError, UnknownIdError
 from latelier.indexes.base import Id
 
@@ -51,7 +52,7 @@ def as_id(value: object) -> Id:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) in _INT64:
         return int(value)
     raise InvalidArgumentError(
-        f"received {value!r} ({type(value).__name__}) as an id; an id is a str that is not empty and is valid Unicode, "
+        f"received {describe(value)} as an id; an id is a str that is not empty and is valid Unicode, "
         "or an int of 64 bits."
     )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from latelier.describing import cut, describe, short
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id
 from latelier.indexes.values import as_id
+from latelier.reading import check_unicode
 
 __all__ = ["Document", "read_document", "read_documents"]
 
@@ -64,17 +66,20 @@ def read_document(item: Any) -> Document:
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return Document(as_id(item[0]), _text(item[1], item[0]), {})
     raise InvalidArgumentError(
-        f"received {type(item).__name__} {item!r:.80}; expected a text, an (id, text) pair, or a dict with 'text'."
+        f"received {describe(item)}; expected a text, an (id, text) pair, or a dict with 'text'."
     )
 
 
 def _read_record(record: dict[str, Any]) -> Document:
     names = [name for name in ("id", "_id") if name in record]
     if len(names) > 1:
-        raise InvalidArgumentError(f"it has both 'id' {record['id']!r} and '_id' {record['_id']!r}; give one of them.")
+        raise InvalidArgumentError(
+            f"it has both 'id' {short(record['id'])} and '_id' {short(record['_id'])}; give one."
+        )
     id_ = as_id(record.pop(names[0])) if names else None
     if "text" not in record:
-        raise InvalidArgumentError(f"it has no 'text'; its keys are {', '.join(map(repr, record)) or 'none'}.")
+        keys = cut(", ".join(map(short, record)) or "none", 200)
+        raise InvalidArgumentError(f"it has no 'text'; its keys are {keys}.")
     text, title = record.pop("text"), record.pop("title", None)
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
@@ -85,14 +90,15 @@ def _read_record(record: dict[str, Any]) -> Document:
         raise InvalidArgumentError(f"it has metadata of type {type(nested).__name__}; expected a dict.")
     twice = sorted(set(nested) & set(record))
     if twice:
-        raise InvalidArgumentError(f"it has {twice[0]!r} as a key of its own and in 'metadata'; give it once.")
+        raise InvalidArgumentError(f"it has {short(twice[0])} as a key of its own and in 'metadata'; give it once.")
     return Document(id_, _text(text, id_), {**nested, **record})
 
 
 def _text(value: Any, id_: Any) -> str:
-    name = "the text" if id_ is None else f"the text of {id_!r}"
+    name = "the text" if id_ is None else f"the text of {short(id_)}"
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{name} is of type {type(value).__name__}; expected str.")
     if not value.strip():
         raise InvalidArgumentError(f"{name} is empty: nothing to index.")
+    check_unicode(value, name)
     return value
