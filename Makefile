@@ -18,8 +18,8 @@ demo: $(VENV)/installed-demo ## search the documentation of Python itself (QUERY
 test: $(VENV)/installed-dev ## run the tests, the examples in docstrings and those in the documents
 	@$(BIN)/python -m pytest
 
-soak: $(VENV)/installed-dev ## kill hundreds of writing processes, and see that nothing committed is lost (KILLS=500)
-	@LATELIER_KILLS=$${KILLS:-500} $(BIN)/python -m pytest tests/indexes/test_index_kills.py
+soak: $(VENV)/installed-dev ## kill writers, damage files, and try hostile inputs by the thousands (SCALE=0.05 for a small dose)
+	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak --scale $${SCALE:-1} $(SOAK)
 
 lint: $(VENV)/installed-dev ## check style, formatting and the house rules
 	@$(BIN)/ruff check --no-cache .

@@ -1,129 +1,25 @@
 """Writers killed at any moment: what was committed is whole, what was not has never been."""
 
 import os
-import random
-import signal
-import time
 
-import numpy as np
 import pytest
-from index_helpers import check_stored
+from kill_rounds import GROW_EARLY, KINDS, kill_rounds
 
-from latelier import indexes
 from latelier.indexes.ivf import growth
 from latelier.indexes.ivf.warmup import compile_kernels
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 
-# `make soak` sets it to hundreds.
-KILLS = int(os.environ.get("LATELIER_KILLS", "50"))
-KINDS = {"flat": indexes.Flat, "ivf": indexes.IVF}
-
-
-def vectors(id, version):
-    rng = np.random.default_rng([int(id), version])
-    return rng.integers(-8, 9, size=(int(rng.integers(1, 40)), 8)).astype("float32")
-
-
-def plan(rng, state):
-    """Return a random operation: its name and its arguments as JSON would hold them."""
-    present, absent = sorted(state), sorted({str(i) for i in range(60)} - set(state))
-    name = rng.choice(["add", "add", "update", "update", "remove", "compact"])
-    pool = {"add": absent, "update": present + absent, "remove": present, "compact": []}[name]
-    ids = rng.sample(pool, min(len(pool), rng.randint(1, 12)))
-    return name, ids, rng.randrange(10**6)
-
-
-def apply(state, name, ids, version):
-    """Return what the operation makes of ``{id: version}``."""
-    if name == "remove":
-        return {id: kept for id, kept in state.items() if id not in ids}
-    return state | dict.fromkeys(ids, version) if name != "compact" else dict(state)
-
-
-def carry_out(index, name, ids, version):
-    if name == "compact":
-        index.compact()
-    elif name == "remove":
-        index.remove(ids)
-    else:
-        write = index.add if name == "add" else index.update
-        write(ids, (vectors(id, version) for id in ids), [f"{id} {version}" for id in ids], [{"v": version}] * len(ids))
-
-
-def work(folder, seed, state, begun, done):
-    """In the child: announce each operation, carry it out, report it; until killed."""
-    rng = random.Random(seed)
-    with indexes.open(folder) as index:
-        while True:
-            operation = plan(rng, state)
-            os.write(begun, b".")
-            carry_out(index, *operation)
-            os.write(done, b".")
-            state = apply(state, *operation)
-
-
-def killed_run(folder, seed, state, delay):
-    """Run a child, kill it, and return the states of before and after the operation that it was killed in."""
-    begun, done = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            work(folder, seed, state, begun[1], done[1])
-        finally:
-            os._exit(1)
-    os.close(begun[1])
-    os.close(done[1])
-    os.read(begun[0], 1)
-    time.sleep(delay)
-    os.kill(child, signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL  # not an error of its own
-    finished, started = read_all(done[0]), 1 + read_all(begun[0])
-    rng, before = random.Random(seed), state
-    for _ in range(finished):
-        before = apply(before, *plan(rng, before))
-    after = apply(before, *plan(rng, before)) if started > finished else before
-    return before, after
-
-
-def read_all(pipe):
-    with os.fdopen(pipe, "rb") as file:
-        return len(file.read())
-
-
-def stored(index):
-    """Return ``{id: version}`` of an index, having compared every vector and text with what it must be."""
-    ids = index.ids()
-    versions = {record.id: record.metadata["v"] for record in index.get(ids)}
-    assert [record.text for record in index.get(ids)] == [f"{id} {versions[id]}" for id in ids]
-    for id, matrix in zip(ids, index.get_embeddings(ids), strict=True):
-        check_stored(index, matrix, vectors(id, versions[id]))
-    return versions
+# `make soak` kills hundreds.
+KILLS = 50
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_killed_writers_leave_the_last_commit(kind, tmp_path, monkeypatch):
-    # Cells are made, and made again, while writers are killed.
-    monkeypatch.setattr(growth, "_FIRST_TOKENS", 100)
-    monkeypatch.setattr(growth, "_FRESH_TOKENS", 50)
+    for name, tokens in GROW_EARLY.items():
+        monkeypatch.setattr(growth, name, tokens)
     compile_kernels()  # in the parent: children would be killed while they load them
     folder = tmp_path / "index"
     kind(folder).close()
-    rng = random.Random(0)
-    state, outcomes = {}, {"rolled back": 0, "committed": 0}
-    for seed in range(KILLS):
-        before, after = killed_run(folder, seed, state, delay=rng.random() * 0.08)
-        with indexes.open(folder, read_only=seed % 3 == 0) as index:
-            state = stored(index)
-            assert len(index.search(np.ones((1, 8)), k=100)[0]) == len(state)
-            assert index.verify().is_whole
-        assert state in (before, after)
-        if before != after:
-            outcomes["committed" if state == after else "rolled back"] += 1
-    assert sum(outcomes.values()) > KILLS // 4  # most kills came in the middle of a change
-    with indexes.open(folder) as index:
-        index.compact()
-        assert stored(index) == state
-        kept = 1 if index._storage.snapshot().derived is None else 2
-        assert len(list((folder / "segments").iterdir())) <= kept
-        assert index.check(k=3).recall == 1.0
+    outcomes = kill_rounds(folder, seed=0, rounds=KILLS)
+    assert outcomes["committed"] + outcomes["rolled back"] > KILLS // 4  # most kills came in the middle of a change

@@ -1,0 +1,146 @@
+"""Whole indexes to damage, of every kind of file that an index has, and the answers that they give."""
+
+import random
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kill_rounds import grow_early
+
+from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import LatelierError
+
+DIM = 8
+DOCUMENTS = 150
+# Just above what makes ANN data without any patching.
+LARGE = 70_000
+FILTER = "year >= 2100 AND who <> 'w3'"
+QUERIES = [np.random.default_rng(99).integers(-8, 9, size=(4, DIM)).astype("float32") for _ in range(3)]
+
+# Segments of some thirty documents, so that an index has several.
+_SMALL = {f"flat-{dtype}": (indexes.Flat, {"dtype": dtype, "segment_bytes": 5000}) for dtype in ("float32", "float16")}
+_CODED = {f"ivf-{n}": (indexes.IVF, {"nbits": n, "memory_limit": 10_000}) for n in (8, 4, 2, 1)}
+_ANN = {f"ann-{n}": (indexes.IVF, {"nbits": n, "memory_limit": 10_000}) for n in (8, 4, 2, 1)}
+KINDS: dict[str, tuple[Callable[..., indexes.Index], dict[str, Any]]] = {**_SMALL, **_CODED, **_ANN}
+
+
+def make(folder: Path) -> None:
+    """Make one index per kind, and a large one whose ANN data was made as it is for users."""
+    repeat_names()
+    with indexes.IVF(folder / "large") as index:
+        vectors = np.random.default_rng(0).standard_normal((LARGE * 8, DIM), dtype="float32")
+        index.add(range(LARGE), TokenEmbeddings(vectors, np.arange(LARGE + 1) * 8), map(str, range(LARGE)))
+        assert index._storage.snapshot().derived is not None
+    for name, (kind, options) in (_SMALL | _CODED).items():
+        fill(kind(folder / name, **options))
+    grow_early()
+    for name, (kind, options) in _ANN.items():
+        index = fill(kind(folder / name, **options))
+        assert index._storage.snapshot().derived is not None
+
+
+def repeat_names() -> None:
+    """Let this process name segments alike in every run: a seed must find the same bytes again."""
+    rng = random.Random(0)
+    secrets.token_hex = lambda size=32: f"{rng.getrandbits(8 * size):0{2 * size}x}"
+
+
+def fill(index: indexes.Index) -> indexes.Index:
+    """Write in several commits, so that there are tombstones, gaps and small segments."""
+    rng = np.random.default_rng(7)
+    numbers = range(DOCUMENTS)
+    matrices = [rng.integers(-8, 9, size=(rng.integers(2, 9), DIM)).astype("float32") for _ in numbers]
+    metadata = [{"year": 2000 + i, "who": f"w{i % 5}", "tags": ["a", i]} if i % 9 else None for i in numbers]
+    texts = [f"text of document {i} " * 4 if i % 7 else None for i in numbers]
+    ids = [f"d{i}" if i % 3 else i for i in numbers]
+    with index:
+        for first in (0, 60, 120):
+            some = slice(first, first + 60)
+            index.add(ids[some], matrices[some], texts[some], metadata[some])
+        index.remove(ids[5:50:8])
+        index.update(ids[60:63], matrices[:3], texts[:3], metadata[:3])
+        index.settings["note"] = {"kept": [1, 2.5, None, "x"]}
+    return indexes.open(index.path, read_only=True)
+
+
+def answers(index: indexes.Index, ids: list[Any] | None = None, *, approximate: bool = True) -> dict[str, Any]:
+    """Ask everything; an answer is a value or the library's error. `ids` limits the questions to those documents."""
+    exact = {"effort": "exact"} if isinstance(index, indexes.IVF) else {}
+    known = ids if ids is not None else _ask(index.ids)
+    asked = known if isinstance(known, list) else []
+    found = {
+        "ids": known,
+        "records": _ask(lambda: {record.id: record for record in index.get(asked)}),
+        "vectors": _ask(lambda: dict(zip(asked, map(_bytes, index.get_embeddings(asked)), strict=True))),
+    }
+    if ids is None:
+        k = len(asked) + 1
+        found["count"] = _ask(lambda: len(index))
+        found["settings"] = _ask(lambda: dict(index.settings))
+        found["exact"] = _ask(lambda: _hits(index.search(QUERIES, k, **exact)))
+        found["filtered"] = _ask(lambda: _hits(index.search(QUERIES, k, filter=FILTER, **exact)) if k < LARGE else 0)
+        if approximate:
+            found["approximate"] = _ask(lambda: _hits(index.search(QUERIES, 10)))
+    return found
+
+
+def differing(found: dict[str, Any], good: dict[str, Any], *, ignore: Any = None) -> list[str]:
+    """Name the questions whose answers are not those of the whole index, leaving one document out; errors are none."""
+    return [
+        name
+        for name, answer in found.items()
+        if not isinstance(answer, LatelierError) and not _equal(_without(answer, ignore), good[name], name, ignore)
+    ]
+
+
+def of_ids(good: dict[str, Any], ids: list[Any]) -> dict[str, Any]:
+    """Return what the whole index answers about some documents."""
+    return {
+        "ids": ids,
+        "records": {id: good["records"][id] for id in ids},
+        "vectors": {id: good["vectors"][id] for id in ids},
+    }
+
+
+def some(rng: random.Random) -> str:
+    """Choose an index to damage: now and then the large one."""
+    return "large" if rng.random() < 0.02 else rng.choice(list(KINDS))
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except LatelierError as error:
+        return error
+
+
+def _bytes(matrix: Any) -> bytes:
+    return np.ascontiguousarray(matrix).tobytes()
+
+
+def _hits(found: list[list[indexes.Hit]]) -> list[dict[Any, float]]:
+    return [{hit.id: hit.score for hit in row} for row in found]
+
+
+def _without(answer: Any, id: Any) -> Any:
+    if id is None:
+        return answer
+    if isinstance(answer, list):
+        return [_without(item, id) if isinstance(item, dict) else item for item in answer if item != id]
+    return {key: value for key, value in answer.items() if key != id} if isinstance(answer, dict) else answer
+
+
+def _equal(answer: Any, good: Any, name: str, ignore: Any) -> bool:
+    if name == "count" and ignore is not None:
+        return True
+    if name not in ("exact", "filtered", "approximate") or not isinstance(answer, list):
+        return answer == good
+    # Merged segments are summed up in other blocks: the last digits of a score may differ.
+    return all(
+        row.keys() == wanted.keys()
+        and np.allclose(list(row.values()), [wanted[id] for id in row], rtol=1e-4, atol=1e-4)
+        for row, wanted in zip(answer, good, strict=True)
+    )

@@ -1,0 +1,110 @@
+"""Flips: one file of an index is damaged, mostly by a bit; that is found or harmless, and writing does not hide it."""
+
+import contextlib
+import random
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kill_rounds import grow_early
+
+from latelier import indexes
+from latelier.errors import LatelierError
+from latelier.indexes.report import VerifyReport
+from latelier.indexes.schema import CATALOG
+from soak.cases import Part, Wrong, say
+from soak.damage import damage
+from soak.flip_sources import DIM, answers, differing, make, of_ids, some
+
+_FRESH = "fresh"
+
+
+def case(source: Path, scratch: Path, seed: int) -> str:
+    """Damage a copy of an index; look at it without writing; write to it and look again."""
+    grow_early()
+    rng = random.Random(seed)
+    name, folder = some(rng), scratch / "index"
+    # Without the side files of other processes that are reading the source.
+    shutil.copytree(source / name, folder, ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+    say(f"{name}, {damage(rng, folder)}")
+    good = _good(source / name)
+    found = _look(folder, good)
+    _write(folder, good)
+    return "refused" if found else "accepted"
+
+
+@lru_cache
+def _good(folder: Path) -> dict[str, Any]:
+    with indexes.open(folder, read_only=True) as index:
+        return answers(index)
+
+
+def _look(folder: Path, good: dict[str, Any]) -> bool:
+    """Return whether the damage was found, having made sure that it was if anything differs."""
+    try:
+        with indexes.open(folder, read_only=True) as index:
+            report, found = _verify(index), answers(index)
+            _compare(report, found, good, "")
+            _check_survivors(index, report, good, "")
+    except LatelierError:
+        return True
+    return report is None or not report.is_whole or any(isinstance(answer, LatelierError) for answer in found.values())
+
+
+def _write(folder: Path, good: dict[str, Any]) -> None:
+    """Add and merge; whatever was damaged before must not pass as whole now."""
+    try:
+        with indexes.open(folder) as index:
+            _add(index)
+            with contextlib.suppress(LatelierError):
+                index.compact()
+        with indexes.open(folder) as index:
+            report, found = _verify(index), answers(index, approximate=False)
+            _compare(report, found, good, " after add and compact")
+            _check_survivors(index, report, good, " after add and compact")
+    except LatelierError:
+        return
+
+
+def _add(index: indexes.Index) -> None:
+    try:
+        index.add(_FRESH, np.ones((1, DIM)))
+        added = True
+    except LatelierError:
+        added = False
+    if (_FRESH in index) != added:
+        raise Wrong("add returned, but the document is not there" if added else "add raised after it had committed")
+
+
+def _verify(index: indexes.Index) -> VerifyReport | None:
+    try:
+        return index.verify()
+    except LatelierError:
+        return None
+
+
+def _compare(report: VerifyReport | None, found: dict[str, Any], good: dict[str, Any], when: str) -> None:
+    if report is not None and report.is_whole:
+        wrong = differing(found, good, ignore=_FRESH if when else None)
+        if wrong:
+            raise Wrong(f"verify says whole{when}, but other answers: {', '.join(wrong)}")
+
+
+def _check_survivors(index: indexes.Index, report: VerifyReport | None, good: dict[str, Any], when: str) -> None:
+    """Ask about the documents that a damage of segments has left whole."""
+    if report is None or report.is_whole or any(damage.file.startswith(CATALOG) for damage in report.damages):
+        return
+    lost = set(report.ids)
+    ids = [id for id in good["ids"] if id not in lost]
+    found = answers(index, ids)
+    for name, answer in found.items():
+        if isinstance(answer, LatelierError):
+            raise Wrong(f"{name} of documents that are not damaged{when}: {answer}")
+    wrong = differing(found, of_ids(good, ids))
+    if wrong:
+        raise Wrong(f"other answers about documents that verify calls whole{when}: {', '.join(wrong)}")
+
+
+PART = Part("flips", 8000, make, case)
