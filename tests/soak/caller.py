@@ -59,7 +59,7 @@ def describe(value: Any) -> str:
     """Return a short form of an argument."""
     if isinstance(value, (np.ndarray, torch.Tensor)):
         content = "" if np.prod(value.shape) > 24 else f" {value.tolist()}"
-        return f"{type(value).__name__}({str(value.dtype)} {tuple(value.shape)}{content})"
+        return f"{type(value).__name__}({value.dtype!s} {tuple(value.shape)}{content})"
     if isinstance(value, (list, tuple)) and len(value) < 12:
         return f"{type(value).__name__}[{', '.join(map(describe, value))}]"
     return repr(value)[:300]
