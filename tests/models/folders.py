@@ -79,30 +79,39 @@ def stanford(minilm, folder):
     return folder
 
 
-def dense_with_head(minilm, folder, out_features=16):
+def dense_with_head(minilm, folder, out_features=16, *, in_features=384, activation="linear.Identity", bias=False):
     """A dense sentence-transformers model with a trained linear layer behind its pooling."""
     shutil.copytree(minilm, folder)
     folder = Path(folder)
     modules = json.loads((folder / "modules.json").read_text())[:2]
-    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
     write(folder / "modules.json", modules)
-    write_dense(folder / "2_Dense", head(out_features))
+    append(folder, "Dense", lambda path: write_dense(path, head(out_features, in_features), activation, bias))
     config = json.loads((folder / "config_sentence_transformers.json").read_text())
     config["prompts"] = {"query": "query: ", "passage": "passage: "}
     write(folder / "config_sentence_transformers.json", config)
     return folder
 
 
-def write_dense(folder, weight):
+def append(folder, kind, write_module):
+    """Put one more module at the end of a dense model's pipeline."""
+    modules = json.loads((folder / "modules.json").read_text())
+    n = len(modules)
+    modules.append({"idx": n, "name": str(n), "path": f"{n}_{kind}", "type": f"sentence_transformers.models.{kind}"})
+    write(folder / "modules.json", modules)
+    write_module(folder / f"{n}_{kind}")
+
+
+def write_dense(folder, weight, activation="linear.Identity", bias=False):
     folder.mkdir()
     config = {
         "in_features": weight.shape[1],
         "out_features": weight.shape[0],
-        "bias": False,
-        "activation_function": "torch.nn.modules.linear.Identity",
+        "bias": bias,
+        "activation_function": f"torch.nn.modules.{activation}",
     }
     write(folder / "config.json", config)
-    save_file({"linear.weight": weight}, folder / "model.safetensors")
+    tensors = {"linear.weight": weight, **({"linear.bias": weight[:, 0].clone()} if bias else {})}
+    save_file(tensors, folder / "model.safetensors")
 
 
 def write(path, content):
@@ -136,4 +145,15 @@ def by_hand(minilm_folder, text, *, marker_id, weight, width=None, attend=False,
     return torch.nn.functional.normalize(vectors[kept], dim=1)
 
 
-__all__ = ["AddedToken", "bare", "by_hand", "dense_with_head", "head", "pylate", "stanford"]
+__all__ = [
+    "AddedToken",
+    "append",
+    "bare",
+    "by_hand",
+    "dense_with_head",
+    "head",
+    "pylate",
+    "stanford",
+    "write",
+    "write_dense",
+]

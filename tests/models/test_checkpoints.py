@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
-from folders import PUNCTUATION, bare, by_hand, dense_with_head, head, pylate, stanford
+from folders import PUNCTUATION, append, bare, by_hand, dense_with_head, head, pylate, stanford, write, write_dense
+from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
-from latelier.models import ColBERT, load
+from latelier.models import UNTRAINED, ColBERT, load
 
 QUERIES = ["what is a pear?", "fruits are healthy."]
 DOCUMENTS = ["Fruits, like pears (and apples), are good for health!", "A pear."]
@@ -106,19 +107,68 @@ def test_another_embedding_size_is_ignored_with_a_warning(minilm, tmp_path):
         assert ColBERT(tmp_path / "ours", embedding_size=64, device="cpu").embedding_size == 32
 
 
-def test_a_trained_dense_head_is_kept(minilm, tmp_path):
-    folder = dense_with_head(minilm, tmp_path / "dense")
-    same_size = ColBERT(folder, embedding_size=16, device="cpu")
-    torch.testing.assert_close(same_size[1].linear.weight.detach(), head())
-    wider = ColBERT(folder, embedding_size=8, device="cpu")
-    assert [type(module).__name__ for module in wider] == [
-        "Transformer",
-        "Dense",
-        "Dense",
-        "MultiVectorMask",
-        "Normalize",
-    ]
-    assert wider.encode_document("pear").shape[1] == 8
+def kinds(model):
+    return [type(module).__name__ for module in model]
+
+
+def test_a_trained_dense_head_is_kept(minilm, tmp_path, caplog):
+    folder = dense_with_head(minilm, tmp_path / "dense", 64)
+    with caplog.at_level("WARNING"):
+        model = ColBERT(folder, device="cpu")
+    assert "whose linear layer is kept as the head: ColBERT added markers and query expansion" in caplog.text
+    assert kinds(model) == ["Transformer", "Dense", "MultiVectorMask", "Normalize"]
+    torch.testing.assert_close(model[1].linear.weight.detach(), head(64))
+    assert model.encode_document("pear").shape[1] == model.embedding_size == 64
+    with pytest.warns(UserWarning, match="embedding_size=8 is ignored: .* a head of 64 dimensions, and keeps it"):
+        assert ColBERT(folder, embedding_size=8, device="cpu").embedding_size == 64
+    model.save(tmp_path / "ours")
+    assert_same(ColBERT(tmp_path / "ours", device="cpu").encode_query(QUERIES), model.encode_query(QUERIES))
+
+
+@pytest.mark.parametrize("layers", ["tanh and bias", "two", "before the pooling"])
+def test_dense_layers_are_applied_as_sentence_transformers_applies_them(minilm, tmp_path, layers):
+    folder = dense_with_head(minilm, tmp_path / "dense", 32, activation="activation.Tanh", bias=True)
+    if layers == "two":
+        append(folder, "Dense", lambda path: write_dense(path, head(24, 32)))
+    if layers == "before the pooling":
+        modules = json.loads((folder / "modules.json").read_text())
+        write(folder / "modules.json", [modules[0], modules[2], modules[1]])
+        config = folder / modules[2]["path"] / "config.json"
+        write(config, {**json.loads(config.read_text()), "module_input_name": "token_embeddings"})
+        pooling = folder / modules[1]["path"] / "config.json"
+        write(pooling, {**json.loads(pooling.read_text()), "word_embedding_dimension": 32})
+    theirs = MultiVectorEncoder(str(folder), device="cpu").encode_document(DOCUMENTS, prompt="")
+    for model in (ColBERT.from_dense(folder, device="cpu"), ColBERT(folder, device="cpu", recipe=UNTRAINED)):
+        assert kinds(model)[1:] == ["Dense"] * (2 if layers == "two" else 1) + ["MultiVectorMask", "Normalize"]
+        assert_same(model.encode_document(DOCUMENTS, prompt=""), theirs)
+
+
+def test_what_works_on_the_pooled_vector_alone_is_left_out_by_name(minilm, tmp_path):
+    folder = dense_with_head(minilm, tmp_path / "wide", in_features=768)  # as behind two poolings side by side
+    with pytest.warns(UserWarning, match="the Dense of .*wide is left out: it reads 768 numbers, and a token has 384"):
+        model = ColBERT(folder, device="cpu")
+    assert model.encode_document("pear").shape[1] == 128  # a head to learn, as for any encoder
+    folder = dense_with_head(minilm, tmp_path / "norm")
+
+    def layer_norm(path):
+        path.mkdir()
+        write(path / "config.json", {"dimension": 16})
+        save_file({"norm.weight": torch.ones(16), "norm.bias": torch.zeros(16)}, path / "model.safetensors")
+
+    append(folder, "LayerNorm", layer_norm)
+    with pytest.warns(UserWarning, match="the LayerNorm of .*norm is left out: it works on pooled vectors"):
+        assert ColBERT.from_dense(folder, device="cpu").encode_document("pear").shape[1] == 16
+
+
+def test_a_projection_behind_a_trained_head(minilm, tmp_path):
+    folder = dense_with_head(minilm, tmp_path / "dense", 64)
+    smaller = ColBERT.from_dense(folder, "orthogonal", 16, device="cpu")
+    assert kinds(smaller)[1:3] == ["Dense", "Dense"]
+    assert smaller.encode_document("pear").shape[1] == 16
+    assert kinds(ColBERT.from_dense(folder, "orthogonal", 64, device="cpu")).count("Dense") == 1
+    for projection in ("orthogonal", "pca"):
+        with pytest.raises(InvalidArgumentError, match=f"projection='{projection}' to 128 dimensions.*vectors have 64"):
+            ColBERT.from_dense(folder, projection, device="cpu")
 
 
 def test_from_dense_keeps_the_prompts_and_the_head_that_a_model_was_trained_with(minilm, tmp_path):

@@ -177,9 +177,18 @@ def test_bad_constructor_arguments(minilm, arguments, message):
         ColBERT(minilm, **{"device": "cpu", **arguments})
 
 
-def test_unknown_constructor_options_are_named(minilm):
-    with pytest.raises(TypeError, match="query_lenght"):
-        ColBERT(minilm, device="cpu", query_lenght=32)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("query_lenght", r"ColBERT has no argument 'query_lenght'; give max_length_query=\.\.\."),
+        ("embeding_size", "did you mean 'embedding_size'"),
+        ("query_prefix", r"give recipe=Recipe\(query_marker=\.\.\.\)"),
+        ("xyz", "it takes backend, .*trust_remote_code"),
+    ],
+)
+def test_unknown_constructor_options_are_named(minilm, option, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        ColBERT(minilm, device="cpu", **{option: 32})
 
 
 def test_scores_refuse_unequal_sides(fresh):

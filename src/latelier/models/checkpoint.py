@@ -7,6 +7,7 @@ another one makes their loader replace the trained head by a random one.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from typing import Any
@@ -18,9 +19,10 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
+from latelier.models.arguments import check_options
 from latelier.models.names import check_folder, resolve_name
 from latelier.models.quiet import quiet_conversion
-from latelier.models.recipe import Recipe, build_modules
+from latelier.models.recipe import Recipe, build_modules, token_heads
 from latelier.utils import encoder_limit, resolve_device, resolve_length
 
 __all__ = ["DEFAULT_EMBEDDING_SIZE", "Checkpoint"]
@@ -47,6 +49,12 @@ class Checkpoint(MultiVectorEncoder):
         truncate_dim: int | None = None,
         **kwargs: Any,
     ) -> None:
+        check_options(
+            type(self).__name__,
+            kwargs,
+            inspect.signature(MultiVectorEncoder.__init__).parameters.keys() - {"self"},
+            inspect.signature(Checkpoint.__init__).parameters.keys() - {"self"},
+        )
         if embedding_size is not None and (not isinstance(embedding_size, int) or embedding_size < 1):
             raise InvalidArgumentError(f"embedding_size={embedding_size!r}; expected a positive integer.")
         # Plain values only: modules stored here, before nn.Module.__init__, would break nn.Sequential.
@@ -169,16 +177,17 @@ class Checkpoint(MultiVectorEncoder):
             return modules, module_kwargs
         return self._build(modules[0], []), module_kwargs
 
-    def _load_converted_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Dense models get the recipe; folders of early PyLate, which look like dense models, are complete."""
         modules: Any
-        modules, module_kwargs = super()._load_converted_modules(*args, **kwargs)
+        modules, module_kwargs = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
         if self._is_fresh or self._legacy.prefixes:
             return modules, module_kwargs
         transformer = next(module for module in modules if isinstance(module, Transformer))
         # sentence-transformers appends a random head where the folder has none; only a trained one is kept.
-        heads = [module for module in modules if isinstance(module, Dense)] if self._saved_head else []
-        return self._build(transformer, heads), module_kwargs
+        others = [module for module in modules if self._saved_head or not isinstance(module, Dense)]
+        width = transformer.get_embedding_dimension()
+        return self._build(transformer, token_heads(others, width, model_name_or_path)), module_kwargs
 
     def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         modules: Any
@@ -188,6 +197,7 @@ class Checkpoint(MultiVectorEncoder):
 
     def _build(self, transformer: Transformer, heads: list[Dense]) -> list[nn.Module]:
         self._is_fresh = True
+        self._saved_head = bool(heads)
         self._needs_fit = self._recipe.projection == "pca"
         # A dense model's own prompts stay: it was trained with them. Prompts given by the caller are taken as they are.
         document_prompt = next((p for p in map(self.prompts.get, ("document", "passage", "corpus")) if p), "")
@@ -231,15 +241,20 @@ class Checkpoint(MultiVectorEncoder):
 
     def _report(self, name: str | None) -> None:
         if self._is_fresh and self._recipe.projection == "learned":
+            kept = self._saved_head
             logger.warning(
-                "%s has no late-interaction head: ColBERT added markers, query expansion and a head that want "
-                "training. To search without training, use ColBERT.from_dense(%r).",
+                "%s %s: ColBERT added markers%s query expansion%s that want training. To search without training, use "
+                "ColBERT.from_dense(%r).",
                 name,
+                "is a dense model, whose linear layer is kept as the head" if kept else "has no late-interaction head",
+                " and" if kept else ",",
+                "" if kept else " and a head",
                 name,
             )
-        if not self._is_fresh and self._asked_size not in (None, self.embedding_size):
+        if self._asked_size not in (None, self.embedding_size):
+            has = "a head" if any(isinstance(module, Dense) for module in self) else "vectors"
             warnings.warn(
-                f"embedding_size={self._asked_size} is ignored: {name} was saved with a head of {self.embedding_size} "
+                f"embedding_size={self._asked_size} is ignored: {name} was saved with {has} of {self.embedding_size} "
                 "dimensions, and keeps it.",
                 stacklevel=3,
             )

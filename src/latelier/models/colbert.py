@@ -8,6 +8,7 @@ and a guard for each of the ways in which the recipe can be lost silently.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from tqdm import trange
 
 from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.models.arguments import check_options, one_name, resolve_task
 from latelier.models.checkpoint import DEFAULT_EMBEDDING_SIZE
 from latelier.models.encoder import Encoder
 from latelier.models.fitting import fit_pca
@@ -39,8 +41,8 @@ class ColBERT(Encoder):
     model_name_or_path
         Path to the model or the model name.
     embedding_size
-        Dimensions of the embeddings; default 128 for a fresh head. A checkpoint that has a head keeps its own: another
-        number is ignored with a warning.
+        Dimensions of the embeddings; default 128 for a fresh head. A checkpoint that has a head keeps its own, and so
+        does a dense model with trained linear layers, applied to every token: another number is ignored with a warning.
     device
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; None takes the best there is.
     max_length_query, max_length_document
@@ -148,7 +150,7 @@ class ColBERT(Encoder):
             None keeps the encoder's own dimension (384 for MiniLM); ``"orthogonal"`` projects to `embedding_size` by a
             seeded random rotation; ``"pca"`` by principal components, to be fitted with `fit_projection` before use.
         embedding_size
-            Dimensions after the projection.
+            Dimensions after the projection, at most those before it.
         device
             As in `ColBERT`.
         max_length_query, max_length_document
@@ -164,7 +166,8 @@ class ColBERT(Encoder):
         Raises
         ------
         InvalidArgumentError
-            If the model is a late-interaction checkpoint already, or the projection is unknown.
+            If the model is a late-interaction checkpoint already, the projection is unknown, or it has more dimensions
+            than what it projects.
 
         Examples
         --------
@@ -195,7 +198,9 @@ class ColBERT(Encoder):
         input: Mapping[str, Any] | Sequence[str] | None = None,
         *,
         texts: Sequence[str] | None = None,
-        query_mode: bool = True,
+        query_mode: bool | None = None,
+        is_query: bool | None = None,
+        task: str | None = None,
         truncation: bool = True,
         add_special_tokens: bool = True,
         **kwargs: Any,
@@ -208,12 +213,13 @@ class ColBERT(Encoder):
             Features from `tokenize` or `preprocess` (what trainers and losses pass); or texts.
         texts
             Texts to embed.
-        query_mode
-            Whether the texts are queries (or documents).
+        query_mode, is_query, task
+            Whether the texts are queries or documents, in the three spellings of `encode`; queries by default.
+            Features know it themselves, unless ``task`` says otherwise.
         truncation, add_special_tokens
             As in `encode`.
         **kwargs
-            ``task`` and other arguments of the modules, for features only.
+            Other arguments of the modules, for features only.
 
         Returns
         -------
@@ -224,16 +230,18 @@ class ColBERT(Encoder):
 
         Raises
         ------
+        InvalidArgumentError
+            If there is no such argument, or spellings contradict each other.
         LatelierError
             In training, if features do not say whether they are queries or documents.
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            return self._forward_features(input, **kwargs)
-        texts = input if texts is None else texts
-        if texts is None:
-            raise InvalidArgumentError("received nothing to embed; give texts=[...] or features from tokenize(...).")
-        features = self.tokenize([texts] if isinstance(texts, str) else list(texts), query_mode, truncation=truncation)
-        cap = self.max_length_query if query_mode else self.max_length_document
+            return self._forward_features(input, task=task, **kwargs)
+        check_options("the model, called with texts,", kwargs, (), inspect.signature(self.forward).parameters)
+        given = one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
+        task = resolve_task(query_mode, is_query, task)
+        features = self.tokenize(given if isinstance(given, str) else list(given), task=task, truncation=truncation)
+        cap = self.max_length_query if task == "query" else self.max_length_document
         if not features:
             return {"embeddings": torch.zeros(0, cap, self.embedding_size, device=self.device)}
         vectors, mask = self._token_vectors(features)

@@ -1,29 +1,32 @@
-"""Texts to tokens to embeddings: the calls that need no gradient, in the spellings that people know.
+"""Texts to embeddings: the calls that need no gradient, in the spellings that people know.
 
-`encode` and `tokenize` accept what PyLate, neural-cherche and sentence-transformers accept, and return what
-sentence-transformers returns; `preprocess` sees to it that trainers get the markers too.
+`encode` accepts what PyLate, neural-cherche and sentence-transformers accept, and returns what sentence-transformers
+returns.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from tqdm import tqdm
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
+from latelier.models.arguments import check_options, one_name, resolve_task
 from latelier.models.checkpoint import Checkpoint
 from latelier.models.compute import Numbers, check_compute_dtype
 from latelier.models.encoding import Job, encode_windows, matrices, pack, truncate
 from latelier.models.form import Form
+from latelier.models.nesting import flatten, regroup
 from latelier.models.pooling import check_pooling, pool_tokens
 from latelier.models.streaming import packed_windows
-from latelier.models.texts import check_batch_size, check_lengths, check_texts, checked_stream, resolve_task
+from latelier.models.texts import check_batch_size, check_lengths, checked_stream
+from latelier.models.tokenization import Tokenization
 from latelier.models.workers import PackedChunk, PackingQueue
 from latelier.utils import resolve_device
 
@@ -34,22 +37,40 @@ _DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
 
 # Options of sentence-transformers that our own loop knows; the others are left to theirs.
 _OUR_OPTIONS = {"batch_size", "show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
-# Options that encode_query and encode_document always pass on, and that say nothing like this.
-_NEUTRAL: dict[str, Any] = {"output_value": "token_embeddings", "token_pooling": None, "normalize_embeddings": False}
+# Values of options that say nothing.
+_NEUTRAL: dict[str, Any] = {
+    "show_progress_bar": None,
+    "output_value": "token_embeddings",
+    "convert_to_numpy": False,
+    "device": None,
+    "normalize_embeddings": False,
+    "pool": None,
+    "chunk_size": None,
+    "token_pooling": None,
+}
 
 
-class Encoder(Checkpoint):
+class Encoder(Tokenization):
     """What `ColBERT` does with texts, without gradients."""
 
     def encode(  # type: ignore[override]
         self,
-        texts: str | Sequence[str] | None = None,
+        texts: Any = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["token_embeddings"] | None = "token_embeddings",
+        convert_to_numpy: bool = False,
+        device: Any = None,
+        normalize_embeddings: bool = False,
+        pool: Any = None,
+        chunk_size: int | None = None,
+        token_pooling: Any = None,
+        task: str | None = None,
         *,
         query_mode: bool | None = None,
         is_query: bool | None = None,
-        task: str | None = None,
         truncation: bool = True,
         add_special_tokens: bool = False,
         packed: bool = False,
@@ -58,15 +79,18 @@ class Encoder(Checkpoint):
         truncate_dim: int | None = None,
         pool_factor: int = 1,
         protected_tokens: int = 1,
-        inputs: str | Sequence[str] | None = None,
+        convert_to_tensor: bool = False,
+        inputs: Any = None,
+        sentences: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Encode texts without gradients.
 
         Parameters
         ----------
-        texts, inputs
-            One text or many; two names for one argument, the second is sentence-transformers'.
+        texts, inputs, sentences
+            One text, many, or lists of texts (the candidates of each query). Three names for one argument: ours,
+            sentence-transformers' and PyLate's. A pair of texts that the encoder reads as one input is a tuple.
         prompt_name, prompt
             What to put before each text instead of the model's own prompt (its marker).
         query_mode, is_query, task
@@ -92,21 +116,27 @@ class Encoder(Checkpoint):
         pool_factor, protected_tokens
             For documents: keep about one vector of ``pool_factor``, the mean of similar ones, and the first
             ``protected_tokens`` as they are; see `pool_tokens`.
+        batch_size
+            Texts of full length that are encoded together.
+        convert_to_tensor
+            Kept for calls written for PyLate: True asks for tensors, which is what there is anyway.
+        show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, chunk_size, token_pooling
+            As in `sentence_transformers.MultiVectorEncoder.encode`.
         **kwargs
-            Arguments of `sentence_transformers.MultiVectorEncoder.encode`: ``batch_size``, ``show_progress_bar``,
-            ``convert_to_numpy``, ``normalize_embeddings``, ``token_pooling``, ``device``, ``pool``, ...
+            ``processing_kwargs`` and what the model's own modules take; any other name is refused.
 
         Returns
         -------
         list of torch.Tensor
             One ``(tokens, dim)`` matrix per text, in order; one matrix for one text. With ``packed=True`` a
-            `TokenEmbeddings`, also for one text.
+            `TokenEmbeddings`, also for one text. For lists of texts a list of the like per list.
 
         Raises
         ------
         InvalidArgumentError
-            If spellings contradict each other, a text is no string, or too long with ``truncation=False``; if queries
-            or features (``output_value=None``) are to be pooled; if a dtype or size is unknown or cannot be returned.
+            If there is no such argument; if spellings contradict each other, a text is no string, or too long with
+            ``truncation=False``; if queries or features (``output_value=None``) are to be pooled; if a dtype or size
+            is unknown or cannot be returned.
 
         Examples
         --------
@@ -118,16 +148,22 @@ class Encoder(Checkpoint):
         torch.float16
         >>> model.encode_document("fruits are healthy.", pool_factor=2).shape  # [CLS] and 5 others
         torch.Size([3, 384])
+        >>> [len(matrices) for matrices in model.encode([["a fig", "a pear"], ["a plum"]], is_query=False)]
+        [2, 1]
         """
-        if (given := inputs if texts is None else texts) is None:
-            raise InvalidArgumentError("received no texts to encode; give a str or a list of str.")
+        given = one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
+        if kwargs:
+            own = inspect.signature(self.encode).parameters
+            check_options("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, own)
         single = self.is_singular_input(given)
-        rows: Any = [given] if single else list(given)
-        check_texts(rows)
+        if isinstance(given, Iterator):
+            raise InvalidArgumentError("received a generator; encode takes a list, encode_stream reads generators.")
+        rows, sizes = flatten([given] if single else list(given))
         task = resolve_task(query_mode, is_query, task)
-        raw = kwargs.get("output_value", "token_embeddings") is None
-        check_pooling(pool_factor, protected_tokens, task, None if raw else "token_embeddings")
-        form = Form(packed, precision, bool(kwargs.get("convert_to_numpy")), raw)
+        raw = output_value is None
+        numpy = convert_to_numpy and not convert_to_tensor
+        check_pooling(pool_factor, protected_tokens, task, output_value)
+        form = Form(packed, precision, numpy, raw)
         check_compute_dtype(compute_dtype)
         if not truncation:
             check_lengths(self, rows, task)
@@ -135,12 +171,26 @@ class Encoder(Checkpoint):
             prompt_name = task
         self._check_fitted()
         numbers = Numbers(compute_dtype, self.resolve_truncation(truncate_dim))
-        encoded = self._encode_rows(rows, task, prompt_name, prompt, numbers, packed or pool_factor > 1, kwargs)
-        if raw:
-            return encoded[0] if single else encoded
+        options = {
+            "batch_size": batch_size,
+            "show_progress_bar": show_progress_bar,
+            "output_value": output_value,
+            "convert_to_numpy": numpy,
+            "device": device,
+            "normalize_embeddings": normalize_embeddings,
+            "pool": pool,
+            "chunk_size": chunk_size,
+            "token_pooling": token_pooling,
+            **kwargs,
+        }
+        encoded = self._encode_rows(rows, task, prompt_name, prompt, numbers, packed or pool_factor > 1, options)
         if pool_factor > 1 and rows:
             encoded = pool_tokens(form.pack(encoded), pool_factor, protected_tokens=protected_tokens)
-        return form.give(encoded, numbers.truncate_dim or self.embedding_size, single)
+        if not raw:
+            encoded = form.give(encoded, numbers.truncate_dim or self.embedding_size, single)
+        elif single:
+            encoded = encoded[0]
+        return encoded if sizes is None else regroup(encoded, sizes)
 
     def encode_stream(
         self,
@@ -214,97 +264,6 @@ class Encoder(Checkpoint):
                     yield from [part] if packed else map(torch.clone, part)
 
         return windows()
-
-    def tokenize(  # type: ignore[override]
-        self, texts: Sequence[str], is_query: bool = True, *, truncation: bool = True, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Tokenise texts into features that go straight into the model or a loss.
-
-        Parameters
-        ----------
-        texts
-            The texts.
-        is_query
-            Whether they are queries (marker, expansion) or documents (marker, skiplist).
-        truncation
-            False makes a text that is longer than its cap an error rather than cut.
-        **kwargs
-            Arguments of `preprocess`.
-
-        Returns
-        -------
-        dict
-            ``input_ids`` and ``attention_mask`` ``(n, tokens)``, ``task``, and what else the encoder takes.
-
-        Examples
-        --------
-        >>> from latelier.models import ColBERT
-        >>> model = ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-        >>> model.tokenizer.decode(model.tokenize(["a pear"], is_query=False)["input_ids"][0])
-        '[CLS] [D] a pear [SEP]'
-        """
-        task = "query" if is_query else "document"
-        if not truncation:
-            check_lengths(self, texts, task)
-        return self.preprocess(texts, task=task, **kwargs)
-
-    def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Tokenise texts, with the model's own prompt (its marker) where none is given.
-
-        The sentence-transformers trainer passes no prompt: without this, a model would be trained without the
-        markers that it is used with.
-
-        Parameters
-        ----------
-        inputs
-            The texts.
-        prompt
-            What to put before each; None means the model's prompt for the task, ``""`` none.
-        **kwargs
-            ``task`` (``"query"`` or ``"document"``) and other arguments of the encoder's tokenisation.
-
-        Returns
-        -------
-        dict
-            Features, with ``task`` among them where it is known.
-        """
-        task = kwargs.get("task")
-        if prompt is None and task is not None:
-            prompt = self.prompts.get(task) or None
-        features = super().preprocess(inputs, prompt=prompt, **kwargs)
-        if features and task is not None:
-            features["task"] = task
-        return features
-
-    def tokens(self, text: str, is_query: bool = True) -> list[str]:
-        """Return the word pieces that the rows of a text's embedding stand for.
-
-        Parameters
-        ----------
-        text
-            One text.
-        is_query
-            Whether it is a query.
-
-        Returns
-        -------
-        list of str
-            As many as `encode` returns rows, in the same order.
-
-        Examples
-        --------
-        >>> from latelier.models import ColBERT
-        >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-        >>> model.tokens("unhealthy fruits")
-        ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruits', '[SEP]']
-        """
-        features = self.tokenize([text], is_query=is_query)
-        task = features["task"]
-        for module in self:
-            if isinstance(module, MultiVectorMask):
-                features = module(features, task=task)
-        counted = features["input_ids"][0][features["attention_mask"][0].bool().cpu()]
-        return list(self.tokenizer.convert_ids_to_tokens(counted.tolist()))
 
     def encodes_by_budget(self, task: str | None) -> bool:
         """Whether texts are encoded in batches of similar length under a token budget.

@@ -8,6 +8,8 @@ nDCG@10 on SciFact from 0.72 to 0.65, and to 0.59 with attention to the expansio
 from __future__ import annotations
 
 import string
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,9 +19,10 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from tokenizers import AddedToken
 from torch import nn
 
+from latelier.errors import InvalidArgumentError
 from latelier.models.projection import orthogonal_weight
 
-__all__ = ["UNTRAINED", "Recipe", "add_markers", "build_modules"]
+__all__ = ["UNTRAINED", "Recipe", "add_markers", "build_modules", "token_heads"]
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,7 @@ def build_modules(recipe: Recipe, transformer: Transformer, heads: list[Dense], 
     transformer
         The encoder; markers are added to its vocabulary.
     heads
-        Trained linear layers of a dense model, applied to every token here. A last one of `embedding_size` dims
-        needs no further head.
+        Trained linear layers of a dense model, applied to every token here. With any of them there is no head to learn.
     embedding_size
         Output dims of a new head.
 
@@ -79,12 +81,22 @@ def build_modules(recipe: Recipe, transformer: Transformer, heads: list[Dense], 
     -------
     list of torch.nn.Module
         Encoder, heads, scoring mask, normalisation: a saved folder loads in plain sentence-transformers.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a projection that is not to be learned would have more dims than what it projects.
     """
     add_markers(transformer, [recipe.query_marker, recipe.document_marker])
     width = heads[-1].out_features if heads else transformer.get_embedding_dimension()
     modules: list[nn.Module] = [transformer, *heads]
-    trained_head_fits = bool(heads) and width == embedding_size and recipe.projection != "pca"
-    if recipe.projection is not None and not trained_head_fits:
+    is_projected = recipe.projection == "learned" or (recipe.projection == "orthogonal" and width == embedding_size)
+    if recipe.projection is not None and not (heads and is_projected):
+        if recipe.projection != "learned" and embedding_size > width:
+            raise InvalidArgumentError(
+                f"received projection={recipe.projection!r} to {embedding_size} dimensions, but the model's vectors "
+                f"have {width}; give embedding_size={width} or fewer, or projection=None to keep them as they are."
+            )
         modules.append(
             Dense(
                 in_features=width,
@@ -98,6 +110,36 @@ def build_modules(recipe: Recipe, transformer: Transformer, heads: list[Dense], 
     modules.append(MultiVectorMask(skiplist_words=list(recipe.skiplist)))
     modules.append(Normalize(module_input_name="token_embeddings"))
     return modules
+
+
+def token_heads(modules: Iterable[nn.Module], width: int, name: object) -> list[Dense]:
+    """Return the linear layers of a dense model that can be applied to each token, with their activations.
+
+    sentence-transformers and PyLate do the same with any `Dense`, before the pooling or behind it. What else works on
+    the pooled vector has no meaning for a token, and is left out with a warning.
+
+    Parameters
+    ----------
+    modules
+        The dense model's modules.
+    width
+        Dims of a token's vector.
+    name
+        The model, for warnings.
+    """
+    heads: list[Dense] = []
+    for module in modules:
+        if isinstance(module, (Transformer, MultiVectorMask, Normalize, nn.Dropout)):
+            continue
+        reads = module.in_features if isinstance(module, Dense) else None
+        if isinstance(module, Dense) and reads == width:
+            heads.append(module)
+            width = module.out_features
+            continue
+        kind = type(module).__name__
+        reason = f"reads {reads} numbers, and a token has {width}" if reads else "works on pooled vectors"
+        warnings.warn(f"the {kind} of {name} is left out: it {reason}.", stacklevel=2)
+    return heads
 
 
 def add_markers(transformer: Transformer, markers: list[str]) -> None:

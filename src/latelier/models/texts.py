@@ -1,4 +1,4 @@
-"""Checking what users hand to a model: which side the texts are, that they are texts, and how long."""
+"""Checking the texts that users hand to a model: that they are texts, as many as needed, and how long."""
 
 from __future__ import annotations
 
@@ -10,34 +10,16 @@ import numpy as np
 from latelier.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from latelier.models.encoder import Encoder
+    from latelier.models.checkpoint import Checkpoint
 
-__all__ = ["check_batch_size", "check_lengths", "check_pairs", "check_texts", "checked_stream", "resolve_task"]
-
-
-def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None) -> str:
-    """Return ``"query"`` or ``"document"`` from the three ways in which people say it; queries by default.
-
-    Examples
-    --------
-    >>> resolve_task(None, False, None), resolve_task(None, None, None)
-    ('document', 'query')
-    """
-    if task not in (None, "query", "document"):
-        raise InvalidArgumentError(f"unknown task {task!r}; expected 'query' or 'document'.")
-    said = {flag for flag in (query_mode, is_query, None if task is None else task == "query") if flag is not None}
-    if len(said) > 1:
-        raise InvalidArgumentError(
-            f"query_mode={query_mode}, is_query={is_query} and task={task!r} contradict each other; give one of them."
-        )
-    return "document" if said == {False} else "query"
+__all__ = ["check_batch_size", "check_lengths", "check_pairs", "check_texts", "checked_stream"]
 
 
-def check_texts(texts: Any) -> None:
+def check_texts(texts: Any, name: str = "texts") -> None:
     """Refuse what is certainly no text, by its position; other modalities are sentence-transformers' to judge."""
     for i, text in enumerate([texts] if isinstance(texts, str) else texts):
         if text is None or isinstance(text, (int, float, bytes)):
-            raise InvalidArgumentError(f"texts[{i}] is {text!r}, a {type(text).__name__}; expected str.")
+            raise InvalidArgumentError(f"{name}[{i}] is {text!r:.80}, a {type(text).__name__}; expected str.")
 
 
 def check_batch_size(batch_size: Any) -> None:
@@ -71,7 +53,7 @@ def check_pairs(queries: Sequence[str], documents: Sequence[str]) -> tuple[list[
     return left, right
 
 
-def check_lengths(model: Encoder, texts: str | Sequence[str], task: str) -> None:
+def check_lengths(model: Checkpoint, texts: str | Sequence[str], task: str) -> None:
     """Refuse the first text that would be cut, rather than cut it."""
     cap = model.max_length_query if task == "query" else model.max_length_document
     prompt = model.prompts.get(task) or ""

@@ -1,0 +1,144 @@
+"""Calls as they are written for sentence-transformers and PyLate mean the same here, or are refused by name."""
+
+import inspect
+
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT
+
+TEXTS = ["Fruits are healthy!", "A pear."]
+GROUPS = [["Fruits are healthy!", "A pear."], [], ["two figs", "a plum", ""]]
+
+
+@pytest.fixture(scope="module")
+def plain(minilm, tmp_path_factory):
+    """The same weights and recipe in our class and in theirs."""
+    folder = tmp_path_factory.mktemp("models") / "ours"
+    ColBERT(minilm, embedding_size=16, device="cpu").save(folder)
+    return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def assert_same(left, right):
+    if isinstance(left, torch.Tensor):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=2e-6)
+    elif isinstance(left, list):
+        assert len(left) == len(right)
+        for a, b in zip(left, right, strict=True):
+            assert_same(a, b)
+    else:
+        assert left == right
+
+
+CALLS = {
+    "query": lambda model: model.encode_query(TEXTS),
+    "documents by position": lambda model: model.encode_document(TEXTS, None, None, 1, False, "token_embeddings"),
+    "encode by position": lambda model: model.encode(
+        TEXTS, "document", None, 1, False, "token_embeddings", False, None, False, None, None, None, "document"
+    ),
+    "inputs": lambda model: model.encode(inputs=TEXTS, task="query", prompt_name="query"),
+    "pairs": lambda model: model.encode([("a fig", "a pear"), ("a", "b")], task="document", prompt=""),
+    "one text": lambda model: model.encode_document("a pear"),
+    "tuple": lambda model: model.encode_document(tuple(TEXTS)),
+    "processing": lambda model: model.encode_document(TEXTS, processing_kwargs={"text": {"max_length": 5}}),
+    "normalised": lambda model: model.encode_query(TEXTS, normalize_embeddings=True),
+    "similarity": lambda model: model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS)),
+    "pairwise": lambda model: model.similarity_pairwise(model.encode_query(TEXTS), model.encode_document(TEXTS)),
+    "max_length": lambda model: model.preprocess(TEXTS, prompt="[D] ", task="document", max_length=5)["input_ids"],
+    "forward": lambda model: model(model.preprocess(TEXTS, prompt="[Q] ", task="query"), task="query")[
+        "token_embeddings"
+    ],
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_of_sentence_transformers_give_what_they_give_there(fresh, plain, call):
+    assert_same(CALLS[call](fresh), CALLS[call](plain))
+
+
+@pytest.mark.parametrize("method", ["encode", "encode_query", "encode_document", "preprocess", "similarity"])
+def test_arguments_stand_where_sentence_transformers_has_them(method):
+    theirs = list(inspect.signature(getattr(MultiVectorEncoder, method)).parameters)[2:]
+    ours = inspect.signature(getattr(ColBERT, method)).parameters
+    assert list(ours)[2 : len(theirs) + 1] == [name for name in theirs if name != "kwargs"]
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_tokenize_in_every_spelling(fresh, task):
+    expected = fresh.preprocess(TEXTS, task=task)["input_ids"]
+    is_query = task == "query"
+    for features in (
+        fresh.tokenize(TEXTS, task=task),
+        fresh.tokenize(TEXTS, is_query),
+        fresh.tokenize(texts=TEXTS, is_query=is_query),
+        fresh.tokenize(TEXTS, query_mode=is_query, task=task),
+    ):
+        assert features["task"] == task
+        torch.testing.assert_close(features["input_ids"], expected)
+        torch.testing.assert_close(
+            fresh(dict(features))["token_embeddings"], fresh(features, task=task)["token_embeddings"]
+        )
+    torch.testing.assert_close(fresh.tokenize("A pear.", task=task)["input_ids"], expected[1:, : 32 if is_query else 6])
+
+
+def test_forward_in_every_spelling(fresh):
+    expected = fresh(texts=TEXTS, query_mode=False)["embeddings"]
+    for options in ({"is_query": False}, {"task": "document"}, {"query_mode": False, "task": "document"}):
+        torch.testing.assert_close(fresh(texts=TEXTS, **options)["embeddings"], expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.tokenize(TEXTS, True, task="document"), "is_query=True and task='document' contradict each other"),
+        (lambda m: m.tokenize(TEXTS, task="passage"), "unknown task 'passage'"),
+        (lambda m: m(texts=TEXTS, query_mode=True, is_query=False), "query_mode=True, is_query=False .* contradict"),
+        (lambda m: m(TEXTS, texts=TEXTS), "input and texts are names of one argument; give it once"),
+        (lambda m: m.encode(TEXTS, sentences=TEXTS), "texts and sentences are names of one argument"),
+        (lambda m: m.encode(TEXTS, sentence=TEXTS), "encode has no argument 'sentence'; did you mean 'sentences'"),
+        (lambda m: m.encode_query(TEXTS, packd=True), "encode has no argument 'packd'; did you mean 'packed'"),
+        (lambda m: m.encode([], packd=True), "did you mean 'packed'"),
+        (lambda m: m.encode(TEXTS, padding=True), r"no argument 'padding'; encode\(\.\.\., packed=True\)\.pad\(\)"),
+        (lambda m: m.tokenize(TEXTS, pad=True), "no argument 'pad'; features are padded to the longest"),
+        (lambda m: m.preprocess(TEXTS, is_query=True), "no argument 'is_query'; say task=\"query\""),
+        (lambda m: m.preprocess(TEXTS, task="query", max_len=3), "did you mean 'max_length'"),
+        (lambda m: m(texts=TEXTS, tsk="query"), "called with texts, has no argument 'tsk'; did you mean 'task'"),
+        (lambda m: m.encode(text for text in TEXTS), "received a generator; .*encode_stream reads generators"),
+        (lambda m: m.encode(["a", ["b"]]), r"texts\[1\] is a list and texts\[0\] is a str"),
+        (lambda m: m.encode([["a"], ["b", 3]]), r"texts\[1\]\[1\] is 3, a int; expected str"),
+        (lambda m: m.encode([["a"], [["b"]]]), r"texts\[1\]\[0\] is a list"),
+        (lambda m: m.preprocess(GROUPS, task="document"), "received lists of texts; .* tuples for pairs"),
+        (lambda m: m.scores(["a"], [["b", "c"]], tqdm_bar=False), "received lists of texts"),
+    ],
+)
+def test_what_is_not_meant_is_refused_by_name(fresh, call, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        call(fresh)
+
+
+@pytest.mark.parametrize("options", [{}, {"pool_factor": 2}, {"convert_to_numpy": True}, {"precision": "float16"}])
+def test_groups_come_back_as_groups(fresh, options):
+    encoded = fresh.encode(GROUPS, is_query=False, **options)
+    assert [len(group) for group in encoded] == [2, 0, 3]
+    flat = fresh.encode([text for group in GROUPS for text in group], is_query=False, **options)
+    assert all((a == b).all() for a, b in zip([m for group in encoded for m in group], flat, strict=True))
+    assert type(encoded[0][0]) is type(flat[0])
+
+
+def test_groups_in_other_forms(fresh):
+    packed = fresh.encode(GROUPS, is_query=False, packed=True)
+    assert [(type(group), len(group)) for group in packed] == [(TokenEmbeddings, n) for n in (2, 0, 3)]
+    assert_same(list(packed[2]), fresh.encode_document(GROUPS[2]))
+    assert [len(group) for group in fresh.encode(GROUPS, output_value=None)] == [2, 0, 3]
+    assert fresh.encode([[], []]) == [[], []]
+    assert_same(fresh.encode_query([["a pear"]]), [[fresh.encode_query("a pear")]])
+
+
+def test_names_of_other_libraries(fresh):
+    expected = fresh.encode(TEXTS)
+    assert_same(fresh.encode(sentences=TEXTS), expected)
+    assert_same(fresh.encode(TEXTS, convert_to_tensor=True), expected)
+    assert isinstance(fresh.encode(TEXTS, convert_to_numpy=True, convert_to_tensor=True)[0], torch.Tensor)
