@@ -131,6 +131,16 @@ def test_documents_are_refused_by_name(index, ids, embeddings, error, message):
     assert contents(index) == before
 
 
+@pytest.mark.parametrize("matrix", [FINE, torch.as_tensor(FINE)], ids=["numpy", "torch"])
+@pytest.mark.parametrize("ids", ["b", ["b"], ("b",), np.array(["b"])], ids=["alone", "list", "tuple", "array"])
+def test_one_matrix_goes_with_one_id(index, ids, matrix):
+    for write in (index.add, index.update):
+        write(ids, matrix, texts="t", metadata={"year": 1})
+        assert index.ids() == ["b"]
+        assert (index.get("b").text, index.get("b").metadata) == ("t", {"year": 1})
+        assert index.get_embeddings("b").lengths.tolist() == [len(FINE)]
+
+
 REFUSED_BESIDES = {
     "one text": ({"texts": "t"}, "one text or one dict of metadata goes with one id"),
     "one dict": ({"metadata": {"x": 1}}, "one text or one dict of metadata goes with one id"),

@@ -69,6 +69,31 @@ def test_scores_are_plain_floats_and_gradients_do_not_matter():
     assert type(hit.score) is float
 
 
+@pytest.mark.parametrize("form", ["list", "packed", "numpy", "padded"])
+def test_calls_of_pylate_work_and_results_are_read_as_there(form):
+    queries, documents = ragged([4, 2], seed=1), candidates(2)[:2]
+    expected = rerank(IDS[:2], queries, documents)
+    if form == "packed":
+        documents = [TokenEmbeddings.from_list(d).to("numpy") for d in documents]
+    elif form == "numpy":
+        queries, documents = [q.numpy() for q in queries], [[m.numpy() for m in d] for d in documents]
+    elif form == "padded":
+        documents = [TokenEmbeddings.from_list(d).pad()[0] for d in documents]
+    ranked = rerank(
+        documents_ids=IDS[:2], queries_embeddings=queries, documents_embeddings=documents, device=torch.device("cpu")
+    )
+    assert [[hit["id"] for hit in hits] for hits in ranked] == [[hit.id for hit in hits] for hits in expected]
+    scores = [hit["score"] for hits in ranked for hit in hits]
+    assert scores == pytest.approx([hit.score for hits in expected for hit in hits], abs=1e-5)
+    alone = rerank(documents_ids=IDS[:1], queries_embeddings=queries[0], documents_embeddings=documents[:1])
+    assert [hit["id"] for hit in alone[0]] == [hit["id"] for hit in ranked[0]]
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(InvalidArgumentError, match="'cuda:99' was asked for, but torch"):
+        rerank([["a"]], ragged([2]), [ragged([1])], device="cuda:99")
+
+
 def test_no_queries():
     assert rerank([], [], []) == []
 
@@ -78,7 +103,9 @@ def test_no_queries():
     [
         (([["a"]], ragged([2, 2]), [[], []]), "received 1 lists of ids, 2 queries and 2 lists of document embeddings"),
         (([["a", "b"]], ragged([2]), [ragged([1])]), "query 0 has 2 candidate ids and 1 document embeddings"),
-        (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0; expected at least 1"),
+        (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0; expected an integer of at least 1"),
+        (([["a"]], ragged([2]), [ragged([1])], "cpu"), r"received k='cpu'; .* \(a device is given as device=\.\.\.\)"),
+        (([["a"]], ragged([2]), [ragged([1])], True), "received k=True"),
     ],
 )
 def test_lengths_that_do_not_fit(arguments, message):

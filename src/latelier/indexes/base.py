@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 
 from latelier.embeddings import TokenEmbeddings
 
@@ -34,15 +34,43 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 class Hit(NamedTuple):
     """One found document: its id and its MaxSim score, the higher the better.
 
+    A tuple, which can be read by field name as well: ``hit["id"]``, ``dict(hit)``.
+
     Examples
     --------
     >>> hit = Hit("a", 3.5)
     >>> hit.id, hit.score
     ('a', 3.5)
+    >>> hit["id"], hit[0], dict(hit)
+    ('a', 'a', {'id': 'a', 'score': 3.5})
     """
 
     id: Id
     score: float
+
+    @overload
+    def __getitem__(self, key: Literal[0, -2, "id"]) -> Id: ...
+
+    @overload
+    def __getitem__(self, key: Literal[1, -1, "score"]) -> float: ...
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Id | float: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Id | float, ...]: ...
+
+    def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
+        """Return a field by name or position, or a slice."""
+        if not isinstance(key, str):
+            return tuple.__getitem__(self, key)
+        if key not in self._fields:
+            raise KeyError(f"a hit has no field {key!r}; it has {' and '.join(map(repr, self._fields))}.")
+        return getattr(self, key)
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the fields, which makes ``dict(hit)`` and ``f(**hit)`` work."""
+        return self._fields
 
 
 class Record(NamedTuple):
@@ -100,7 +128,7 @@ class Index(ABC):
         embeddings
             One ``(tokens, dim)`` matrix per document: `TokenEmbeddings`, a list of numpy or torch matrices of any
             floating dtype, or any iterable of matrices or of `TokenEmbeddings`. Iterables are read as they come, in
-            step with the others, in bounded memory. One matrix goes with one id.
+            step with the others, in bounded memory. One matrix goes with one id, alone or in a list.
         texts, metadata
             One per document: a text or ``None``; a dict of JSON values or ``None``. Both come back from `get`; the
             keys of the metadata are the columns of filters.

@@ -88,8 +88,11 @@ class Documents:
     ) -> None:
         refuse_padded(embeddings)
         if is_single_id(ids):
-            embeddings = [embeddings] if is_array(embeddings) else embeddings
             ids, texts, metadata = [ids], None if texts is None else [texts], None if metadata is None else [metadata]
+        if isinstance(ids, Sized) and len(ids) == 1:
+            embeddings = [embeddings] if is_array(embeddings) else embeddings
+            texts = [texts] if isinstance(texts, str) else texts
+            metadata = [metadata] if isinstance(metadata, Mapping) else metadata
         elif is_array(embeddings):
             raise InvalidArgumentError("one matrix goes with one id; give several ids a list of matrices.")
         if isinstance(texts, str) or isinstance(metadata, Mapping):

@@ -37,7 +37,7 @@ _DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
 
 # Options of sentence-transformers that our own loop knows; the others are left to theirs.
 _OUR_OPTIONS = {"batch_size", "show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
-# Values of options that say nothing.
+# Options of sentence-transformers in the order of their `encode`, and the values that say nothing.
 _NEUTRAL: dict[str, Any] = {
     "show_progress_bar": None,
     "output_value": "token_embeddings",
@@ -89,54 +89,41 @@ class Encoder(Tokenization):
         Parameters
         ----------
         texts, inputs, sentences
-            One text, many, or lists of texts (the candidates of each query). Three names for one argument: ours,
-            sentence-transformers' and PyLate's. A pair of texts that the encoder reads as one input is a tuple.
+            One text, many, or lists of texts (the candidates of each query): the names of latelier,
+            sentence-transformers and PyLate. A pair that the encoder reads as one input is a tuple.
         prompt_name, prompt
             What to put before each text instead of the model's own prompt (its marker).
-        query_mode, is_query, task
-            Three spellings of one thing, from neural-cherche, PyLate and sentence-transformers: ``query_mode=True``,
-            ``is_query=True`` and ``task="query"`` encode queries, False and ``"document"`` documents. Default:
-            **queries**, as in the first two libraries. `encode_query` and `encode_document` leave no doubt.
+        task, query_mode, is_query
+            The spellings of sentence-transformers, neural-cherche and PyLate: ``"query"`` and True, ``"document"`` and
+            False. Default: **queries**. `encode_query` and `encode_document` leave no doubt.
         truncation
             False makes a text that is longer than its cap an error rather than cut.
-        add_special_tokens
-            Kept for calls written for neural-cherche; no effect there or here: special tokens are always added.
         packed
             Return one `TokenEmbeddings` rather than a list.
         precision
             Numbers to return: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"int8"`` with one scale per token
-            (needs ``packed=True``). Default: float32, or what the model's own weights are.
+            (needs ``packed=True``). Default: as computed.
         compute_dtype
-            Numbers to compute in. ``"auto"``: bfloat16 for more than 32,768 tokens, where the hardware multiplies
-            bfloat16 and a sample of the texts keeps a cosine of at least 0.999 for each token; otherwise those of the
-            model's weights, as with ``"float32"``. ``"bfloat16"`` and ``"float16"`` ask for these whatever it costs.
+            Numbers to compute in: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 for more than
+            32,768 tokens where it is faster and a sample of the texts keeps a cosine of 0.999 for each token.
         truncate_dim
-            Keep so many of the first numbers of each vector, brought back to length 1, for models trained with
-            ``dims``; default: the model's ``truncate_dim``, or all.
+            Keep so many of the first numbers of each vector, brought back to length 1; default: the model's.
         pool_factor, protected_tokens
-            For documents: keep about one vector of ``pool_factor``, the mean of similar ones, and the first
-            ``protected_tokens`` as they are; see `pool_tokens`.
-        batch_size
-            Texts of full length that are encoded together.
-        convert_to_tensor
-            Kept for calls written for PyLate: True asks for tensors, which is what there is anyway.
-        show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, chunk_size, token_pooling
-            As in `sentence_transformers.MultiVectorEncoder.encode`.
-        **kwargs
-            ``processing_kwargs`` and what the model's own modules take; any other name is refused.
+            Of documents, keep about one vector of ``pool_factor``; see `pool_tokens`.
+        add_special_tokens, convert_to_tensor
+            Kept for calls written for neural-cherche and PyLate: there are always special tokens, and tensors.
+        batch_size, show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, **kwargs
+            With ``chunk_size`` and ``token_pooling``, as in `sentence_transformers.MultiVectorEncoder.encode`.
 
         Returns
         -------
         list of torch.Tensor
-            One ``(tokens, dim)`` matrix per text, in order; one matrix for one text. With ``packed=True`` a
-            `TokenEmbeddings`, also for one text. For lists of texts a list of the like per list.
+            One ``(tokens, dim)`` matrix per text; one matrix for one text; a list for each list of texts.
 
         Raises
         ------
         InvalidArgumentError
-            If there is no such argument; if spellings contradict each other, a text is no string, or too long with
-            ``truncation=False``; if queries or features (``output_value=None``) are to be pooled; if a dtype or size
-            is unknown or cannot be returned.
+            If an argument does not exist, contradicts another or has a value that it cannot have, or a text is no str.
 
         Examples
         --------
@@ -144,52 +131,23 @@ class Encoder(Tokenization):
         >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
         >>> model.encode(["fruits are healthy.", ""], is_query=False, packed=True)
         TokenEmbeddings(2 texts, 8 tokens, dim=384, float32, cpu)
-        >>> model.encode("fruits", query_mode=True, precision="float16").dtype
-        torch.float16
-        >>> model.encode_document("fruits are healthy.", pool_factor=2).shape  # [CLS] and 5 others
-        torch.Size([3, 384])
-        >>> [len(matrices) for matrices in model.encode([["a fig", "a pear"], ["a plum"]], is_query=False)]
-        [2, 1]
         """
         given = one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
-        if kwargs:
-            own = inspect.signature(self.encode).parameters
-            check_options("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, own)
-        single = self.is_singular_input(given)
-        if isinstance(given, Iterator):
-            raise InvalidArgumentError("received a generator; encode takes a list, encode_stream reads generators.")
+        single = self._check_given(given, kwargs)
         rows, sizes = flatten([given] if single else list(given))
         task = resolve_task(query_mode, is_query, task)
-        raw = output_value is None
-        numpy = convert_to_numpy and not convert_to_tensor
         check_pooling(pool_factor, protected_tokens, task, output_value)
-        form = Form(packed, precision, numpy, raw)
+        form = Form(packed, precision, convert_to_numpy and not convert_to_tensor, output_value is None)
         check_compute_dtype(compute_dtype)
         if not truncation:
             check_lengths(self, rows, task)
-        if prompt is None and prompt_name is None and task in self.prompts:
-            prompt_name = task
-        self._check_fitted()
         numbers = Numbers(compute_dtype, self.resolve_truncation(truncate_dim))
-        options = {
-            "batch_size": batch_size,
-            "show_progress_bar": show_progress_bar,
-            "output_value": output_value,
-            "convert_to_numpy": numpy,
-            "device": device,
-            "normalize_embeddings": normalize_embeddings,
-            "pool": pool,
-            "chunk_size": chunk_size,
-            "token_pooling": token_pooling,
-            **kwargs,
-        }
+        values = (show_progress_bar, output_value, form.numpy, device, normalize_embeddings, pool, chunk_size)
+        options = {"batch_size": batch_size, **dict(zip(_NEUTRAL, (*values, token_pooling), strict=True)), **kwargs}
         encoded = self._encode_rows(rows, task, prompt_name, prompt, numbers, packed or pool_factor > 1, options)
         if pool_factor > 1 and rows:
             encoded = pool_tokens(form.pack(encoded), pool_factor, protected_tokens=protected_tokens)
-        if not raw:
-            encoded = form.give(encoded, numbers.truncate_dim or self.embedding_size, single)
-        elif single:
-            encoded = encoded[0]
+        encoded = form.give(encoded, numbers.truncate_dim or self.embedding_size, single)
         return encoded if sizes is None else regroup(encoded, sizes)
 
     def encode_stream(
@@ -274,6 +232,15 @@ class Encoder(Tokenization):
         encoder = self[0]
         return isinstance(encoder, Transformer) and not encoder.can_flatten_inputs and task is not None
 
+    def _check_given(self, given: Any, options: Mapping[str, Any]) -> bool:
+        """Refuse a generator and arguments that do not exist; return whether one text was given."""
+        if options:
+            known = {"processing_kwargs", *self.get_model_kwargs()} - {"task"}
+            check_options("encode", options, known, inspect.signature(self.encode).parameters)
+        if isinstance(given, Iterator):
+            raise InvalidArgumentError("received a generator; encode takes a list, encode_stream reads generators.")
+        return self.is_singular_input(given)
+
     def _encodes_here(self, rows: list[Any], task: str | None, options: Mapping[str, Any]) -> bool:
         """Whether our loop does it: plain texts and no step of sentence-transformers' own in between."""
         ours = self.encodes_by_budget(task) and set(options) <= _OUR_OPTIONS
@@ -291,6 +258,9 @@ class Encoder(Tokenization):
         options: Mapping[str, Any],
     ) -> Any:
         """Encode texts with our loop, and what it does not know with sentence-transformers'."""
+        self._check_fitted()
+        if prompt is None and prompt_name is None and task in self.prompts:
+            prompt_name = task
         options = {name: value for name, value in options.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
         if self._encodes_here(rows, task, options):
             prompt = self._resolve_prompt(prompt, prompt_name)

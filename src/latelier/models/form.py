@@ -86,6 +86,8 @@ class Form:
         single
             Whether one text was given rather than a list.
         """
+        if self.raw:
+            return encoded[0] if single else encoded
         if self.packed:
             if not len(encoded):
                 encoded = TokenEmbeddings(torch.zeros(0, dim), [0])

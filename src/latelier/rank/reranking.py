@@ -1,7 +1,8 @@
 """`rerank`: late interaction over the candidates that something else has found (BM25, a dense model, a reader's list).
 
-The arguments are PyLate's, so its calls work here. Each query is scored against its own candidates without padding:
-a document whose true score is negative keeps it, where zero-padding would lift it to 0.
+The arguments are PyLate's, so its calls by name work here, and results are read as there. Each query is scored against
+its own candidates without padding: a document whose true score is negative keeps it, where zero-padding would lift it
+to 0.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from latelier.arrays import as_tensor
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes import Hit
+from latelier.indexes.matrices import is_array
 from latelier.scores import colbert_scores
+from latelier.utils import resolve_device
 
 __all__ = ["rerank"]
 
@@ -23,6 +29,8 @@ def rerank(
     queries_embeddings: Any,
     documents_embeddings: Sequence[Any],
     k: int | None = None,
+    *,
+    device: str | torch.device | None = None,
 ) -> list[list[Hit]]:
     """Order each query's candidates by their MaxSim score.
 
@@ -31,23 +39,26 @@ def rerank(
     documents_ids
         One list of ids per query; the lists may differ in length, and an empty one gives an empty result.
     queries_embeddings
-        `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, or padded ``(queries, tokens, dim)``.
+        `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, padded ``(queries, tokens, dim)``, or one matrix for
+        one query.
     documents_embeddings
         For each query the embeddings of its candidates, in the order of their ids: `TokenEmbeddings`, a list of
         ``(tokens, dim)`` matrices, or padded ``(candidates, tokens, dim)``, where rows of zeros are padding.
     k
         Keep the best `k` of each query; None keeps all.
+    device
+        Where to compute; None computes where the documents are.
 
     Returns
     -------
     list of list of Hit
-        ``(id, score)``, best first; equal scores in the order given.
+        ``(id, score)``, best first; equal scores in the order given. ``hit["id"]`` and ``hit["score"]`` work too.
 
     Raises
     ------
     InvalidArgumentError
         If the numbers of queries, lists of ids and lists of embeddings differ, those of one query's ids and
-        embeddings do, or `k` is less than 1.
+        embeddings do, `k` is no integer of at least 1, or the device is missing.
     EmbeddingsError
         If a candidate has no token, or the shapes do not fit together.
 
@@ -59,8 +70,14 @@ def rerank(
     >>> rerank([["a", "b"], ["b"]], queries, [[a, b], [b]])
     [[Hit(id='b', score=1.0), Hit(id='a', score=0.5)], [Hit(id='b', score=-2.0)]]
     """
-    if k is not None and k < 1:
-        raise InvalidArgumentError(f"received k={k}; expected at least 1, or None to keep all candidates.")
+    if k is not None and (isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1):
+        raise InvalidArgumentError(
+            f"received k={k!r}; expected an integer of at least 1, or None to keep all candidates "
+            "(a device is given as device=...)."
+        )
+    place = None if device is None else resolve_device(device)
+    if is_array(queries_embeddings) and queries_embeddings.ndim == 2:
+        queries_embeddings = [queries_embeddings]
     counts = (len(documents_ids), len(queries_embeddings), len(documents_embeddings))
     if len(set(counts)) > 1:
         raise InvalidArgumentError(
@@ -68,7 +85,17 @@ def rerank(
             "expected one of each per query."
         )
     triples = zip(documents_ids, queries_embeddings, documents_embeddings, strict=True)
-    return [_rank(i, list(ids), query, documents, k) for i, (ids, query, documents) in enumerate(triples)]
+    return [_rank(i, list(ids), query, _move(documents, place), k) for i, (ids, query, documents) in enumerate(triples)]
+
+
+def _move(documents: Any, device: torch.device | None) -> Any:
+    if device is None:
+        return documents
+    if isinstance(documents, TokenEmbeddings):
+        return documents.to(device)
+    if is_array(documents):
+        return as_tensor(documents).to(device)
+    return [as_tensor(matrix).to(device) for matrix in documents]
 
 
 def _rank(i: int, ids: list[str | int], query: Any, documents: Any, k: int | None) -> list[Hit]:
