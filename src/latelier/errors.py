@@ -10,6 +10,7 @@ __all__ = [
     "CorruptedIndexError",
     "DuplicateIdError",
     "EmbeddingsError",
+    "IndexDamageWarning",
     "IndexFormatError",
     "InvalidArgumentError",
     "LatelierError",
@@ -59,6 +60,10 @@ class IndexFormatError(LatelierError, ValueError):
 
 class CorruptedIndexError(LatelierError):
     """A file of the index is missing or damaged."""
+
+
+class IndexDamageWarning(UserWarning):
+    """A call has done what it was to do, but has met damage in the index; the message says what and how to mend it."""
 
 
 class ModelLoadError(LatelierError, OSError):

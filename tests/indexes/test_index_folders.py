@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from index_helpers import contents, in_child, matrices
 
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.indexes.schema import write_setting
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and POSIX permissions")
 
@@ -209,21 +211,39 @@ def change(folder, statement):
     connection.close()
 
 
+def change_setting(folder, name, value):
+    connection = sqlite3.connect(folder / "catalog.sqlite")
+    with connection:
+        write_setting(connection, name, value)
+    connection.close()
+
+
 def test_a_newer_format_asks_for_an_upgrade(folder):
-    change(folder, "PRAGMA user_version = 2")
+    change(folder, "PRAGMA user_version = 3")
     for use in (indexes.Flat, indexes.open):
-        with pytest.raises(IndexFormatError, match="format version 2, this version reads up to 1; upgrade with: pip"):
+        with pytest.raises(IndexFormatError, match="format version 3, this version reads up to 2; upgrade with: pip"):
             use(folder)
-    change(folder, "PRAGMA user_version = 1")
+    change(folder, "PRAGMA user_version = 2")
     assert indexes.open(folder).ids() == ["a", 1, "ß"]
 
 
 def test_another_kind_of_index_is_told_apart(folder):
-    change(folder, "UPDATE setting SET value = '\"ivf2\"' WHERE name = 'kind'")
+    change_setting(folder, "kind", "ivf2")
     with pytest.raises(IndexFormatError, match=r"is of kind 'ivf2', not 'flat'; indexes.open"):
         indexes.Flat(folder)
     with pytest.raises(IndexFormatError, match=r"is of kind 'ivf2', this version knows flat.*; upgrade"):
         indexes.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [(indexes.Flat, "dtype", "object"), (indexes.IVF, "nbits", [8]), (indexes.IVF, "nbits", 3)],
+)
+def test_a_configuration_that_no_version_knows_is_refused(tmp_path, kind, name, value):
+    kind(tmp_path / "index").close()
+    change_setting(tmp_path / "index", name, value)
+    with pytest.raises(IndexFormatError, match=re.escape(f"has {name}={value!r}; this version knows")):
+        kind(tmp_path / "index")
 
 
 def test_the_dtype_is_fixed_when_the_index_is_made(tmp_path):

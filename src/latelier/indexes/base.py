@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
@@ -260,11 +261,31 @@ class Index(ABC):
     def settings(self) -> MutableMapping[str, Any]:
         """JSON values that users and tools keep with the index, each assignment a commit of its own."""
 
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Let all that this thread reads within a ``with`` block be of one commit, whatever others write meanwhile.
+
+        Nothing can be written within the block. Of an index in memory, other threads wait. An adapter to an engine that
+        cannot promise it does nothing here.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from latelier import indexes
+        >>> index = indexes.Flat()
+        >>> index.add("a", np.eye(2), texts="first")
+        >>> with index.snapshot():
+        ...     [[hit]] = index.search(np.eye(2), k=1)
+        ...     index.get(hit.id).text
+        'first'
+        """
+        return nullcontext()
+
     @abstractmethod
     def compact(self, *, show_progress: bool = False) -> None:
         """Merge what many writes have scattered, and give back the space of removed documents.
 
-        Searches go on meanwhile, in this process and in others.
+        Searches go on meanwhile, in this process and in others. What is damaged stays as it is and is named by an
+        `IndexDamageWarning`. An index that an older version has made gets the newest format.
 
         Parameters
         ----------

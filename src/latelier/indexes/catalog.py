@@ -11,41 +11,34 @@ from typing import Any, NamedTuple
 from latelier.indexes.base import Id, Record
 from latelier.indexes.batches import Document
 from latelier.indexes.fields import known_fields, make_fields
-from latelier.indexes.segment_files import Files
+from latelier.indexes.rows import has_checksums, insert_rows, row_checksum, select_rows, whole_row
+from latelier.indexes.schema import damaged, parse_json, write_setting
+from latelier.indexes.segments import Files, SegmentRow
 from latelier.indexes.values import fold_name
 
 __all__ = [
     "DerivedRow",
-    "SegmentRow",
     "all_ids",
     "count_documents",
     "delete_segments",
+    "document_checksum",
     "find_numbers",
     "find_records",
     "ids_between",
     "insert_documents",
-    "insert_segment",
     "read_derived",
     "read_segments",
     "read_setting",
+    "read_user_setting",
     "remove_documents",
     "tombstones",
+    "write_content_rows",
     "write_derived",
+    "write_document_rows",
+    "write_segment",
 ]
 
 _CHUNK = 500  # parameters of one statement
-
-
-class SegmentRow(NamedTuple):
-    """A segment as the catalog knows it: numbers `first` to `last`, `removed` of its `documents` dead."""
-
-    name: str
-    first: int
-    last: int
-    documents: int
-    removed: int
-    tokens: int
-    files: Files
 
 
 class DerivedRow(NamedTuple):
@@ -56,32 +49,69 @@ class DerivedRow(NamedTuple):
 
 
 def read_setting(connection: sqlite3.Connection, name: str) -> Any:
-    """Return one value of the configuration."""
-    return json.loads(connection.execute("SELECT value FROM setting WHERE name = ?", (name,)).fetchone()[0])
+    """Return one value of the configuration.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If it is missing or damaged, as all reading functions do.
+    """
+    for _, value in select_rows(connection, "setting", "WHERE name = ?", (name,)):
+        return parse_json(value, f"setting {name!r}")
+    raise damaged(f"its setting {name!r} is missing")
 
 
 def read_derived(connection: sqlite3.Connection) -> DerivedRow | None:
     """Return what the index has derived from its documents, if anything."""
-    row = connection.execute("SELECT value FROM setting WHERE name = 'derived'").fetchone()
-    return None if row is None else DerivedRow(*json.loads(row[0]))
+    for _, value in select_rows(connection, "setting", "WHERE name = 'derived'"):
+        row = parse_json(value, "setting 'derived'")
+        if not (isinstance(row, list) and [type(part) for part in row] == [str, dict]):
+            raise damaged("its setting 'derived' does not name a folder and its files")
+        return DerivedRow(*row)
+    return None
 
 
 def write_derived(connection: sqlite3.Connection, row: DerivedRow | None) -> None:
     """Set what the index has derived from its documents."""
     connection.execute("DELETE FROM setting WHERE name = 'derived'")
     if row is not None:
-        connection.execute("INSERT INTO setting VALUES ('derived', ?)", (json.dumps(row),))
+        write_setting(connection, "derived", row)
+
+
+def read_user_setting(connection: sqlite3.Connection, name: str) -> Any:
+    """Return what a user has stored under a name.
+
+    Raises
+    ------
+    KeyError
+        If there is nothing.
+    """
+    for _, value in select_rows(connection, "user_setting", "WHERE name = ?", (name,)):
+        return parse_json(value, f"user setting {name!r}")
+    raise KeyError(name)
 
 
 def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
     """Return all segments in the order of insertion."""
-    rows = connection.execute("SELECT name, first, last, documents, removed, tokens, files FROM segment ORDER BY first")
-    return [SegmentRow(*row)._replace(files=json.loads(row[-1])) for row in rows]
+    rows = []
+    next_first = 0
+    for values in select_rows(connection, "segment", "ORDER BY first"):
+        row = SegmentRow(*values)
+        if not (isinstance(row.name, str) and all(type(number) is int for number in row[1:6])):
+            raise damaged(f"its segment {row.name!r:.60} has values of a wrong type")
+        count = row.last - row.first + 1
+        if not (next_first <= row.first and 0 <= row.removed < row.documents <= min(count, row.tokens)):
+            raise damaged(f"its segment {row.name!r:.60} does not fit to the others")
+        if row.last >= 2**62 or not isinstance(files := parse_json(row.files, "list of files"), dict):
+            raise damaged(f"its segment {row.name!r:.60} has no list of files")
+        rows.append(row._replace(files=files))
+        next_first = row.last + 1
+    return rows
 
 
-def insert_segment(connection: sqlite3.Connection, row: SegmentRow) -> None:
-    """Make a segment part of the index."""
-    connection.execute("INSERT INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)", (*row[:-1], json.dumps(row.files)))
+def write_segment(connection: sqlite3.Connection, row: SegmentRow) -> None:
+    """Make a segment part of the index, or replace what is known of it."""
+    insert_rows(connection, "segment", [(*row[:-1], json.dumps(row.files))])
 
 
 def delete_segments(connection: sqlite3.Connection, names: Iterable[str]) -> None:
@@ -91,10 +121,13 @@ def delete_segments(connection: sqlite3.Connection, names: Iterable[str]) -> Non
     connection.executemany("DELETE FROM tombstone WHERE segment = ?", rows)
 
 
-def tombstones(connection: sqlite3.Connection, segment: str) -> Iterator[int]:
-    """Yield the numbers of a segment's removed documents, ascending."""
-    rows = connection.execute("SELECT number FROM tombstone WHERE segment = ? ORDER BY number", (segment,))
-    return (number for (number,) in rows)
+def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
+    """Return the numbers of a segment's removed documents, ascending."""
+    numbers = [n for _, n in select_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
+    whole = all(type(number) is int and row.first <= number <= row.last for number in numbers)
+    if not whole or len(numbers) != row.removed:
+        raise damaged(f"its segment {row.name!r:.60} has not the {row.removed} removed documents that it should have")
+    return numbers
 
 
 def count_documents(connection: sqlite3.Connection) -> int:
@@ -104,13 +137,13 @@ def count_documents(connection: sqlite3.Connection) -> int:
 
 def all_ids(connection: sqlite3.Connection) -> list[Id]:
     """Return all ids in the order of insertion."""
-    return [id for (id,) in connection.execute("SELECT id FROM document ORDER BY number")]
+    return _check_ids(connection.execute("SELECT id FROM document ORDER BY number"))
 
 
 def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[Id]:
     """Return the ids of the documents with the numbers `first` to `last`."""
     rows = connection.execute("SELECT id FROM document WHERE number BETWEEN ? AND ? ORDER BY number", (first, last))
-    return [id for (id,) in rows]
+    return _check_ids(rows)
 
 
 def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
@@ -126,9 +159,14 @@ def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
     found: dict[Id, Record] = {}
     for chunk in _chunks(ids):
         rows = connection.execute(
-            f"SELECT id, text, metadata FROM document JOIN content USING (number) WHERE id IN ({_marks(chunk)})", chunk
+            f"SELECT id, content.* FROM document JOIN content USING (number) WHERE id IN ({_marks(chunk)})", chunk
         )
-        found.update({id: Record(id, text, json.loads(metadata)) for id, text, metadata in rows})
+        for id, number, metadata, text, *checksum in rows:
+            whole_row("content", (number, id, metadata, text), checksum)
+            fields = parse_json(metadata, f"metadata of {id!r:.60}")
+            if not isinstance(fields, dict) or not (text is None or isinstance(text, str)):
+                raise damaged(f"its document {id!r:.60} has values of a wrong type")
+            found[id] = Record(id, text, fields)
     return found
 
 
@@ -136,23 +174,53 @@ def insert_documents(connection: sqlite3.Connection, first: int, documents: Sequ
     """Insert documents under the numbers from `first` on, with columns for metadata keys that are new."""
     make_fields(connection, (key for document in documents for key in document.fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
-    names = "".join(f", {column}" for column in columns.values())
-    connection.executemany(
-        f"INSERT INTO document (number, id{names}) VALUES (?, ?{', ?' * len(columns)})",
-        ((number, document.id, *_field_values(document, columns)) for number, document in enumerate(documents, first)),
-    )
-    connection.executemany(
-        "INSERT INTO content (number, metadata, text) VALUES (?, ?, ?)",
-        ((number, document.metadata, document.text) for number, document in enumerate(documents, first)),
-    )
+    rows = [(number, document.id, _field_values(document, columns)) for number, document in enumerate(documents, first)]
+    write_document_rows(connection, list(columns.values()), rows)
+    contents = ((number, d.id, d.metadata, d.text) for number, d in enumerate(documents, first))
+    write_content_rows(connection, contents)
 
 
-def remove_documents(connection: sqlite3.Connection, segment: str, numbers: Sequence[int]) -> None:
-    """Remove documents of one segment, leaving tombstones."""
-    connection.executemany("INSERT INTO tombstone VALUES (?, ?)", ((segment, number) for number in numbers))
-    connection.execute("UPDATE segment SET removed = removed + ? WHERE name = ?", (len(numbers), segment))
+def write_document_rows(
+    connection: sqlite3.Connection, columns: Sequence[str], rows: Iterable[tuple[int, Id, list[Any]]]
+) -> None:
+    """Insert rows of ``document``: number, id, and the values of some of its columns."""
+    names = ["number", "id", *columns]
+    given: Iterator[tuple[Any, ...]] = ((number, id, *values) for number, id, values in rows)
+    stored = names
+    if has_checksums(connection):
+        stored = [*names, "checksum"]
+        given = ((*row, document_checksum(names, row)) for row in given)
+    connection.executemany(f"INSERT INTO document ({', '.join(stored)}) VALUES ({_marks(stored)})", given)
+
+
+def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int, Id, str, str | None]]) -> None:
+    """Insert rows of ``content``: number, the id that its checksum covers too, metadata as JSON, and text."""
+    checked = has_checksums(connection)
+    given = ((row[0], row[2], row[3], *([row_checksum("content", row)] if checked else [])) for row in rows)
+    connection.executemany(f"INSERT INTO content VALUES ({_marks(range(3 + checked))})", given)
+
+
+def document_checksum(names: Sequence[str], values: Sequence[Any]) -> int:
+    """Return the checksum of a row of ``document``; a column with no value, which may be new, does not count."""
+    pairs = [pair for pair in zip(names, values, strict=True) if pair[1] is not None]
+    return row_checksum("document", [part for pair in pairs for part in pair])
+
+
+def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
+    """Remove documents of one segment, leaving tombstones; return what is known of it then."""
+    insert_rows(connection, "tombstone", ((row.name, number) for number in numbers))
+    row = row._replace(removed=row.removed + len(numbers))
+    write_segment(connection, row)
     for table in ("document", "content"):
         connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((number,) for number in numbers))
+    return row
+
+
+def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:
+    ids = [id for (id,) in rows]
+    if not {*map(type, ids)} <= {int, str}:
+        raise damaged("it has ids that are neither str nor int")
+    return ids
 
 
 def _field_values(document: Document, columns: dict[str, str]) -> list[Any]:
@@ -169,5 +237,5 @@ def _chunks(ids: Sequence[Id]) -> Iterator[list[Id]]:
         yield chunk
 
 
-def _marks(chunk: Sequence[Id]) -> str:
+def _marks(chunk: Sequence[Any]) -> str:
     return ", ".join("?" * len(chunk))

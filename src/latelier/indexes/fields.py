@@ -9,10 +9,13 @@ and there are at most 500 columns; a key left without one, or one of several spe
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from latelier.indexes.rows import insert_rows, select_rows
+from latelier.indexes.schema import damaged
 from latelier.indexes.values import fold_name
 
 __all__ = ["RESERVED", "Field", "known_fields", "make_fields"]
@@ -20,6 +23,7 @@ __all__ = ["RESERVED", "Field", "known_fields", "make_fields"]
 RESERVED = ("id", "text", "metadata")
 _CONSTANTS = ("true", "false")  # even in quotes, SQLite takes no column of a subquery by these names
 _MOST = 500
+_COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
 
 
 class Field(NamedTuple):
@@ -31,8 +35,18 @@ class Field(NamedTuple):
 
 
 def known_fields(connection: sqlite3.Connection) -> list[Field]:
-    """Return all fields in the order in which they came up."""
-    return [Field(*row) for row in connection.execute("SELECT name, spelling, column FROM field ORDER BY rowid")]
+    """Return all fields in the order in which they came up.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If one is not what was written: their columns become part of statements.
+    """
+    fields = [Field(*row) for row in select_rows(connection, "field", "ORDER BY rowid")]
+    for field in fields:
+        if not all(isinstance(part, str) for part in field) or not _COLUMN.fullmatch(field.column):
+            raise damaged(f"its field {field.spelling!r:.60} has no column of its own")
+    return fields
 
 
 def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
@@ -44,7 +58,7 @@ def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
             continue
         column = f"f{len(known)}"
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
-        connection.execute("INSERT INTO field VALUES (?, ?, ?)", (folded, key, column))
+        insert_rows(connection, "field", [(folded, key, column)])
         known.add(folded)
 
 

@@ -7,7 +7,7 @@ index once, as fast as one matrix product per block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ class Flat(StoredIndex):
     """
 
     kind = "flat"
+    _choices: ClassVar = {"dtype": _DTYPES}
 
     def __init__(
         self,
@@ -95,6 +96,9 @@ class Flat(StoredIndex):
 
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         return {"vectors": embeddings.vectors}
+
+    def _layout(self, dim: int) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        return {"vectors": (np.dtype(self.dtype), (dim,))}
 
     def _decode(self, part: Part) -> TokenEmbeddings:
         return TokenEmbeddings(part.rows("vectors"), np.concatenate([[0], np.cumsum(part.lengths)]))

@@ -49,8 +49,8 @@ def open(path: PathLike, *, read_only: bool = False, device: str | torch.device 
     ...     type(index).__name__, len(index)
     ('Flat', 0)
     """
-    kind = stored_settings(Path(path).absolute())["kind"]
-    if kind not in _KINDS:
+    kind = stored_settings(Path(path).absolute()).get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise IndexFormatError(
             f"the index in {path} is of kind {kind!r}, this version knows {', '.join(_KINDS)}; upgrade with: "
             "pip install --upgrade latelier"

@@ -1,5 +1,8 @@
 """The tables of the catalog, how they come into being, and how a folder that is not ours is told apart.
 
+Every row has a ``checksum`` in its last column (see `latelier.indexes.rows`; in ``document`` it is the third), which
+the first format had not.
+
 ``setting``
     The configuration as JSON values, and the counters of the storage: ``generation`` changes with every commit.
 ``user_setting``
@@ -21,50 +24,69 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latelier.errors import IndexFormatError
+from latelier.errors import CorruptedIndexError, IndexFormatError
+from latelier.indexes.rows import insert_rows, select_rows
 
 __all__ = [
     "APPLICATION_ID",
     "CATALOG",
     "FORMAT_VERSION",
     "check_folder",
+    "check_tables",
     "create",
-    "integrity",
+    "create_tables",
+    "damaged",
+    "give_back_pages",
+    "parse_json",
     "read_settings",
     "write_setting",
 ]
 
 CATALOG = "catalog.sqlite"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 APPLICATION_ID = int.from_bytes(b"LATL", "big")
+# Numbers per token; a catalog that names more is not believed.
+_MOST_DIM = 1 << 20
 
 _TABLES = (
-    "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE user_setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE user_setting (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE segment (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, "
-    "documents INTEGER NOT NULL, removed INTEGER NOT NULL, tokens INTEGER NOT NULL, files TEXT NOT NULL)",
-    "CREATE TABLE tombstone (segment TEXT, number INTEGER, PRIMARY KEY (segment, number)) WITHOUT ROWID",
-    "CREATE TABLE document (number INTEGER PRIMARY KEY, id NOT NULL UNIQUE)",
-    "CREATE TABLE content (number INTEGER PRIMARY KEY, metadata TEXT NOT NULL, text TEXT)",
-    "CREATE TABLE field (name TEXT PRIMARY KEY, spelling TEXT NOT NULL, column TEXT NOT NULL UNIQUE)",
+    "documents INTEGER NOT NULL, removed INTEGER NOT NULL, tokens INTEGER NOT NULL, files TEXT NOT NULL, "
+    "checksum INTEGER NOT NULL)",
+    "CREATE TABLE tombstone (segment TEXT, number INTEGER, checksum INTEGER NOT NULL, PRIMARY KEY (segment, number)) "
+    "WITHOUT ROWID",
+    "CREATE TABLE document (number INTEGER PRIMARY KEY, id NOT NULL UNIQUE, checksum INTEGER NOT NULL)",
+    "CREATE TABLE content (number INTEGER PRIMARY KEY, metadata TEXT NOT NULL, text TEXT, checksum INTEGER NOT NULL)",
+    "CREATE TABLE field (name TEXT PRIMARY KEY, spelling TEXT NOT NULL, column TEXT NOT NULL UNIQUE, "
+    "checksum INTEGER NOT NULL)",
 )
+_FIRST_TABLES = tuple(statement.replace(", checksum INTEGER NOT NULL", "") for statement in _TABLES)
+# Of `document`: its statement without the closing parenthesis, and the columns that metadata has added.
+_FIELD_COLUMNS = re.compile(r"(CREATE TABLE document \(.*?)(?:, f\d+)*\)")
 
 
 def create(connection: sqlite3.Connection, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Make the tables within the transaction of the caller; return the configuration as it was written."""
-    for statement in _TABLES:
-        connection.execute(statement)
+    create_tables(connection)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     written = {"generation": 0, "next_number": 0, "dim": None, **settings}
     for name, value in written.items():
         write_setting(connection, name, value)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
     return written
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Make the empty tables of the newest format."""
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
 
 def read_settings(connection: sqlite3.Connection, where: str) -> dict[str, Any] | None:
@@ -74,6 +96,8 @@ def read_settings(connection: sqlite3.Connection, where: str) -> dict[str, Any] 
     ------
     IndexFormatError
         If the file is another program's, or a newer version's.
+    CorruptedIndexError
+        If a table or the configuration is not as it was written.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -87,12 +111,69 @@ def read_settings(connection: sqlite3.Connection, where: str) -> dict[str, Any] 
             f"the index in {where} has format version {version}, this version reads up to {FORMAT_VERSION}; upgrade "
             "with: pip install --upgrade latelier"
         )
-    return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM setting")}
+    check_tables(connection)
+    settings = {name: parse_json(value, f"setting {name!r}") for name, value in select_rows(connection, "setting")}
+    for name in ("generation", "next_number"):
+        if not _is_count(settings.get(name)):
+            raise damaged(f"its {name} is {settings.get(name)!r}")
+    dim = settings.get("dim")
+    if dim is not None and not (_is_count(dim) and 1 <= dim <= _MOST_DIM):
+        raise damaged(f"its dim is {dim!r}")
+    return settings
+
+
+def check_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a catalog with other tables than ours: a view or a trigger in it would change what we read and write.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If it has one, or lacks one.
+    """
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    expected = {1: _FIRST_TABLES, FORMAT_VERSION: _TABLES}.get(version)
+    if expected is None:
+        raise damaged(f"its format version is {version}")
+    found = set()
+    for kind, name, statement in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+        if kind == "index" and statement is None:
+            continue  # SQLite's own, of a primary key or a unique column
+        whole = _FIELD_COLUMNS.fullmatch(str(statement))
+        found.add(f"{whole[1]})" if whole else statement)
+        if statement is None or kind != "table":
+            raise damaged(f"it has the {kind} {name!r}, which no index has")
+    if found != set(expected):
+        raise damaged("its tables are not those of an index")
 
 
 def write_setting(connection: sqlite3.Connection, name: str, value: Any) -> None:
     """Set one value of the configuration."""
-    connection.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (name, json.dumps(value)))
+    insert_rows(connection, "setting", [(name, json.dumps(value))])
+
+
+def parse_json(value: object, what: str) -> Any:
+    """Return a stored JSON value.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If it is none.
+    """
+    try:
+        return json.loads(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise damaged(f"its {what} is no JSON") from error
+
+
+def damaged(reason: str) -> CorruptedIndexError:
+    """Return the error for a catalog that says what no index would."""
+    return CorruptedIndexError(
+        f"the catalog of this index is damaged: {reason}. Put {CATALOG} back from a copy or build the index anew."
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
 def check_folder(folder: Path, *, create: bool) -> None:
@@ -113,18 +194,6 @@ def check_folder(folder: Path, *, create: bool) -> None:
         raise IndexFormatError(f"{folder} is not an index: it holds {shown}. Choose a new or an empty folder.")
     if not create:
         raise IndexFormatError(f"there is no index in {folder}; create one with indexes.Flat(path).")
-
-
-def integrity(connection: sqlite3.Connection) -> str:
-    """Return what is wrong with the catalog, or nothing."""
-    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found != "ok":
-        return str(found)
-    counts = connection.execute(
-        "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
-        "(SELECT coalesce(sum(documents - removed), 0) FROM segment)"
-    ).fetchone()
-    return "" if len(set(counts)) == 1 else "its tables name {} documents, {} texts and {} in segments".format(*counts)
 
 
 def give_back_pages(connection: sqlite3.Connection) -> None:

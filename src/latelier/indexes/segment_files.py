@@ -3,29 +3,39 @@
 A folder is written under a temporary name, every file and the folder are synced, and then it is renamed: under its
 final name a folder is whole. It is never changed again, so a map of it cannot be pulled away (no SIGBUS), and a
 reader that has it open keeps it even after it was deleted. Size, shape, dtype and checksum of each file stand in the
-catalog; all but the checksum are compared whenever a segment is opened, the checksum by `verify`.
+catalog; all but the checksum are compared whenever a segment is opened, the checksum by `verify` and wherever bytes are
+copied on into another segment.
+
+A catalog may come from a stranger: its names become paths in `FileSegments` alone, which takes those that it makes
+itself and follows no links.
 """
 
 from __future__ import annotations
 
+import errno
 import io
+import math
 import os
+import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.segments import Segment
+from latelier.indexes.segments import Files, Layout, Segment, SegmentRow, check_segment
 
-__all__ = ["FileSegments", "Files", "MemorySegments", "Segments", "sync_folder"]
+__all__ = ["FileSegments", "MemorySegments", "Segments", "sync_folder"]
 
-Files: TypeAlias = "dict[str, dict[str, Any]]"
-
+# Names that are made here; a folder that is still being written has a dot before its name.
+_NAME = re.compile(r"[0-9a-f]{16}")
+_FILE = re.compile(r"[a-z_]{1,40}\.npy")
+# What a damaged file makes the system say. All else (too many open files, no memory) passes.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
 # Smaller files are read rather than mapped: a map holds a file descriptor, and those are few.
 _MAP_BYTES = 1 << 20
 _READ_BYTES = 1 << 24
@@ -35,30 +45,39 @@ class MemorySegments:
     """The segments of an index in memory."""
 
     def __init__(self) -> None:
-        self._segments: dict[str, Segment] = {}
+        self._arrays: dict[str, dict[str, np.ndarray]] = {}
 
     def write(self, arrays: dict[str, np.ndarray]) -> tuple[str, Files]:
-        """Keep a new segment and return its name; there are no files."""
+        """Keep new arrays and return their name; there are no files."""
         name = secrets.token_hex(8)
-        self._segments[name] = Segment(arrays)
+        self._arrays[name] = arrays
         return name, {}
 
-    def open(self, name: str, files: Files) -> Segment:
+    def open(self, row: SegmentRow, dim: int) -> Segment:
         """Return a segment."""
-        return self._segments[name]
+        if row.name not in self._arrays:  # merged by a newer commit
+            raise CorruptedIndexError("it is missing")
+        return Segment(self._arrays[row.name], dim)
+
+    def open_arrays(self, name: str, files: Files) -> dict[str, np.ndarray]:
+        """Return arrays."""
+        return self._arrays[name]
 
     def damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
         """Yield nothing: there is no file that could be damaged."""
         return iter(())
 
+    def check(self, arrays: dict[str, np.ndarray], name: str, files: Files) -> None:
+        """Do nothing, for the same reason."""
+
     def delete(self, names: Iterable[str]) -> None:
         """Forget segments; who still searches them keeps them."""
         for name in names:
-            self._segments.pop(name, None)
+            self._arrays.pop(name, None)
 
     def names(self) -> list[str]:
         """Return the names of all segments."""
-        return list(self._segments)
+        return list(self._arrays)
 
 
 class FileSegments:
@@ -68,10 +87,13 @@ class FileSegments:
     ----------
     folder
         Holds one folder per segment; made with the first of them.
+    layout
+        The index's own arrays.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, layout: Layout) -> None:
         self.folder = folder
+        self._layout = layout
 
     def write(self, arrays: dict[str, np.ndarray]) -> tuple[str, Files]:
         """Write a new segment and return its name and what the catalog must know of its files.
@@ -83,6 +105,8 @@ class FileSegments:
         """
         name = secrets.token_hex(8)
         temporary = self.folder / f".{name}"
+        if self.folder.is_symlink():
+            raise CorruptedIndexError(f"{self.folder} is a link, which is not followed: an index holds its own files.")
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir()
@@ -103,35 +127,96 @@ class FileSegments:
             raise
         return name, files
 
-    def open(self, name: str, files: Files) -> Segment:
-        """Return a segment, its larger files memory-mapped.
+    def open(self, row: SegmentRow, dim: int) -> Segment:
+        """Return a segment whose arrays fit together: here bytes from disk become trusted, see `check_segment`.
+
+        Raises
+        ------
+        CorruptedIndexError, StorageError
+            As for `open_arrays`, and if the arrays do not fit.
+        """
+        segment = Segment(self.open_arrays(row.name, row.files), dim)
+        try:
+            check_segment(segment, row, self._layout)
+        except CorruptedIndexError as error:
+            raise CorruptedIndexError(f"{self.folder / row.name} is damaged: {error}") from error
+        return segment
+
+    def open_arrays(self, name: str, files: Files) -> dict[str, np.ndarray]:
+        """Return arrays, the larger ones memory-mapped.
 
         Raises
         ------
         CorruptedIndexError
             If a file is missing, or is not of the size, shape and dtype that were written.
+        StorageError
+            If the system cannot open it now, as with too many open files.
         """
-        return Segment({Path(file).stem: _read(self.folder / name / file, written) for file, written in files.items()})
+        return {Path(file).stem: _read(self._path(name, file), written) for file, written in files.items()}
 
     def damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
         """Read every byte of a segment; yield each damaged file and what is wrong with it."""
         for file, written in files.items():
-            path = self.folder / name / file
             try:
+                path = self._path(name, file)
                 _check_size(path, written)
                 if _checksum(path) != written["crc32"]:
                     raise CorruptedIndexError("its bytes are not those that were written")
-            except (CorruptedIndexError, OSError) as error:
+            except CorruptedIndexError as error:
                 yield f"{self.folder.name}/{name}/{file}", str(error)
+            except OSError as error:
+                if error.errno not in _DAMAGE:
+                    raise _unreadable(path, error) from error
+                yield f"{self.folder.name}/{name}/{file}", str(error)
+
+    def check(self, arrays: dict[str, np.ndarray], name: str, files: Files) -> None:
+        """Compare checksums of open arrays, before what is in memory is copied on.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If an array is not the one that was written.
+        """
+        for file, written in files.items():
+            path, content = self._path(name, file), _content(arrays[Path(file).stem])
+            try:
+                with path.open("rb") as opened:
+                    header = opened.read(written["bytes"] - len(content))
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            if zlib.crc32(content, zlib.crc32(header)) != written["crc32"]:
+                raise CorruptedIndexError(f"{path} is damaged: its bytes are not those that were written")
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete segments that no reader will open any more; what the system refuses now waits for `compact`."""
         for name in names:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            if _NAME.fullmatch(name.removeprefix(".")) and not self.folder.is_symlink():
+                shutil.rmtree(self.folder / name, ignore_errors=True)  # which refuses to follow a link
 
     def names(self) -> list[str]:
-        """Return the names of all folders, those of killed writers included."""
-        return [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        """Return the names of all folders that are segments, those of killed writers included."""
+        if not self.folder.is_dir() or self.folder.is_symlink():
+            return []
+        return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removeprefix("."))]
+
+    def _path(self, name: str, file: str) -> Path:
+        """Return the path of a file that the catalog names.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the name is not one that is made here, or a link on the way leads elsewhere.
+        """
+        if not (isinstance(name, str) and _NAME.fullmatch(name) and _FILE.fullmatch(file)):
+            raise CorruptedIndexError(
+                f"the catalog of the index in {self.folder.parent} is damaged: it names the file {file!r:.60} of the "
+                f"segment {name!r:.60}, which no index has"
+            )
+        path = self.folder / name / file
+        for link in (self.folder, path.parent, path):
+            if link.is_symlink():
+                raise CorruptedIndexError(f"{link} is a link, which is not followed: an index holds its own files")
+        return path
 
 
 Segments: TypeAlias = "MemorySegments | FileSegments"
@@ -139,9 +224,8 @@ Segments: TypeAlias = "MemorySegments | FileSegments"
 
 def _write(path: Path, array: np.ndarray) -> dict[str, Any]:
     header = io.BytesIO()
-    array = np.ascontiguousarray(array)
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    content = array.reshape(-1).view("uint8").data
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array)))
+    content = _content(array)
     with path.open("xb") as file:
         file.write(header.getvalue())
         file.write(content)
@@ -155,22 +239,48 @@ def _write(path: Path, array: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _read(path: Path, written: dict[str, Any]) -> np.ndarray:
+def _content(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view("uint8").data
+
+
+def _read(path: Path, written: Any) -> np.ndarray:
     try:
         _check_size(path, written)
-        # "c" maps privately: torch shares such memory without a copy, and not even a mistake could reach the file.
-        mode: Any = "c" if written["bytes"] > _MAP_BYTES else None
-        array = np.load(path, mmap_mode=mode, allow_pickle=False)
-        if [array.dtype.str, list(array.shape)] != [written["dtype"], written["shape"]]:
-            raise CorruptedIndexError(
-                f"it holds {array.dtype.str} {list(array.shape)}, but {written['dtype']} {written['shape']} was written"
-            )
-    except (CorruptedIndexError, OSError, ValueError, EOFError) as error:
+        with path.open("rb") as file:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise CorruptedIndexError("its header is not what was written")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            if [dtype.str, list(shape)] != [written["dtype"], written["shape"]]:
+                raise CorruptedIndexError(
+                    f"it holds {dtype.str} {list(shape)}, but {written['dtype']} {written['shape']} was written"
+                )
+            if dtype.hasobject or min(shape, default=0) < 0 or file.tell() + _size(shape, dtype) != written["bytes"]:
+                raise CorruptedIndexError("its header is not what was written")
+            if written["bytes"] <= _MAP_BYTES:
+                return np.fromfile(file, dtype).reshape(shape)
+            # "c" maps privately: torch shares such memory without a copy, and not even a mistake could reach the file.
+            return np.asarray(np.memmap(file, dtype, "c", file.tell(), tuple(shape)))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    # All that numpy raises for a header that is none.
+    except (CorruptedIndexError, ValueError, TypeError, KeyError, SyntaxError, OverflowError) as error:
         raise CorruptedIndexError(f"{path} is damaged: {error}") from error
-    return np.asarray(array)
 
 
-def _check_size(path: Path, written: dict[str, Any]) -> None:
+def _size(shape: Sequence[int], dtype: np.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _unreadable(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
+    """Return what it means that a file cannot be read: damage, or something that passes."""
+    if error.errno in _DAMAGE:
+        return CorruptedIndexError(f"{path} is damaged: {error}")
+    return StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.")
+
+
+def _check_size(path: Path, written: Any) -> None:
+    if not (isinstance(written, dict) and {"bytes", "crc32", "dtype", "shape"} <= written.keys()):
+        raise CorruptedIndexError("the catalog does not say what was written")
     if not path.is_file():
         raise CorruptedIndexError("it is missing")
     size = path.stat().st_size

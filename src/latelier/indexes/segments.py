@@ -8,18 +8,45 @@ with one row per token: float vectors, or codes of a quantised index.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from latelier.errors import CorruptedIndexError
 from latelier.indexes.base import Id
 
-__all__ = ["Part", "Segment", "document_arrays", "merge_documents", "merge_rows"]
+__all__ = [
+    "Files",
+    "Layout",
+    "Part",
+    "Segment",
+    "SegmentRow",
+    "check_segment",
+    "document_arrays",
+    "merge_documents",
+    "merge_rows",
+]
+
+Files: TypeAlias = "dict[str, dict[str, Any]]"
+# The index's own arrays for some dim: the dtype of each, and the shape of what it keeps of one token.
+Layout: TypeAlias = "Callable[[int], dict[str, tuple[np.dtype, tuple[int, ...]]]]"
 
 _DOCUMENTS, _IDS = "documents", "ids"
+
+
+class SegmentRow(NamedTuple):
+    """A segment as the catalog knows it: numbers `first` to `last`, `removed` of its `documents` dead."""
+
+    name: str
+    first: int
+    last: int
+    documents: int
+    removed: int
+    tokens: int
+    files: Files
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +59,8 @@ class Segment:
         ``"documents"``: int64 ``(3, n + 1)``, the number of each document in the catalog, where its tokens begin and
         where its id begins, with the ends in the last column. ``"ids"``: the ids as JSON, uint8. All others are the
         index's own, one row per token.
+    dim
+        Numbers per token, for an index whose arrays do not tell.
 
     Examples
     --------
@@ -42,6 +71,7 @@ class Segment:
     """
 
     arrays: dict[str, np.ndarray]
+    dim: int = 0
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -62,8 +92,13 @@ class Segment:
         """Return the ids of the documents at `positions`."""
         blob, places = self.arrays[_IDS], np.asarray(positions, dtype="int64")
         ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
-        ids: list[Id] = json.loads(b"[" + b",".join(blob[first:last].tobytes() for first, last in ranges) + b"]")
-        return ids
+        try:
+            ids = json.loads(b"[" + b",".join(blob[first:last].tobytes() for first, last in ranges) + b"]")
+        except (ValueError, RecursionError):
+            ids = []
+        if len(ids) != len(places) or not {*map(type, ids)} <= {int, str}:
+            raise CorruptedIndexError("the ids of a segment are damaged; verify() names the file")
+        return list(ids)
 
     def __len__(self) -> int:
         return self.arrays[_DOCUMENTS].shape[1] - 1
@@ -83,6 +118,48 @@ class Part(NamedTuple):
     def rows(self, name: str) -> np.ndarray:
         """Return the rows of one array that belong to these documents' tokens; a view where they are contiguous."""
         return self.segment.arrays[name][_rows(self.segment.offsets, self.positions)]
+
+
+def check_segment(segment: Segment, row: SegmentRow, layout: Layout) -> None:
+    """Refuse arrays that do not fit together or to the catalog.
+
+    What passes may be trusted as far as memory is concerned: numbers and offsets ascend and stay inside the arrays,
+    each document has a token, and each array has a row of the right width for each token. What the rows say can be
+    anything.
+
+    Parameters
+    ----------
+    segment
+        As it was opened.
+    row
+        What the catalog says of it.
+    layout
+        The index's own arrays.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If something does not fit; the message says what.
+    """
+    expected = {
+        _DOCUMENTS: (np.dtype("int64"), (3, row.documents + 1)),
+        _IDS: (np.dtype("uint8"), segment.arrays[_IDS].shape[:1] if _IDS in segment.arrays else ()),
+        **{name: (dtype, (row.tokens, *shape)) for name, (dtype, shape) in layout(segment.dim).items()},
+    }
+    if segment.arrays.keys() != expected.keys():
+        raise CorruptedIndexError(f"it has the arrays {sorted(segment.arrays)}, not {sorted(expected)}")
+    for name, (dtype, shape) in expected.items():
+        array = segment.arrays[name]
+        if (array.dtype, array.shape) != (dtype, shape):
+            raise CorruptedIndexError(f"its {name} are {array.dtype} {array.shape}, not {dtype} {shape}")
+    numbers, offsets, id_offsets = segment.numbers, segment.offsets, segment.id_offsets
+    # Neighbours are compared, as differences could overflow.
+    if (numbers[0], numbers[-1]) != (row.first, row.last) or (numbers[1:] <= numbers[:-1]).any():
+        raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
+    if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
+        raise CorruptedIndexError(f"its documents do not share out its {row.tokens} tokens")
+    if id_offsets[0] != 0 or id_offsets[-1] != len(segment.arrays[_IDS]) or (id_offsets[1:] <= id_offsets[:-1]).any():
+        raise CorruptedIndexError("its documents do not share out the text of its ids")
 
 
 def document_arrays(

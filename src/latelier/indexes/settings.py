@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
+from latelier.indexes.catalog import read_user_setting
 from latelier.indexes.connections import Connections
+from latelier.indexes.rows import insert_rows
 from latelier.indexes.values import encode_setting
 
 __all__ = ["Settings"]
@@ -34,15 +35,12 @@ class Settings(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         with self._connections.reading() as connection:
-            row = connection.execute("SELECT value FROM user_setting WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            raise KeyError(name)
-        return json.loads(row[0])
+            return read_user_setting(connection, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         row = (name, encode_setting(name, value))
         with self._connections.writing() as begin:
-            begin().execute("INSERT OR REPLACE INTO user_setting VALUES (?, ?)", row)
+            insert_rows(begin(), "user_setting", [row])
 
     def __delitem__(self, name: str) -> None:
         with self._connections.writing() as begin:

@@ -13,9 +13,9 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.base import Id
-from latelier.indexes.catalog import DerivedRow, SegmentRow, read_derived, read_segments, read_setting, tombstones
+from latelier.indexes.catalog import DerivedRow, read_derived, read_segments, read_setting, tombstones
 from latelier.indexes.segment_files import Segments
-from latelier.indexes.segments import Part, Segment
+from latelier.indexes.segments import Part, Segment, SegmentRow
 from latelier.indexes.selections import Selections
 from latelier.indexes.sqlite import Connection
 
@@ -33,7 +33,7 @@ class _Derived(NamedTuple):
     """The row of derived arrays, and the arrays or why they cannot be read."""
 
     row: DerivedRow
-    segment: Segment | CorruptedIndexError
+    arrays: dict[str, np.ndarray] | CorruptedIndexError
 
 
 class Snapshot:
@@ -63,22 +63,34 @@ class Snapshot:
         self.selections = Selections()
         self._derived = derived
         self.dim = dim if entries else None
-        self.entries = {entry.row.name: entry for entry in entries}
+        self._named = {entry.row.name: entry for entry in entries}
         self._firsts = np.array([entry.row.first for entry in entries], dtype="int64")
         self._entries = list(entries)
 
     @property
-    def is_damaged(self) -> bool:
-        """Whether a segment, or what was derived from them, cannot be read."""
-        derived = [] if self._derived is None else [self._derived.segment]
-        return any(isinstance(part, CorruptedIndexError) for part in (*(e.part for e in self._entries), *derived))
+    def damaged(self) -> frozenset[str]:
+        """Names of the segments, and of what was derived from them, that cannot be read."""
+        names = [entry.row.name for entry in self._entries if isinstance(entry.part, CorruptedIndexError)]
+        if self._derived is not None and isinstance(self._derived.arrays, CorruptedIndexError):
+            names.append(self._derived.row.name)
+        return frozenset(names)
 
     @property
     def derived(self) -> dict[str, np.ndarray] | None:
         """Arrays that the index has made of its documents; ``None`` without, and where they cannot be read."""
-        if self._derived is None or isinstance(self._derived.segment, CorruptedIndexError):
+        if self._derived is None or isinstance(self._derived.arrays, CorruptedIndexError):
             return None
-        return self._derived.segment.arrays
+        return self._derived.arrays
+
+    def check_derived(self, segments: Segments) -> bool:
+        """Whether what the index has derived can be read, and every byte of it is the one that was written."""
+        if self.derived is None or self._derived is None:
+            return False
+        try:
+            segments.check(self.derived, *self._derived.row)
+        except CorruptedIndexError:
+            return False
+        return True
 
     @property
     def documents(self) -> int:
@@ -112,8 +124,7 @@ class Snapshot:
         for entry in self._entries:
             first, last = np.searchsorted(allowed, [entry.row.first, entry.row.last + 1])
             if last > first:
-                segment = _readable(entry).segment
-                parts.append(Part(segment, np.searchsorted(segment.numbers, allowed[first:last])))
+                parts.append(_pick(entry, allowed[first:last]))
         return parts
 
     def living(self) -> list[tuple[SegmentRow, Part]]:
@@ -126,14 +137,17 @@ class Snapshot:
         """
         return [(entry.row, _readable(entry)) for entry in self._entries]
 
+    def entries(self) -> list[tuple[SegmentRow, Part | CorruptedIndexError]]:
+        """Return all segments with their living documents, or with what is wrong with one."""
+        return [(entry.row, entry.part) for entry in self._entries]
+
     def groups(self, numbers: np.ndarray) -> Iterator[tuple[Part, np.ndarray]]:
         """Yield living documents by segment, with where each of them stands in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         owners = np.searchsorted(self._firsts, numbers[order], side="right") - 1
         for owner in np.unique(owners):
             chosen = order[owners == owner]
-            segment = _readable(self._entries[owner]).segment
-            yield Part(segment, np.searchsorted(segment.numbers, numbers[chosen])), chosen
+            yield _pick(self._entries[owner], numbers[chosen]), chosen
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
         """Return the ids of living documents, given by number in any order."""
@@ -148,37 +162,44 @@ class Snapshot:
 
 
 def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot | None) -> Snapshot:
-    """Return the snapshot of the transaction that `connection` is in; the previous one, if nothing has changed."""
+    """Return the snapshot of the transaction that `connection` is in; the previous one, if nothing has changed.
+
+    What is damaged is not remembered as such: it is opened again each time.
+    """
     generation = read_setting(connection, "generation")
-    if previous is not None and previous.generation == generation:
+    same = previous is not None and previous.generation == generation
+    if previous is not None and same and not previous.damaged:
         return previous
+    dim = read_setting(connection, "dim")
     entries = []
     for row in read_segments(connection):
-        known = previous.entries.get(row.name) if previous else None
+        known = previous._named.get(row.name) if previous else None
         if known is not None and known.row == row and isinstance(known.part, Part):
             entries.append(known)
             continue
         segment = known.part.segment if known and isinstance(known.part, Part) else None
         try:
-            entries.append(_Entry(row, open_part(connection, segments, row, segment)))
+            entries.append(_Entry(row, open_part(connection, segments, row, dim, segment)))
         except CorruptedIndexError as error:
             entries.append(_Entry(row, error))
-    derived = _load_derived(connection, segments, previous)
-    return Snapshot(generation, read_setting(connection, "dim"), entries, derived)
+    snapshot = Snapshot(generation, dim, entries, _load_derived(connection, segments, previous))
+    return previous if previous is not None and same and previous.damaged == snapshot.damaged else snapshot
 
 
 def _load_derived(connection: Connection, segments: Segments, previous: Snapshot | None) -> _Derived | None:
     row = read_derived(connection)
     known = previous._derived if previous else None
-    if row is None or (known is not None and known.row == row and isinstance(known.segment, Segment)):
+    if row is None or (known is not None and known.row == row and isinstance(known.arrays, dict)):
         return known if row is not None else None
     try:
-        return _Derived(row, segments.open(row.name, row.files))
+        return _Derived(row, segments.open_arrays(row.name, row.files))
     except CorruptedIndexError as error:
         return _Derived(row, error)
 
 
-def open_part(connection: Connection, segments: Segments, row: SegmentRow, segment: Segment | None = None) -> Part:
+def open_part(
+    connection: Connection, segments: Segments, row: SegmentRow, dim: int, segment: Segment | None = None
+) -> Part:
     """Return a segment's living documents, opening it where it is not open yet.
 
     Raises
@@ -186,11 +207,30 @@ def open_part(connection: Connection, segments: Segments, row: SegmentRow, segme
     CorruptedIndexError
         If it cannot be read.
     """
-    segment = segment or segments.open(row.name, row.files)
+    segment = segment or segments.open(row, dim)
     if not row.removed:
         return Part(segment, np.arange(len(segment)))
-    removed = np.fromiter(tombstones(connection, row.name), dtype="int64")
+    removed = np.array(tombstones(connection, row), dtype="int64")
     return Part(segment, np.flatnonzero(~np.isin(segment.numbers, removed, assume_unique=True)))
+
+
+def _pick(entry: _Entry, numbers: np.ndarray) -> Part:
+    """Return living documents of a segment, given by number as the catalog names them.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If the segment cannot be read, or one of them is not there or was removed.
+    """
+    segment, living = _readable(entry)
+    positions = np.searchsorted(segment.numbers, numbers)
+    found = segment.numbers[np.minimum(positions, len(segment) - 1)] == numbers
+    if not found.all() or (entry.row.removed and not np.isin(positions, living).all()):
+        raise CorruptedIndexError(
+            f"the catalog of this index is damaged: it names documents that its segment {entry.row.name} does not "
+            "hold. Put catalog.sqlite back from a copy or build the index anew."
+        )
+    return Part(segment, positions)
 
 
 def _readable(entry: _Entry) -> Part:

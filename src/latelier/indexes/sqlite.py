@@ -91,7 +91,7 @@ def _translate(error: sqlite3.Error, where: str) -> LatelierError:
         return busy(where)
     if "readonly" in reason:
         return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
-    if "malformed" in reason or "not a database" in reason:
+    if any(sign in reason for sign in ("malformed", "not a database", "Could not decode", "unsupported file format")):
         return CorruptedIndexError(
             f"the catalog of the index in {where} is damaged: {reason}. Put it back from a copy or build it anew."
         )

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from latelier.errors import IndexFormatError, LatelierError, StorageError
+from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes import catalog, schema
 from latelier.indexes.base import Id, Parameters, Record
 from latelier.indexes.batches import Documents, Encode
@@ -27,7 +27,7 @@ from latelier.indexes.connections import Connections, FileConnections, MemoryCon
 from latelier.indexes.filters import matching_numbers
 from latelier.indexes.report import VerifyReport
 from latelier.indexes.segment_files import FileSegments, MemorySegments, Segments
-from latelier.indexes.segments import Segment, merge_documents
+from latelier.indexes.segments import Layout, Part, Segment, SegmentRow, merge_documents
 from latelier.indexes.selections import as_question
 from latelier.indexes.settings import Settings
 from latelier.indexes.snapshot import Snapshot, load_snapshot
@@ -51,6 +51,8 @@ class Storage:
     configuration
         That of a new index, JSON values; the attribute of this name is what is stored. ``"kind"`` names the class
         that reads it.
+    layout
+        The index's own arrays, as it will find them in its segments.
     read_only
         Never write. Set by itself where the folder cannot be written.
 
@@ -60,10 +62,13 @@ class Storage:
         If the folder holds something else, another kind of index, or one of a newer version.
     """
 
-    def __init__(self, path: Path | None, configuration: Mapping[str, Any], *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, configuration: Mapping[str, Any], layout: Layout, *, read_only: bool = False
+    ) -> None:
         self.path = path
         self._snapshot: Snapshot | None = None
         self._loading = threading.Lock()
+        self._held = threading.local()
         self._connections: Connections
         self._segments: Segments
         if path is None:
@@ -75,7 +80,7 @@ class Storage:
             if not self.read_only:
                 make_catalog(path / schema.CATALOG)
             self._connections = FileConnections(path / schema.CATALOG, read_only=self.read_only)
-            self._segments = FileSegments(path / "segments")
+            self._segments = FileSegments(path / "segments", layout)
         try:
             self.configuration = self._configure(configuration)
         except BaseException:
@@ -93,14 +98,42 @@ class Storage:
 
     def read(self, question: Callable[[Connection, Snapshot], T]) -> tuple[Snapshot, T]:
         """Ask the catalog something about its latest commit; return the snapshot of the same commit as well."""
-        while True:
+        with self._view() as (connection, snapshot):
+            return snapshot, question(connection, snapshot)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let all that this thread reads meanwhile be of one commit."""
+        if self._view_held() is not None:
+            yield
+            return
+        with self._view() as view:
+            self._held.view = view
+            try:
+                yield
+            finally:
+                self._held.view = None
+
+    def _view_held(self) -> tuple[Connection, Snapshot] | None:
+        return getattr(self._held, "view", None)
+
+    @contextmanager
+    def _view(self) -> Iterator[tuple[Connection, Snapshot]]:
+        """Begin a reading transaction, with the snapshot of its commit."""
+        held = self._view_held()
+        while held is None:
             with self._connections.reading() as connection:
                 with self._loading:
                     snapshot = self._snapshot = load_snapshot(connection, self._segments, self._snapshot)
-                answer = question(connection, snapshot)
-            # A segment may be missing because a newer commit has merged it while we were opening it.
-            if not snapshot.is_damaged or snapshot.generation == self._ask(catalog.read_setting, "generation"):
-                return snapshot, answer
+                # A segment may be missing because a newer commit has merged it while we were opening it.
+                if not snapshot.damaged or snapshot.generation == self._latest_generation():
+                    yield connection, snapshot
+                    return
+        yield held
+
+    def _latest_generation(self) -> int:
+        with self._connections.reading() as connection:
+            return int(catalog.read_setting(connection, "generation"))
 
     def select(self, filter: str, parameters: Parameters) -> tuple[Snapshot, np.ndarray]:
         """Return the latest commit and the numbers of its documents that meet a filter, ascending."""
@@ -199,21 +232,37 @@ class Storage:
             if found:
                 begin().remove(list(found.values()))
 
-    def compact(self, merge: Merge, *, limit: int, progress: Callable[[int], Any]) -> None:
+    def compact(self, merge: Merge, *, limit: int, progress: Callable[[int], Any]) -> list[str]:
         """Merge segments up to `limit` tokens, drop removed documents, and delete what nobody refers to.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If a segment with living documents cannot be read.
+        Checksums are compared of all that is copied. A damaged segment stays as it is, for `verify` to report. A
+        catalog of the first format is brought up to date.
+
+        Returns
+        -------
+        list of str
+            What is damaged.
         """
+        damages: list[str] = []
+
+        def is_whole(row: SegmentRow, part: Part | CorruptedIndexError) -> bool:
+            try:
+                if not isinstance(part, Part):
+                    raise part
+                self._segments.check(part.segment.arrays, row.name, row.files)
+            except CorruptedIndexError as error:
+                damages.append(str(error))
+                return False
+            return True
+
         with self._writing(merge) as begin:
             merged = (
                 (rows, Segment({**merge_documents(parts), **merge(parts)}))
-                for rows, parts in compaction(self.snapshot().living(), limit)
+                for rows, parts in compaction(self.snapshot().entries(), limit, is_whole)
             )
             if self.path is None:
                 merged = (pair for pair in list(merged))  # as in write
+            begin().upgrade()
             for rows, segment in merged:
                 begin().replace(rows, segment)
                 progress(len(segment))
@@ -223,6 +272,7 @@ class Storage:
             referenced = _referenced(begin_transaction())
             self._segments.delete(set(self._segments.names()) - referenced)
             schema.give_back_pages(begin_transaction())
+        return damages
 
     def derive(self, arrays: Arrays | None) -> None:
         """Keep arrays that were made from the documents, in the place of earlier ones, in one transaction.
@@ -236,6 +286,10 @@ class Storage:
         """
         with self._writing(lambda parts: {}) as begin:
             begin().derive(arrays)
+
+    def derived_is_whole(self, snapshot: Snapshot) -> bool:
+        """Whether every byte of what `derive` has kept is the one that was written."""
+        return snapshot.check_derived(self._segments)
 
     def verify(self) -> VerifyReport:
         """Read everything and compare it with what was written."""
@@ -255,21 +309,26 @@ class Storage:
             with self._connections.writing() as begin:
                 # Another process may have been faster.
                 stored = schema.read_settings(begin(), where) or schema.create(begin(), configuration)
-        if stored["kind"] != configuration["kind"]:
+        if stored.get("kind") != configuration["kind"]:
             raise IndexFormatError(
-                f"the index in {where} is of kind {stored['kind']!r}, not {configuration['kind']!r}; "
+                f"the index in {where} is of kind {stored.get('kind')!r}, not {configuration['kind']!r}; "
                 "indexes.open(path) opens either."
             )
         return stored
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         """Ask the catalog one question about its latest commit."""
+        held = self._view_held()
+        if held is not None:
+            return question(held[0], *arguments)
         with self._connections.reading() as connection:
             return question(connection, *arguments)
 
     @contextmanager
     def _writing(self, merge: Merge) -> Iterator[Callable[[], Writer]]:
         """Be the only writer; what was changed through the `Writer` becomes visible at the end, or not at all."""
+        if self._view_held() is not None:
+            raise InvalidArgumentError("nothing is written within snapshot(): leave its with block first.")
         writers: list[Writer] = []
         try:
             with self._connections.writing() as begin:

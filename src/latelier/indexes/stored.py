@@ -7,8 +7,11 @@ have been checked.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -17,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import IndexDamageWarning, IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Hit, Id, Index, Parameters, PathLike, Record
 from latelier.indexes.batches import Documents
 from latelier.indexes.matrices import pack_queries
@@ -32,7 +35,7 @@ from latelier.indexes.values import as_id, as_ids, is_single_id
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
 
-__all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive"]
+__all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive", "warn_of_damage", "warn_outside"]
 
 Search: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
@@ -59,6 +62,8 @@ class StoredIndex(Index):
     """
 
     kind: ClassVar[str]
+    # What each value of the configuration can be.
+    _choices: ClassVar[dict[str, tuple[Any, ...]]]
 
     def __init__(
         self,
@@ -76,7 +81,14 @@ class StoredIndex(Index):
         self._segment_bytes = segment_bytes
         self.device = resolve_device(device or "cpu")
         self._resident = None if self.device.type == "cpu" else Resident(self.device, self._decode, self._device_dtype)
-        self._storage = Storage(self.path, {"kind": self.kind, **configuration}, read_only=read_only)
+        configuration = {"kind": self.kind, **configuration}
+        self._storage = Storage(self.path, configuration, self._layout, read_only=read_only)
+        for name, choices in self._choices.items():
+            stored = self._storage.configuration.get(name)
+            if stored not in choices:
+                self._storage.close()
+                known = ", ".join(map(repr, choices))
+                raise IndexFormatError(f"the index in {path} has {name}={stored!r}; this version knows {known}.")
 
     @property
     @abstractmethod
@@ -86,6 +98,10 @@ class StoredIndex(Index):
     @abstractmethod
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         """Return the arrays to keep of some documents, each with one row per token."""
+
+    @abstractmethod
+    def _layout(self, dim: int) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Return, for each array that `_encode` makes, its dtype and the shape of what it keeps of one token."""
 
     @abstractmethod
     def _decode(self, part: Part) -> TokenEmbeddings:
@@ -178,7 +194,7 @@ class StoredIndex(Index):
         """See `Index.get_embeddings`."""
         snapshot, numbers = self._storage.find(as_ids(ids))
         if not len(numbers):
-            return TokenEmbeddings.from_list([], dim=self.dim).to(self.dtype)
+            return TokenEmbeddings.from_list([], dim=snapshot.dim).to(self.dtype)
         distinct, asked = np.unique(numbers, return_inverse=True)
         # Distinct numbers ascend, and so do segments: the groups come in the order of the numbers.
         parts = [self._decode(part) for part, _ in snapshot.groups(distinct)]
@@ -192,11 +208,19 @@ class StoredIndex(Index):
         """See `Index.compact`."""
         limit = self._segment_numbers // (self.dim or 1)
         with tqdm(unit=" documents", disable=not show_progress) as progress:
-            self._storage.compact(self._merge, limit=limit, progress=progress.update)
+            damages = self._storage.compact(self._merge, limit=limit, progress=progress.update)
+        if damages:
+            warn_of_damage(f"{'; '.join(damages)}. What is damaged was left as it is, the rest is compacted.")
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """See `Index.snapshot`."""
+        return self._storage.held()
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """See `Index.check`."""
-        return measure_recall(self, positive(k, "k"), positive(queries, "queries"))[0]
+        k, queries = positive(k, "k"), positive(queries, "queries")
+        with self.snapshot():
+            return measure_recall(self, k, queries)[0]
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""
@@ -244,6 +268,23 @@ class StoredIndex(Index):
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
         documents = Documents(*given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress)
         self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_numbers)
+
+
+def warn_of_damage(problem: str) -> None:
+    """Warn of damage that a call has met which has done all the same what it was to do."""
+    warn_outside(
+        f"{problem} verify() lists what is damaged and the ids of its documents: update() or remove() them, or put the "
+        "files back from a copy.",
+        IndexDamageWarning,
+    )
+
+
+def warn_outside(message: str, category: type[Warning]) -> None:
+    """Warn at the line that has called the library."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("latelier."):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth + 1)
 
 
 def positive(value: object, name: str) -> int:

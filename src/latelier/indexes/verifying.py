@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from latelier.errors import CorruptedIndexError
 from latelier.indexes import catalog, schema
-from latelier.indexes.catalog import DerivedRow, SegmentRow
+from latelier.indexes.base import Id
+from latelier.indexes.catalog import DerivedRow
 from latelier.indexes.connections import Connections
 from latelier.indexes.report import Damage, VerifyReport
+from latelier.indexes.rows import COLUMNS, has_checksums, unchecked
 from latelier.indexes.segment_files import Segments
+from latelier.indexes.segments import SegmentRow
 from latelier.indexes.sqlite import Connection
 
 __all__ = ["verify"]
@@ -21,15 +26,19 @@ def verify(connections: Connections, segments: Segments) -> VerifyReport:
     connections, segments
         Of the index.
     """
+    damages: list[Damage] = []
+    rows: list[SegmentRow] = []
+    derived, dim = None, 0
     try:
         with connections.reading() as connection:
-            rows, problem = catalog.read_segments(connection), schema.integrity(connection)
-            derived = catalog.read_derived(connection)
+            for damage in _catalog_damages(connection):
+                damages.append(damage)
+            rows, derived = catalog.read_segments(connection), catalog.read_derived(connection)
+            dim = catalog.read_setting(connection, "dim") or 0
     except CorruptedIndexError as error:
-        rows, derived, problem = [], None, str(error)
-    damages = [Damage(schema.CATALOG, problem, ())] if problem else []
+        damages.append(Damage(schema.CATALOG, str(error), ()))
     for row in rows:
-        damages += _segment_damages(connections, segments, row)
+        damages += _segment_damages(connections, segments, row, dim)
     if derived is not None:
         damages += _derived_damages(connections, segments, derived)
     files = sum(len(row.files) for row in rows) + (0 if derived is None else len(derived.files))
@@ -37,8 +46,59 @@ def verify(connections: Connections, segments: Segments) -> VerifyReport:
     return VerifyReport(files=files, damages=tuple(damages))
 
 
-def _segment_damages(connections: Connections, segments: Segments, row: SegmentRow) -> list[Damage]:
+def _catalog_damages(connection: Connection) -> Iterator[Damage]:
+    """Yield what SQLite finds, then the rows whose checksums differ, then what tables say of one another."""
+    schema.check_tables(connection)
+    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found != "ok":
+        yield Damage(schema.CATALOG, str(found), ())
+        return
+    for table in COLUMNS:
+        rows = connection.execute(f"SELECT * FROM {table}")
+        count = sum(unchecked(table, row) for row in rows if len(row) > len(COLUMNS[table]))
+        if count:
+            yield Damage(schema.CATALOG, f"{count:,} rows of its table {table!r} are not what was written", ())
+    ids = _changed_documents(connection)
+    if ids:
+        yield Damage(schema.CATALOG, "ids, texts or metadata are not what was written", tuple(ids))
+    counts = connection.execute(
+        "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
+        "(SELECT count(*) FROM document JOIN content USING (number)), "
+        "(SELECT coalesce(sum(documents - removed), 0) FROM segment)"
+    ).fetchone()
+    if len(set(counts)) > 1:
+        reason = "its tables name {} documents and {} texts, {} of both, and {} in segments".format(*counts)
+        yield Damage(schema.CATALOG, reason, ())
+    for row in catalog.read_segments(connection):
+        catalog.tombstones(connection, row)
+
+
+def _changed_documents(connection: Connection) -> list[Id]:
+    """Return the ids of documents whose rows in ``document`` or ``content`` are not what was written."""
+    if not has_checksums(connection):
+        return []
+    changed = []
+    documents = connection.execute("SELECT * FROM document")
+    names = [column[0] for column in documents.description]
+    at = names.index("checksum")
+    del names[at]
+    for row in documents:
+        if row[at] != catalog.document_checksum(names, row[:at] + row[at + 1 :]):
+            changed.append(row[1])
+    contents = connection.execute(
+        "SELECT number, id, metadata, text, content.checksum FROM document JOIN content USING (number)"
+    )
+    changed += [row[1] for row in contents if unchecked("content", row)]
+    return list(dict.fromkeys(changed))
+
+
+def _segment_damages(connections: Connections, segments: Segments, row: SegmentRow, dim: int) -> list[Damage]:
     found = list(segments.damage(row.name, row.files))
+    if not found:
+        try:
+            segments.open(row, dim)  # whether what was written fits to the catalog
+        except CorruptedIndexError as error:
+            found = [(f"segments/{row.name}", str(error))]
     if not found:
         return []
     with connections.reading() as connection:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes import catalog
 from latelier.indexes.base import Id
 from latelier.indexes.batches import Batch
-from latelier.indexes.catalog import SegmentRow
-from latelier.indexes.schema import write_setting
+from latelier.indexes.schema import damaged, write_setting
 from latelier.indexes.segment_files import Segments
-from latelier.indexes.segments import Part, Segment, document_arrays, merge_documents
+from latelier.indexes.segments import Part, Segment, SegmentRow, document_arrays, merge_documents
 from latelier.indexes.snapshot import open_part
 from latelier.indexes.sqlite import Connection
+from latelier.indexes.upgrade import upgrade
 from latelier.indexes.values import duplicate_ids
 
 __all__ = ["Arrays", "Merge", "Writer", "compaction"]
@@ -57,7 +57,10 @@ class Writer:
         self._segments = segments
         self._merge = merge
         self._rows = catalog.read_segments(connection)
-        self._first = self._next = int(catalog.read_setting(connection, "next_number"))
+        self._dim = catalog.read_setting(connection, "dim")
+        self._first = self._next = catalog.read_setting(connection, "next_number")
+        if self._rows and self._next <= self._rows[-1].last:
+            raise damaged(f"its next number is {self._next}, which a document has already")
 
     def insert(self, batch: Batch, *, replace: bool, limit: int) -> None:
         """Insert documents as a segment, together with what small segments it takes in.
@@ -103,9 +106,14 @@ class Writer:
             owners.setdefault(bisect.bisect_right(firsts, number) - 1, []).append(number)
         for owner, owned in owners.items():
             row = self._rows[owner]
-            catalog.remove_documents(self._connection, row.name, owned)
-            self._rows[owner] = row._replace(removed=row.removed + len(owned))
+            if owner < 0 or owned[-1] > row.last or row.removed + len(owned) > row.documents:
+                raise damaged("it names documents that are in no segment")
+            self._rows[owner] = catalog.remove_documents(self._connection, row, owned)
         self._drop([row for row in self._rows if row.removed == row.documents])
+
+    def upgrade(self) -> None:
+        """Bring a catalog of the first format up to date."""
+        upgrade(self._connection)
 
     def replace(self, rows: Sequence[SegmentRow], merged: Segment) -> None:
         """Put one segment, made of their living documents, in the place of others."""
@@ -130,12 +138,14 @@ class Writer:
         write_setting(self._connection, "generation", int(catalog.read_setting(self._connection, "generation")) + 1)
 
     def _check_dim(self, dim: int, id: Id) -> None:
-        expected = catalog.read_setting(self._connection, "dim") if self._rows else dim
+        expected = self._dim if self._rows else dim
         if dim != expected:
             raise EmbeddingsError(
                 f"document {id!r} has dim {dim}, but the index has dim {expected}; encode with one model."
             )
-        write_setting(self._connection, "dim", dim)
+        if dim != self._dim:
+            self._dim = dim
+            write_setting(self._connection, "dim", dim)
 
     def _check_ids(self, ids: list[Id], replace: bool) -> dict[Id, int]:
         present = catalog.find_numbers(self._connection, ids)
@@ -155,9 +165,11 @@ class Writer:
             if row.tokens > 2 * tokens or row.tokens + tokens > limit:
                 break
             try:
-                parts.insert(0, open_part(self._connection, self._segments, row))
+                part = open_part(self._connection, self._segments, row, self._dim)
+                self._segments.check(part.segment.arrays, row.name, row.files)
             except CorruptedIndexError:
                 break  # stays as it is, for verify to report
+            parts.insert(0, part)
             tokens += row.tokens
             taken.append(row)
         self._drop(taken)
@@ -175,15 +187,19 @@ class Writer:
         numbers = segment.numbers
         tokens = int(segment.offsets[-1])
         row = SegmentRow(name, int(numbers[0]), int(numbers[-1]), len(segment), 0, tokens, files)
-        catalog.insert_segment(self._connection, row)
+        catalog.write_segment(self._connection, row)
         self._rows.append(row)
 
 
-def compaction(entries: Sequence[tuple[SegmentRow, Part]], limit: int) -> Iterator[tuple[list[SegmentRow], list[Part]]]:
+def compaction(
+    entries: Iterable[tuple[SegmentRow, Part | CorruptedIndexError]],
+    limit: int,
+    is_whole: Callable[[SegmentRow, Part | CorruptedIndexError], bool],
+) -> Iterator[tuple[list[SegmentRow], list[Part]]]:
     """Yield which segments to merge into one.
 
-    Segments without removed documents that fill at least half of the limit stay as they are; the runs between them
-    are merged, as many as fit the limit.
+    Segments without removed documents that fill at least half of the limit stay as they are, and so do damaged ones;
+    the runs between them are merged, as many as fit the limit.
 
     Parameters
     ----------
@@ -191,16 +207,19 @@ def compaction(entries: Sequence[tuple[SegmentRow, Part]], limit: int) -> Iterat
         All segments and their living documents, in the order of insertion.
     limit
         Tokens of a merged segment.
+    is_whole
+        Whether a segment may be copied; asked of those that would be.
     """
     run: list[tuple[SegmentRow, Part]] = []
     tokens = 0
     for row, part in entries:
-        size = int(part.lengths.sum())
+        size = int(part.lengths.sum()) if isinstance(part, Part) else 0
         full = not row.removed and 2 * size >= limit
-        if full or tokens + size > limit:
+        stays = full or not is_whole(row, part)
+        if stays or tokens + size > limit:
             yield from _merger(run)
             run, tokens = [], 0
-        if not full:
+        if not stays and isinstance(part, Part):
             run.append((row, part))
             tokens += size
     yield from _merger(run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import Hit, Id, Index
+from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.retrieve.chunks import Existing, chunks, encode
@@ -260,9 +260,13 @@ class Retriever:
             If a query is empty, or `k` or the filter is invalid.
         """
         queries = [texts] if isinstance(texts, str) else list(texts)
-        hits = self._search(queries, k, filter, parameters)
-        ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
-        records = {record.id: record for record in self.index.get(ids)}
+        if not queries:
+            return []
+        vectors = self._encode_queries(queries)
+        with self.index.snapshot():  # so that what is found is still there when its text is read
+            hits = self.index.search(vectors, k, filter=filter, parameters=parameters)
+            ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
+            records = {record.id: record for record in self.index.get(ids)}
         results = [
             [Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found]
             for found in hits
@@ -295,7 +299,9 @@ class Retriever:
         >>> {query: list(found) for query, found in retriever.run({"q1": "fruit"}).items()}
         {'q1': ['a', 'b']}
         """
-        hits = self._search(list(queries.values()), k, filter, parameters)
+        if not queries:
+            return {}
+        hits = self.index.search(self._encode_queries([*queries.values()]), k, filter=filter, parameters=parameters)
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
     def explain(self, query: str, id: Id) -> Explanation:
@@ -321,8 +327,9 @@ class Retriever:
             If the document was stored without its text, or its rows are not those of its text's tokens.
         """
         vectors = self._encode_queries([query])[0]
-        document = self.index.get_embeddings([id])[0]
-        text = self.index.get([id])[0].text
+        with self.index.snapshot():
+            document = self.index.get_embeddings([id])[0]
+            text = self.index.get([id])[0].text
         if text is None:
             raise LatelierError(f"document {id!r} was stored without its text, so its rows cannot be named.")
         pieces = self.model.tokens(query, is_query=True), self.model.tokens(text, is_query=False)
@@ -359,11 +366,6 @@ class Retriever:
     def __repr__(self) -> str:
         model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self.model.embedding_size})"
         return f"Retriever({model}, {self.index!r})"
-
-    def _search(self, queries: Sequence[str], k: int, filter: str | None, parameters: Parameters) -> list[list[Hit]]:
-        if not queries:
-            return []
-        return self.index.search(self._encode_queries(queries), k, filter=filter, parameters=parameters)
 
     def _encode_queries(self, queries: Sequence[str]) -> Any:
         for position, text in enumerate(queries):

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError, StorageError
+from latelier.errors import CorruptedIndexError, InvalidArgumentError, StorageError
 from latelier.indexes.base import Hit, Parameters, PathLike
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.codec import Codec
@@ -32,7 +32,7 @@ from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport
 from latelier.indexes.segments import Part
 from latelier.indexes.snapshot import Snapshot
-from latelier.indexes.stored import StoredIndex, positive
+from latelier.indexes.stored import StoredIndex, positive, warn_of_damage, warn_outside
 from latelier.scores.kernels.codes import BITS, byte_width
 from latelier.scores.threads import for_ranges
 from latelier.scores.topk import TopK
@@ -88,6 +88,7 @@ class IVF(StoredIndex):
     """
 
     kind = "ivf"
+    _choices: ClassVar = {"nbits": BITS}
     dtype = "float32"
 
     def __init__(
@@ -182,7 +183,8 @@ class IVF(StoredIndex):
             Count documents on stderr.
         """
         super().compact(show_progress=show_progress)
-        self._grow(compacting=True)
+        with suppress(CorruptedIndexError):  # of which the user was warned
+            self._grow(compacting=True)
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """Measure recall@k of a search with default effort, and say how much effort would do: see `Index.check`.
@@ -204,7 +206,8 @@ class IVF(StoredIndex):
         """
         k, queries = positive(k, "k"), positive(queries, "queries")
         ways = [partial(self.search, effort=effort) for effort in (1.0, *_EFFORTS)]
-        report, *others = measure_recall(self, k, queries, ways)
+        with self.snapshot():
+            report, *others = measure_recall(self, k, queries, ways)
         recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
         return replace(report, advice=advise(recalls))
 
@@ -224,16 +227,14 @@ class IVF(StoredIndex):
         return Codec(self.nbits, embeddings.dim).encode(embeddings)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
-        return Codec(self.nbits, self._storage.snapshot().dim or 0).decode(part)
+        return Codec(self.nbits, part.segment.dim).decode(part)
 
     def _describe(self) -> str:
         return f"{self.nbits}-bit"
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
         super()._write(given, replace=replace, show_progress=show_progress)
-        # What was to be written is committed; cells that do not fit on the disk now are tried again by the next write.
-        with suppress(StorageError):
-            self._grow()
+        self._grow_if_possible()
 
     def _search(
         self,
@@ -277,6 +278,22 @@ class IVF(StoredIndex):
                 self._seen = snapshot, Table(snapshot.parts(), codec, known), cells
             return self._seen[1], self._seen[2]
 
+    def _grow_if_possible(self) -> None:
+        """Make cells where that is due; what stands in the way is tried again by the next write.
+
+        What the caller was to write is committed, so it is no error.
+        """
+        try:
+            self._grow()
+        except StorageError as error:
+            warn_outside(
+                f"the documents are written, but the data for searching them faster is not: {error} The next write, or "
+                "compact(), tries it again.",
+                RuntimeWarning,
+            )
+        except CorruptedIndexError as error:
+            warn_of_damage(f"the documents are written, but the data for searching them faster is not: {error}")
+
     def _grow(self, *, compacting: bool = False) -> None:
         """Make cells, or fill them up, where that is due."""
         snapshot = self._storage.snapshot()
@@ -284,6 +301,8 @@ class IVF(StoredIndex):
             return
         table, cells = self._look(snapshot)
         growth = needed_growth(table, cells, compacting=compacting)
+        if cells is not None and (growth is Growth.FILL or compacting) and not self._storage.derived_is_whole(snapshot):
+            growth = Growth.TRAIN  # rather than copy on, or keep, what is damaged
         if growth is Growth.TRAIN:
             living = np.flatnonzero(table.alive)
             living = living[np.argsort(table.numbers[living], kind="stable")]
