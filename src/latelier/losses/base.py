@@ -25,7 +25,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.losses.columns import Embedded, embed_columns
 from latelier.losses.passes import MiniBatches, at_least_float32
 
-__all__ = ["Loss", "Options", "ScoreMetric", "WarnOnce", "check_number", "check_score_metric", "score"]
+__all__ = ["Loss", "Options", "ScoreMetric", "WarnOnce", "check_number", "check_score_metric", "raw_score", "score"]
 
 # (queries, documents, *, queries_mask, documents_mask) to scores, as in latelier.scores and sentence-transformers.
 ScoreMetric: TypeAlias = Callable[..., Tensor]
@@ -162,7 +162,14 @@ def truncated(batch: Embedded, dim: int) -> Embedded:
 def score(
     score_metric: ScoreMetric, queries: TokenEmbeddings, documents: TokenEmbeddings, columns: int, suggestion: str
 ) -> Tensor:
-    """Compute scores ``(b, columns)`` in float32, whatever the model or autocast computes in.
+    """Compute scores ``(b, columns)`` in float32, whatever the model or autocast computes in; see `raw_score`."""
+    return at_least_float32(raw_score(score_metric, queries, documents, columns, suggestion))
+
+
+def raw_score(
+    score_metric: ScoreMetric, queries: TokenEmbeddings, documents: TokenEmbeddings, columns: int, suggestion: str
+) -> Tensor:
+    """Compute scores ``(b, columns)`` from float32 vectors, in the numbers that the scoring function returns.
 
     Parameters
     ----------
@@ -205,7 +212,7 @@ def score(
             f"score_metric returned {received} for {expected[0]} queries with {per_query} documents "
             f"each; expected shape {expected}, as {suggestion} returns it."
         )
-    return at_least_float32(scores)
+    return scores
 
 
 def check_number(name: str, value: Any, *, zero: bool = False) -> None:

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.losses.base import Loss, Options, ScoreMetric, check_number, check_score_metric, score
+from latelier.losses.base import Loss, Options, ScoreMetric, check_number, check_score_metric, raw_score
 from latelier.losses.columns import Embedded
 from latelier.losses.distributed import gather
 from latelier.losses.negatives import false_negatives, score_all
-from latelier.losses.passes import MiniBatches
+from latelier.losses.passes import MiniBatches, at_least_float32
+from latelier.losses.stretching import computing_dtype, relative_rounding, row_weights, stretch
 from latelier.scores import colbert_kd_scores, colbert_scores
 
 __all__ = ["Distillation", "read_labels"]
-
-# Keeps a row of equal scores from dividing by zero; part of the published loss.
-_EPSILON = 1e-8
 
 
 class Distillation(Loss):
@@ -42,8 +40,8 @@ class Distillation(Loss):
     normalize_scores
         Stretch each query's student scores to 0 ... 1 before the softmax: ``(s - min) / (max - min + 1e-8)``. Suits
         teacher scores in that range. **With two candidates it leaves nothing to learn**, since every row becomes 0
-        and 1 whatever the model says; the loss warns then.
-
+        and 1 whatever the model says; the loss warns then. Unlike in the published loss, whose gradient is as large
+        as the range is small, a query counts only as far as its candidates' scores differ (see *Notes*).
     temperature, teacher_temperature
         Student scores and teacher scores are divided by them before the softmax, and the loss is multiplied by the
         square of the first, which keeps its gradient as large (Hinton et al., 2015). The teacher's is the student's
@@ -61,6 +59,19 @@ class Distillation(Loss):
     ------
     InvalidArgumentError
         If the model is none, or has one vector per text.
+
+    Notes
+    -----
+    With normalised scores, a query's loss ``L`` (temperature ``T``) has a gradient of 1-norm up to ``4 T / r`` at its
+    scores, ``r = max - min``: equal scores, which rounding sets apart by a last digit, would outweigh all others. So
+    ``L`` is multiplied by a weight without gradient, ``clip((r - tolerance) / (full - tolerance), 0, 1)``:
+
+    * ``tolerance`` is what rounding can do to two scores of one text: the largest absolute score times
+      ``(dim + query tokens) eps`` of the sums, plus ``2 eps / sqrt(dim)`` of the numbers that the model computes in,
+      plus ``eps`` of scores that come in half precision. Up to it, and where all candidates are the same text, a query
+      teaches nothing: loss and gradient are 0.
+    * ``full`` is 1/256 of the largest absolute score (or twice the tolerance), from where on the loss is the published
+      one. Below it the gradient stays within ``4 T / full``, and the loss falls to 0 without a jump.
 
     Examples
     --------
@@ -132,22 +143,38 @@ class Distillation(Loss):
     def _compute(self, batch: Embedded, labels: Any) -> Tensor:
         """``labels``: the teacher's scores ``(b, n)``, in the order of the candidates."""
         n = batch.per_query
-        scores = score(self.score_metric, batch.queries, batch.documents, n, "latelier.scores.colbert_kd_scores")
+        raw = raw_score(self.score_metric, batch.queries, batch.documents, n, "latelier.scores.colbert_kd_scores")
+        scores = at_least_float32(raw)
         teacher = read_labels(labels, scores)
         self._warn_of_too_few(n)
-        if self.normalize_scores:
-            low, high = scores.min(dim=1, keepdim=True).values, scores.max(dim=1, keepdim=True).values
-            scores = (scores - low) / (high - low + _EPSILON)
-        total = nn.functional.kl_div(
-            nn.functional.log_softmax(scores / self.temperature, dim=1),
+        divergence = nn.functional.kl_div(
+            nn.functional.log_softmax((stretch(scores) if self.normalize_scores else scores) / self.temperature, dim=1),
             nn.functional.log_softmax(teacher / self.teacher_temperature, dim=1),
-            reduction="sum",
+            reduction="none",
             log_target=True,
-        )
-        total = total * self.temperature**2
+        ).sum(dim=1)
+        if self.normalize_scores:
+            divergence = divergence * self._weigh(batch, scores, raw.dtype)
+        total = divergence.sum() * self.temperature**2
         if self.in_batch_weight:
             total = total + self.in_batch_weight * self._in_batch(batch, teacher)
         return total / len(batch.queries) if self.options.size_average else total
+
+    def _weigh(self, batch: Embedded, scores: Tensor, precision: torch.dtype) -> Tensor:
+        """Weigh queries ``(b,)``: 0 for those whose candidates are one text, or score the same up to rounding."""
+        vectors = computing_dtype(self.model, scores.device.type)
+        tokens = int(batch.queries.lengths.max())
+        weights = row_weights(scores, relative_rounding(precision, vectors, batch.documents.dim, tokens))
+        if batch.document_keys is not None:  # with dropout, one text has several scores
+            candidates = batch.document_keys.view(len(scores), -1)
+            weights = weights.masked_fill((candidates == candidates[:, :1]).all(dim=1).to(weights.device), 0)
+        if batch.per_query > 1 and not weights.any():
+            self._warn_once(
+                "all candidates of a query score the same up to rounding, for every query of a batch, which teaches "
+                "nothing with normalize_scores=True: see that the candidates are different texts. Where they are, the "
+                "model's vectors are all alike; start with Distillation(..., normalize_scores=False)."
+            )
+        return weights
 
     def _in_batch(self, batch: Embedded, teacher: Tensor) -> Tensor:
         """Sum over queries of the cross-entropy of the best candidate among the documents of other queries."""
