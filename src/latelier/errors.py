@@ -10,6 +10,7 @@ __all__ = [
     "CorruptedIndexError",
     "DuplicateIdError",
     "EmbeddingsError",
+    "FilterTimeoutError",
     "IndexDamageWarning",
     "IndexFormatError",
     "InvalidArgumentError",
@@ -44,6 +45,10 @@ class UnknownIdError(LatelierError, KeyError):
     def __str__(self) -> str:
         """Return the message itself: ``KeyError`` would print its ``repr``."""
         return str(self.args[0]) if self.args else ""
+
+
+class FilterTimeoutError(LatelierError, TimeoutError):
+    """A filter took longer than its ``filter_timeout``."""
 
 
 class StorageError(LatelierError, OSError):

@@ -98,9 +98,9 @@ def evaluated(monkeypatch):
     """The filters that SQLite was asked about."""
     asked = []
 
-    def count(connection, expression, parameters):
-        asked.append(expression)
-        return matching_numbers(connection, expression, parameters)
+    def count(connection, filter, values, timeout):
+        asked.append(filter.expression)
+        return matching_numbers(connection, filter, values, timeout)
 
     monkeypatch.setattr(storage, "matching_numbers", count)
     return asked
@@ -110,8 +110,8 @@ def test_a_filter_is_evaluated_once_per_commit(index, evaluated):
     assert [found(index, "year > ?", [2019]) for _ in range(3)] == [[4, "b", "c"]] * 3
     assert len(evaluated) == 1
     assert found(index, "year > ?", [2020]) == [4, "c"]
-    assert found(index, "year > :y", {"y": 2019}) == found(index, "year > :y", {"y": 2019}) == [4, "b", "c"]
-    assert len(evaluated) == 3
+    assert found(index, "Year>:y -- or so", {"y": 2019, "z": 0}) == [4, "b", "c"]
+    assert len(evaluated) == 2
     index.update(["a"], matrices([1]), metadata=[{"year": 2022}])
     assert found(index, "year > ?", [2019]) == [4, "a", "b", "c"]
 
@@ -125,7 +125,7 @@ def test_equal_values_of_other_types_are_other_questions(index, evaluated, value
     assert len(evaluated) == 6
 
 
-@pytest.mark.parametrize("filter", ["date('now') > '2020'", "strftime ('%Y') > '2020'", "1 --"])
+@pytest.mark.parametrize("filter", ["date('now') > '2020'", "strftime ('%Y') /**/ > '2020'"])
 def test_filters_that_may_ask_for_the_time_are_evaluated_each_time(index, evaluated, filter):
     assert len(found(index, filter)) == len(found(index, filter)) == 5
     assert len(evaluated) == 2
@@ -157,9 +157,11 @@ def test_more_keys_than_columns_are_reached_through_the_json(attacked):
         ("yaer > 2020", (), r"unknown field 'yaer'. Did you mean 'year'\? The fields are: year, lang, open"),
         ('"lagn" = 1', (), r"unknown field 'lagn'. Did you mean 'lang'\?.* Strings take single quotes"),
         ("zzzzz = 1", (), r"'zzzzz'. The fields are: year.*, id, text, metadata\.$"),
-        ("year >", (), r"filter 'year >' cannot be evaluated: .*syntax error"),
-        ("year > ?", (), "cannot be evaluated: Incorrect number of bindings"),
-        ("year > :x", {"y": 1}, "cannot be evaluated: .*binding"),
+        ("year >", (), r"filter 'year >' is refused at its end: expected a field, a value, \? or '\('"),
+        ("year > ?", (), r"'year > \?' cannot be evaluated: received 0 values, but it has 1 "),
+        ("year > ?2", (1, 2, 3), "received 3 values, but it has 2 "),
+        ("year > :x", {"y": 1}, "cannot be evaluated: received values for 'y', but no value for 'x'"),
+        ("year > ?", {"y": 1}, r"received values for 'y', but a \? needs a tuple of values"),
         ("year > ?", ([1],), "cannot be evaluated: .*(type|parameter)"),
         ("year > ?", (2**70,), "cannot be evaluated: .*too large"),
         ("year > ?", "x", "received str as the filter's parameters"),
@@ -211,7 +213,7 @@ def test_what_is_wrong_with_a_filter_is_said(index, filter, parameters, message)
     ],
 )
 def test_hostile_filters_are_refused(attacked, filter):
-    with pytest.raises(InvalidArgumentError, match=r"the filter .* (is not one SQL expression|refused|evaluated)"):
+    with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is refused at"):
         found(attacked, filter)
     assert attacked.ids() == ["a", "b"]
     assert found(attacked, "year = 1 AND secret = 's'") == ["a"]
@@ -256,7 +258,7 @@ def test_filtered_searches_do_not_open_a_second_database(tmp_path):
     with indexes.Flat(tmp_path / "index") as index:
         index.add("a", matrices([1])[0], metadata={"year": 1})
         target = (tmp_path / "other.sqlite").as_posix()
-        with pytest.raises(InvalidArgumentError, match=r"cannot be evaluated|refused"):
+        with pytest.raises(InvalidArgumentError, match="is refused"):
             found(index, f"ATTACH '{target}' AS other")
     assert not (tmp_path / "other.sqlite").exists()
     assert sqlite3.connect(tmp_path / "index" / "catalog.sqlite").execute("PRAGMA user_version").fetchone() == (2,)

@@ -20,6 +20,9 @@ def search(
     parameter: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="Value of a ? in the filter, in order; repeatable.")
     ] = None,
+    filter_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long the filter may take; 0 for as long as it needs.")
+    ] = 10.0,
     explain: Annotated[bool, typer.Option("--explain", help="Show which words matched which.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -39,7 +42,7 @@ def search(
 
     with open_existing(folder, device) as retriever:
         values = [number_or_text(value) for value in parameter or ()]
-        results = retriever.search(text, k, filter=filter, parameters=values)
+        results = retriever.search(text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None)
         explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
     if json_output:
         print_json({"query": text, "results": results_json(results, explanations)})

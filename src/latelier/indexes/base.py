@@ -188,7 +188,13 @@ class Index(ABC):
 
     @abstractmethod
     def search(
-        self, queries: Any, k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
     ) -> list[list[Hit]]:
         """Return the `k` best documents of each query.
 
@@ -200,9 +206,13 @@ class Index(ABC):
             At most this many hits per query; fewer where fewer documents are left.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
-            ``text`` and the metadata's keys; see `latelier.indexes.filters`.
+            ``text`` and the metadata's keys; see `latelier.indexes.filters`. Or a list of expressions that must all
+            hold, each of which is read by itself: ``["tenant = ?", theirs]`` finds no other tenant's documents,
+            whatever a stranger has written.
         parameters
-            The values of the filter's ``?``, or a dict for ``:name``.
+            The values of the filter's ``?``, in order, or a dict for ``:name``.
+        filter_timeout
+            Seconds that the filter may take; ``None`` for no limit.
 
         Returns
         -------
@@ -214,7 +224,9 @@ class Index(ABC):
         EmbeddingsError
             If a query has no token, NaN or infinity, or another dim than the index.
         InvalidArgumentError
-            If `k` is not a positive integer, or the filter cannot be evaluated.
+            If `k` is not a positive integer, or the filter is refused or cannot be evaluated.
+        FilterTimeoutError
+            If the filter takes too long.
         """
 
     @abstractmethod

@@ -1,147 +1,168 @@
-"""Filters: one SQL expression over a document's metadata, evaluated by the catalog, read-only.
+"""Filters: one SQL expression over a document's metadata, evaluated by the catalog within bounds.
 
 The columns are the metadata's keys (see `latelier.indexes.fields` for which), ``id``, ``text`` and ``metadata``, the
 exact JSON. A document without the key has NULL there, so ``year >= 2020`` leaves it out and ``year IS NULL`` finds
 it. Booleans are 0 and 1, lists and dicts JSON text: ``EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)``.
 
-Values belong into `parameters`. An expression from a stranger is still held within bounds: it must be balanced by
-itself, so that it cannot close the parenthesis around it, and SQLite refuses all but reading documents (`Gate`).
+An expression may come from a stranger: it is parsed by a grammar of our own (`latelier.indexes.filter_grammar`), which
+bounds how long its values become, it runs for a limited time, and SQLite refuses all but reading documents (`Gate`).
 """
 
 from __future__ import annotations
 
 import difflib
-import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import FilterTimeoutError, InvalidArgumentError
 from latelier.indexes.base import Parameters
+from latelier.indexes.deadlines import deadline
 from latelier.indexes.fields import RESERVED, Field, known_fields
-from latelier.indexes.gate import FUNCTIONS
+from latelier.indexes.filter_grammar import parse_filter
+from latelier.indexes.filter_query import Filter, Name, join_filters
+from latelier.indexes.filter_tokens import refusal
 from latelier.indexes.sqlite import Connection
 from latelier.indexes.values import fold_name
 
-__all__ = ["matching_numbers"]
+__all__ = ["check_timeout", "matching_numbers", "read_filter"]
 
-# Everything in which a parenthesis, a semicolon or a quote is not what it looks like; and those characters themselves.
-_TOKEN = re.compile(
-    r"""
-    '(?:[^']|'')*' | (?P<name>"(?:[^"]|"")*") | `(?:[^`]|``)*` | \[[^\]]*\] | --[^\n]* | /\*.*?\*/
-    | (?P<mark>[();'"`\[\0]) | /\*
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+# Where Python can set SQLite's limits, from 3.11 on: bytes of a value, and of a pattern, since comparing may take as
+# long as pattern times text.
+_LIMITS = {"SQLITE_LIMIT_LENGTH": 64 << 20, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": 1000}
+_DOCUMENT = {
+    "id": "document.id",
+    "text": "(SELECT text FROM content WHERE content.number = document.number)",
+    "metadata": "(SELECT metadata FROM content WHERE content.number = document.number)",
+}
 
 
-def matching_numbers(connection: Connection, expression: str, parameters: Parameters) -> np.ndarray:
-    """Return the numbers of the documents that meet a filter, ascending.
+def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tuple[Filter, tuple[Any, ...]]:
+    """Return a filter and the values of its parameters.
 
     Parameters
     ----------
-    connection
-        In the reading transaction of the search.
     expression, parameters
         As the user gave them.
 
     Raises
     ------
     InvalidArgumentError
-        If the expression is not exactly one, names an unknown field, or does what a filter may not.
+        If the expression is not one of the grammar, or the parameters are not those that it needs.
+
+    Examples
+    --------
+    >>> read_filter("year >= ?", [2020])[1]
+    (2020,)
     """
-    fields = known_fields(connection)
-    _check_expression(expression, fields)
-    query = _query(expression, fields)
-    try:
-        with connection.gate:
-            rows = connection.execute(query, _plain(parameters))
-            return np.sort(np.fromiter((number for (number,) in rows), dtype="int64"))
-    except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-        raise InvalidArgumentError(_explain(str(error), expression, fields)) from error
-
-
-def _query(expression: str, fields: Sequence[Field]) -> str:
-    """Put the expression around a view of the documents that calls every column by its key."""
-    number = "number"
-    while number in {field.folded for field in fields}:
-        number += "_"
-    content = "(SELECT {0} FROM content WHERE content.number = document.number) AS {0}"
-    columns = [
-        f"number AS {number}",
-        "id",
-        content.format("text"),
-        content.format("metadata"),
-        *(f"{field.column} AS {_quote(field.folded)}" for field in fields),
-    ]
-    # The line break ends a comment that the expression may end with.
-    return f"SELECT {number} FROM (SELECT {', '.join(columns)} FROM document) WHERE ({expression}\n)"
-
-
-def _check_expression(expression: object, fields: Sequence[Field]) -> None:
-    if not isinstance(expression, str) or not expression.strip():
+    expressions = expression if isinstance(expression, (list, tuple)) else [expression]
+    if not expressions or not all(isinstance(each, str) and each.strip() for each in expressions):
         raise InvalidArgumentError(
-            f"received {expression!r} as a filter; give an SQL expression such as \"year >= 2020 AND lang = 'en'\"."
+            f"received {expression!r} as a filter; give an SQL expression such as \"year >= 2020 AND lang = 'en'\", "
+            "or a list of those that must all hold."
         )
-    depth = 0
-    for token in _TOKEN.finditer(expression):
-        mark = token["mark"]
-        depth += {"(": 1, ")": -1}.get(mark, 0)
-        if depth < 0 or (mark and mark not in "()") or token[0] == "/*":
-            raise InvalidArgumentError(
-                f"the filter {expression!r} is not one SQL expression: {token[0]!r} at character {token.start()} has "
-                "no counterpart or ends the statement."
-            )
-        # SQLite would take a name it does not know, in double quotes, for a string.
-        if token["name"] and fold_name(token["name"][1:-1].replace('""', '"')) not in _names(fields):
-            raise InvalidArgumentError(
-                _unknown(token["name"][1:-1], expression, fields) + " Strings take single quotes."
-            )
-    if depth:
-        raise InvalidArgumentError(f"the filter {expression!r} is not one SQL expression: {depth} ')' missing.")
-
-
-def _explain(reason: str, expression: str, fields: Sequence[Field]) -> str:
-    unknown = re.fullmatch(r"no such column: (.*)", reason, re.DOTALL)
-    if unknown:
-        return _unknown(unknown[1], expression, fields)
-    if "not authorized" in reason or "prohibited" in reason:
-        return (
-            f"the filter {expression!r} is refused: {reason}. Filters read the documents' columns and call only these "
-            f"functions: {', '.join(sorted(FUNCTIONS))}."
-        )
-    return f"the filter {expression!r} cannot be evaluated: {reason}."
-
-
-def _unknown(name: str, expression: str, fields: Sequence[Field]) -> str:
-    spellings = [*(field.spelling for field in fields), *RESERVED]
-    near = difflib.get_close_matches(fold_name(name), map(fold_name, spellings), n=1)
-    hint = f" Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else ""
-    shown = ", ".join(spellings[:30]) + (f" and {len(spellings) - 30} more" if len(spellings) > 30 else "")
-    return f"the filter {expression!r} names the unknown field {name!r}.{hint} The fields are: {shown}."
-
-
-def _names(fields: Iterable[Field]) -> set[str]:
-    return {*(field.folded for field in fields), *RESERVED}
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _plain(parameters: Parameters) -> Any:
-    """Turn numpy scalars into Python's: sqlite3 knows only those."""
-    if isinstance(parameters, Mapping):
-        return {name: _plain_value(value) for name, value in parameters.items()}
-    if isinstance(parameters, str) or not isinstance(parameters, Iterable):
+    if isinstance(parameters, (str, bytes)) or not isinstance(parameters, Iterable):
         raise InvalidArgumentError(
             f"received {type(parameters).__name__} as the filter's parameters; give a tuple of values, or a dict for "
             ":name."
         )
-    return tuple(_plain_value(value) for value in parameters)
+    filters: list[Filter] = []
+    for each in expressions:
+        filters.append(parse_filter(each, sum(len(filter.slots) for filter in filters)))
+    filter = join_filters(filters)
+    # sqlite3 knows no numpy scalars.
+    return filter, tuple(value.item() if isinstance(value, np.generic) else value for value in filter.bind(parameters))
 
 
-def _plain_value(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def matching_numbers(
+    connection: Connection, filter: Filter, values: tuple[Any, ...], timeout: float | None = None
+) -> np.ndarray:
+    """Return the numbers of the documents that meet a filter, ascending.
+
+    Parameters
+    ----------
+    connection
+        In the reading transaction of the search.
+    filter, values
+        From `read_filter`.
+    timeout
+        Seconds; ``None`` for no limit.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it names an unknown field, or cannot be evaluated.
+    FilterTimeoutError
+        If it takes longer.
+    """
+    query = f"SELECT number FROM document WHERE {_condition(filter, known_fields(connection))}"
+
+    def late() -> FilterTimeoutError:
+        return FilterTimeoutError(
+            f"the filter {filter.expression[:200]!r} has not come to its end within {timeout:g} seconds; ask for less, "
+            "or give it more time: filter_timeout=60, or None for no limit."
+        )
+
+    end = None if timeout is None else time.monotonic() + timeout
+    try:
+        with connection.gate, _limited(connection), deadline(connection, end, late):
+            return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+        raise InvalidArgumentError(_explain(str(error), filter)) from error
+
+
+def check_timeout(timeout: object) -> float | None:
+    """Return a number of seconds, or say what was given instead."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool) and timeout > 0:
+        return float(timeout)
+    raise InvalidArgumentError(
+        f"received filter_timeout={timeout!r}; give a number of seconds above 0, or None for no limit."
+    )
+
+
+def _condition(filter: Filter, fields: Sequence[Field]) -> str:
+    """Put the columns of this index in the places of the filter's names."""
+    columns = {field.folded: f"document.{field.column}" for field in fields} | _DOCUMENT
+    return " ".join(
+        piece if isinstance(piece, str) else columns.get(fold_name(piece.token.text)) or _refuse(piece, fields)
+        for piece in filter.pieces
+    )
+
+
+def _refuse(name: Name, fields: Sequence[Field]) -> str:
+    spelled = name.token.text
+    spellings = [*(field.spelling for field in fields), *RESERVED]
+    near = difflib.get_close_matches(fold_name(spelled), map(fold_name, spellings), n=1)
+    hint = f". Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else "."
+    shown = ", ".join(spellings[:30]) + (f" and {len(spellings) - 30} more" if len(spellings) > 30 else "")
+    quotes = " Strings take single quotes." if name.token.kind == "name" else ""
+    reason = f"unknown field {spelled!r}{hint}{quotes} The fields are: {shown}"
+    raise refusal(name.expression, name.token, reason)
+
+
+@contextmanager
+def _limited(connection: Connection) -> Iterator[None]:
+    if not hasattr(connection, "setlimit"):
+        yield
+        return
+    before: Mapping[int, int] = {
+        code: connection.setlimit(code, most)
+        for code, most in ((getattr(sqlite3, name), most) for name, most in _LIMITS.items())
+    }
+    try:
+        yield
+    finally:
+        for code, most in before.items():
+            connection.setlimit(code, most)
+
+
+def _explain(reason: str, filter: Filter) -> str:
+    if "too big" in reason:
+        reason += f" (a value takes up to {_LIMITS['SQLITE_LIMIT_LENGTH'] >> 20} MiB here)"
+    return f"the filter {filter.expression[:200]!r} cannot be evaluated: {reason}."

@@ -1,52 +1,48 @@
 """What filters have selected from one commit, kept for searches that ask again: with a tenant's or a shelf's name.
 
 A commit never changes, so neither does what a filter selects from it, unless the filter asks for the time: those that
-call a function of dates, or have a comment that may hide it, are evaluated each time.
+call a function of dates are evaluated each time.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+
+from latelier.indexes.filter_query import Filter
 
 __all__ = ["Selections", "as_question"]
 
 # All that is kept for one commit, and what a selection takes beside its numbers.
 _BYTES, _OVERHEAD = 1 << 24, 1 << 10
-_PLAIN = (str, bytes, int, float, bool, type(None))
-_TIME = re.compile(
-    r"\b(?:date|datetime|julianday|strftime|time|timediff|unixepoch)\b[\"`\]]?\s*\(|--|/\*", re.IGNORECASE
-)
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
-def as_question(expression: Any, parameters: Any) -> Hashable | None:
-    """Return what the selection of a filter depends on; ``None`` where it may depend on more, or is not valid.
+def as_question(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
+    """Return what the selection of a filter depends on; ``None`` where it may depend on more.
 
     Parameters
     ----------
-    expression, parameters
-        As the user gave them.
+    filter, values
+        From `latelier.indexes.filters.read_filter`.
 
     Examples
     --------
-    >>> as_question("year > ?", [2020]) == as_question("year > ?", (2020,))
+    >>> from latelier.indexes.filters import read_filter
+    >>> as_question(*read_filter("year > ?", [2020])) == as_question(*read_filter("year>:y", {"y": 2020}))
     True
-    >>> as_question("date < date('now')", ()) is None
+    >>> as_question(*read_filter("date < date('now')", ())) is None
     True
     """
-    if not isinstance(expression, str) or _TIME.search(expression):
+    if filter.asks_time:
         return None
-    if not isinstance(parameters, (tuple, list, dict)):
-        return None
-    names, values = (parameters.keys(), parameters.values()) if isinstance(parameters, Mapping) else ((), parameters)
-    kinds = tuple(type(value) for value in values)
+    kinds = tuple(map(type, values))
     # 1, 1.0 and True are equal, but SQL can tell some of them apart.
-    return (expression, tuple(names), kinds, tuple(values)) if all(kind in _PLAIN for kind in kinds) else None
+    return (filter.question, kinds, values) if _PLAIN.issuperset(kinds) else None
 
 
 class Selections:

@@ -127,6 +127,18 @@ class Snapshot:
                 parts.append(_pick(entry, allowed[first:last]))
         return parts
 
+    def keep_living(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those of ascending numbers that are living documents, as far as their segments can be read."""
+        kept = [np.zeros(0, "int64")]
+        for entry in self._entries:
+            first, last = np.searchsorted(numbers, [entry.row.first, entry.row.last + 1])
+            found = numbers[first:last]
+            if isinstance(entry.part, Part):
+                known = entry.part.segment.numbers[entry.part.positions]
+                found = found[np.isin(found, known, assume_unique=True)]
+            kept.append(found)
+        return np.concatenate(kept)
+
     def living(self) -> list[tuple[SegmentRow, Part]]:
         """Return all segments with their living documents.
 

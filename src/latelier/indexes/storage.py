@@ -24,7 +24,7 @@ from latelier.indexes import catalog, schema
 from latelier.indexes.base import Id, Parameters, Record
 from latelier.indexes.batches import Documents, Encode
 from latelier.indexes.connections import Connections, FileConnections, MemoryConnections
-from latelier.indexes.filters import matching_numbers
+from latelier.indexes.filters import matching_numbers, read_filter
 from latelier.indexes.report import VerifyReport
 from latelier.indexes.segment_files import FileSegments, MemorySegments, Segments
 from latelier.indexes.segments import Layout, Part, Segment, SegmentRow, merge_documents
@@ -135,16 +135,21 @@ class Storage:
         with self._connections.reading() as connection:
             return int(catalog.read_setting(connection, "generation"))
 
-    def select(self, filter: str, parameters: Parameters) -> tuple[Snapshot, np.ndarray]:
+    def select(
+        self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
+    ) -> tuple[Snapshot, np.ndarray]:
         """Return the latest commit and the numbers of its documents that meet a filter, ascending."""
-        question = as_question(filter, parameters)
+        parsed, values = read_filter(filter, parameters)
+        question = as_question(parsed, values)
 
         def matching(connection: Connection, snapshot: Snapshot) -> np.ndarray:
             if not snapshot.documents:
                 return np.zeros(0, "int64")  # without documents every field would be unknown
-            if question is None:
-                return matching_numbers(connection, filter, parameters)
-            return snapshot.selections.find(question, lambda: matching_numbers(connection, filter, parameters))
+
+            def select() -> np.ndarray:
+                return snapshot.keep_living(matching_numbers(connection, parsed, values, timeout))
+
+            return select() if question is None else snapshot.selections.find(question, select)
 
         return self.read(matching)
 

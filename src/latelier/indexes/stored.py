@@ -23,6 +23,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexDamageWarning, IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Hit, Id, Index, Parameters, PathLike, Record
 from latelier.indexes.batches import Documents
+from latelier.indexes.filters import check_timeout
 from latelier.indexes.matrices import pack_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport, VerifyReport
@@ -164,20 +165,32 @@ class StoredIndex(Index):
         self._storage.remove(as_ids(ids), self._merge)
 
     def search(
-        self, queries: Any, k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
     ) -> list[list[Hit]]:
         """See `Index.search`."""
-        return self._find(self._search, queries, k, filter, parameters)
+        return self._find(self._search, queries, k, filter, parameters, filter_timeout)
 
     def _find(
-        self, search: Search, queries: Any, k: int, filter: str | None, parameters: Parameters
+        self,
+        search: Search,
+        queries: Any,
+        k: int,
+        filter: str | Sequence[str] | None,
+        parameters: Parameters,
+        filter_timeout: float | None,
     ) -> list[list[Hit]]:
         """Check the arguments of a search, have it done by `search`, and name what it has found."""
-        k = positive(k, "k")
+        k, seconds = positive(k, "k"), check_timeout(filter_timeout)
         if filter is None:
             snapshot, allowed = self._storage.snapshot(), None
         else:
-            snapshot, allowed = self._storage.select(filter, parameters)
+            snapshot, allowed = self._storage.select(filter, parameters, seconds)
         packed = pack_queries(queries, snapshot.dim)
         best = TopK(len(packed), min(k, max(1, snapshot.documents)))
         search = search if self._resident is None else self._resident.search

@@ -222,12 +222,24 @@ class Retriever:
 
     @overload
     def search(
-        self, texts: str, k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
+        self,
+        texts: str,
+        k: int = 10,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
     ) -> list[Result]: ...
 
     @overload
     def search(
-        self, texts: list[str] | tuple[str, ...], k: int = 10, *, filter: str | None = None, parameters: Parameters = ()
+        self,
+        texts: list[str] | tuple[str, ...],
+        k: int = 10,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
     ) -> list[list[Result]]: ...
 
     def search(
@@ -235,8 +247,9 @@ class Retriever:
         texts: str | list[str] | tuple[str, ...],
         k: int = 10,
         *,
-        filter: str | None = None,
+        filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
     ) -> list[Result] | list[list[Result]]:
         """Find the best documents for one query or several.
 
@@ -246,8 +259,9 @@ class Retriever:
             One query, or a list of them.
         k
             At most this many documents per query.
-        filter, parameters
-            An SQL expression over metadata that documents must meet, and the values of its ``?``; see `Index.search`.
+        filter, parameters, filter_timeout
+            An SQL expression over metadata that documents must meet, or several, the values of their ``?``, and the
+            seconds that they may take; see `Index.search`.
 
         Returns
         -------
@@ -258,13 +272,17 @@ class Retriever:
         ------
         InvalidArgumentError
             If a query is empty, or `k` or the filter is invalid.
+        FilterTimeoutError
+            If the filter takes too long.
         """
         queries = [texts] if isinstance(texts, str) else list(texts)
         if not queries:
             return []
         vectors = self._encode_queries(queries)
         with self.index.snapshot():  # so that what is found is still there when its text is read
-            hits = self.index.search(vectors, k, filter=filter, parameters=parameters)
+            hits = self.index.search(
+                vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout
+            )
             ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
             records = {record.id: record for record in self.index.get(ids)}
         results = [
@@ -274,7 +292,13 @@ class Retriever:
         return results[0] if isinstance(texts, str) else results
 
     def run(
-        self, queries: Mapping[str, str], k: int = 100, *, filter: str | None = None, parameters: Parameters = ()
+        self,
+        queries: Mapping[str, str],
+        k: int = 100,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
     ) -> dict[str, dict[str, float]]:
         """Search for many queries and return what `latelier.evaluation.evaluate` takes.
 
@@ -284,7 +308,7 @@ class Retriever:
             Query id to text.
         k
             Documents per query.
-        filter, parameters
+        filter, parameters, filter_timeout
             As in `search`.
 
         Returns
@@ -301,7 +325,8 @@ class Retriever:
         """
         if not queries:
             return {}
-        hits = self.index.search(self._encode_queries([*queries.values()]), k, filter=filter, parameters=parameters)
+        vectors = self._encode_queries([*queries.values()])
+        hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
     def explain(self, query: str, id: Id) -> Explanation:

@@ -124,8 +124,9 @@ class IVF(StoredIndex):
         queries: Any,
         k: int = 10,
         *,
-        filter: str | None = None,
+        filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
         effort: Effort = "balanced",
         nprobe: int | None = None,
         candidates: int | None = None,
@@ -135,7 +136,7 @@ class IVF(StoredIndex):
 
         Parameters
         ----------
-        queries, k, filter, parameters
+        queries, k, filter, parameters, filter_timeout
             As for any index.
         effort
             ``"balanced"`` (the default), ``"fast"``, which looks at half as much, ``"exact"``, which scores the codes
@@ -157,8 +158,10 @@ class IVF(StoredIndex):
         EmbeddingsError
             If a query has no token, NaN or infinity, or another dim than the index.
         InvalidArgumentError
-            If `k` or one of the knobs is not a positive integer, the effort is unknown, or the filter cannot be
-            evaluated.
+            If `k` or one of the knobs is not a positive integer, the effort is unknown, or the filter is refused or
+            cannot be evaluated.
+        FilterTimeoutError
+            If the filter takes too long.
 
         Examples
         --------
@@ -169,7 +172,7 @@ class IVF(StoredIndex):
         """
         knobs = partial(choose_knobs, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
         knobs(positive(k, "k"), 1)  # refuses what is wrong with them, also while the index is empty
-        return self._find(partial(self._search, knobs=knobs), queries, k, filter, parameters)
+        return self._find(partial(self._search, knobs=knobs), queries, k, filter, parameters, filter_timeout)
 
     def compact(self, *, show_progress: bool = False) -> None:
         """Merge what many writes have scattered, and bring cells up to date; see `Index.compact`.

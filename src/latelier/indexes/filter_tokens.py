@@ -1,0 +1,168 @@
+"""The tokens of filters: SQLite's words, names, literals, parameters and operators, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.values import fold_name
+
+__all__ = ["Reader", "Token", "refusal", "tokenize"]
+
+_MOST_CHARACTERS = 100_000
+_MOST_TOKENS = 20_000
+_SHOWN = 60  # characters around a mistake in a long filter
+
+# SQLite's letters: of the characters beyond ASCII all, spaces and digits too.
+_LETTER, _REST = r"[A-Za-z_\x80-\U0010ffff]", r"[A-Za-z0-9_$\x80-\U0010ffff]"
+_TOKEN = re.compile(
+    rf"""
+    (?P<space>[ \t\n\f\r]+ | --[^\n]* | /\*.*?\*/)
+    | (?P<blob>[xX]'(?:[0-9A-Fa-f]{{2}})*')
+    | (?P<string>'(?:[^']|'')*')
+    | (?P<name>"(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\])
+    | (?P<word>{_LETTER}{_REST}*)
+    | (?P<number>(?:0[xX][0-9A-Fa-f]+ | (?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?!{_REST}))
+    | (?P<parameter>\?[0-9]* | [:@$]{_REST}+)
+    | (?P<mark>->>|->|\|\||<<|>>|<=|>=|<>|==|!=|[-+*/%&|~<>=(),.])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNENDED = {"'": "the string has no end", "/*": "the comment has no end", ";": "a filter is one expression"}
+_UNENDED |= dict.fromkeys('"`[', "the name has no end")
+
+
+class Token(NamedTuple):
+    """A piece of a filter.
+
+    Attributes
+    ----------
+    kind
+        ``"word"``, ``"name"`` (one in quotes), ``"string"``, ``"blob"``, ``"number"``, ``"parameter"``, ``"mark"`` or
+        ``"end"``.
+    text
+        A word as SQL compares it, in lower case; a string or a name without its quotes; all others as they stand.
+    position
+        Where it begins in the expression.
+    source
+        How it stands there.
+    """
+
+    kind: str
+    text: str
+    position: int
+    source: str
+
+
+class Reader:
+    """The tokens of an expression, read from the first one on."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self._tokens = tokenize(expression)
+        self._next = 0
+
+    @property
+    def token(self) -> Token:
+        """The next one."""
+        return self._tokens[self._next]
+
+    def take(self) -> Token:
+        """Read the next one; the end stays."""
+        token = self.token
+        self._next += token.kind != "end"
+        return token
+
+    def sees(self, *texts: str) -> bool:
+        """Whether one of these words or marks is next."""
+        return self.token.kind in ("word", "mark") and self.token.text in texts
+
+    def skip(self, *texts: str) -> bool:
+        """Read one of these words or marks, if it is next."""
+        seen = self.sees(*texts)
+        self._next += seen
+        return seen
+
+    def is_call(self) -> bool:
+        """Whether a parenthesis follows the next one."""
+        following = self._tokens[self._next + 1 : self._next + 2]
+        return bool(following) and following[0].kind == "mark" and following[0].text == "("
+
+    def read(self, count: int) -> list[Token]:
+        """Return the last tokens that were read."""
+        return self._tokens[max(0, self._next - count) : self._next]
+
+
+def tokenize(expression: str) -> list[Token]:
+    """Return the tokens of an expression; the last one is its end.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it holds anything else, or too much.
+
+    Examples
+    --------
+    >>> [token.text for token in tokenize("Year >= ? -- from then on")]
+    ['year', '>=', '?', '']
+    """
+    if len(expression) > _MOST_CHARACTERS:
+        raise InvalidArgumentError(
+            f"the filter {expression[:_SHOWN]!r}... is refused: it has {len(expression):,} characters, of at most "
+            f"{_MOST_CHARACTERS:,}. Pass many values as one parameter: id IN (SELECT value FROM json_each(?))."
+        )
+    broken = _SURROGATE.search(expression)
+    if broken:
+        token = Token("", broken[0], broken.start(), broken[0])
+        raise refusal(expression, token, "half of a surrogate pair is no character")
+    tokens, position = [], 0
+    while position < len(expression):
+        found = _TOKEN.match(expression, position)
+        if found is None:
+            raise _unreadable(expression, position)
+        if found.lastgroup != "space":
+            tokens.append(Token(str(found.lastgroup), _plain(str(found.lastgroup), found[0]), position, found[0]))
+        position = found.end()
+    if len(tokens) > _MOST_TOKENS:
+        raise refusal(
+            expression,
+            tokens[_MOST_TOKENS],
+            f"it has {len(tokens):,} names, values and operators, of at most {_MOST_TOKENS:,}; pass many values as one "
+            "parameter: id IN (SELECT value FROM json_each(?))",
+        )
+    return [*tokens, Token("end", "", position, "")]
+
+
+def refusal(expression: str, token: Token, reason: str) -> InvalidArgumentError:
+    """Return the error that says what is wrong with a filter, and where."""
+    first = max(0, token.position - _SHOWN)
+    last = token.position + len(token.source) + _SHOWN
+    shown = f"{'...' if first else ''}{expression[first:last]}{'...' if last < len(expression) else ''}"
+    where = "its end" if token.kind == "end" else f"{_shorten(token.source)!r} (character {token.position})"
+    return InvalidArgumentError(f"the filter {_shorten(shown, 4 * _SHOWN)!r} is refused at {where}: {reason}.")
+
+
+def _unreadable(expression: str, position: int) -> InvalidArgumentError:
+    start = expression[position : position + 2]
+    start = start if start == "/*" else start[:1]
+    if start.isascii() and start.isdigit():
+        start, reason = expression[position:].split()[0], "this is neither a number nor a name"
+    elif start in ("?", ":", "@", "$"):
+        reason = "a parameter is written ?, ?1 or :name"
+    else:
+        reason = _UNENDED.get(start, "no filter holds this character; names take double quotes, strings single ones")
+    return refusal(expression, Token("", start, position, start), reason)
+
+
+def _plain(kind: str, source: str) -> str:
+    if kind == "word":
+        return fold_name(source)
+    if kind == "string" or (kind == "name" and source[0] != "["):
+        return source[1:-1].replace(source[0] * 2, source[0])
+    return source[1:-1] if kind == "name" else source
+
+
+def _shorten(text: str, most: int = _SHOWN) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
