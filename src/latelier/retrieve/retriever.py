@@ -280,9 +280,7 @@ class Retriever:
             return []
         vectors = self._encode_queries(queries)
         with self.index.snapshot():  # so that what is found is still there when its text is read
-            hits = self.index.search(
-                vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout
-            )
+            hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
             ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
             records = {record.id: record for record in self.index.get(ids)}
         results = [
