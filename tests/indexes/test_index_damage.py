@@ -59,8 +59,8 @@ DAMAGES = {
     "truncated": (truncate, r"it has \d+ bytes, but \d+ were written"),
     "lengthened": (lengthen, r"it has \d+ bytes, but \d+ were written"),
     "emptied": (empty, "it has 0 bytes"),
-    "replaced": (replace, r"it holds .* but .* was written"),
-    "header": (scramble_header, ".*(pickle|magic)"),
+    "replaced": (replace, r"it begins with .*\(4, 12\).* but .*\(12, 4\).* was written"),
+    "header": (scramble_header, "it begins with .* but .* was written"),
 }
 
 

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import sqlite3
+import struct
 import tarfile
 from pathlib import Path
 
@@ -13,7 +14,14 @@ import pytest
 from index_helpers import contents, in_child, matrices
 
 from latelier import indexes
-from latelier.errors import CorruptedIndexError, IndexDamageWarning, IndexFormatError, LatelierError, StorageError
+from latelier.errors import (
+    CorruptedIndexError,
+    IndexDamageWarning,
+    IndexFormatError,
+    InvalidArgumentError,
+    LatelierError,
+    StorageError,
+)
 from latelier.indexes.rows import COLUMNS, row_checksum
 
 KINDS = [indexes.Flat, indexes.IVF]
@@ -257,6 +265,37 @@ def test_links_are_not_followed(tmp_path, place):
         with pytest.warns(IndexDamageWarning, match="is a link"):
             index.compact()
     assert before is None or names(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
+@pytest.mark.parametrize(
+    "name", ["catalog.sqlite", "catalog.sqlite-wal", "catalog.sqlite-shm", "catalog.sqlite-journal"]
+)
+def test_a_catalog_that_is_a_link_is_not_written(tmp_path, name):
+    folder = make(tmp_path / "index")
+    victim = tmp_path / "victim"
+    victim.write_bytes((folder / name).read_bytes() if name == "catalog.sqlite" else b"theirs")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(victim)
+    before = victim.read_bytes()
+    for use in (indexes.open, indexes.Flat):
+        with pytest.raises(CorruptedIndexError, match="is a link, which is not followed"):
+            use(folder)
+    assert victim.read_bytes() == before
+
+
+def test_a_journal_that_names_another_file_deletes_nothing(tmp_path):
+    """SQLite deletes the "super-journal" that a journal names, once it has rolled it back."""
+    folder = make(tmp_path / "index")
+    victim = str(tmp_path / "victim").encode()
+    (tmp_path / "victim").write_bytes(b"theirs")
+    page = 4096
+    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 0, 1, 512, page)
+    record = struct.pack(">I", 1 << 20) + victim + struct.pack(">II", len(victim), sum(victim))
+    (folder / "catalog.sqlite-journal").write_bytes(header.ljust(512, b"\0") + record + header[:8])
+    with pytest.raises(CorruptedIndexError, match="is not a journal that an index makes"):
+        indexes.open(folder)
+    assert (tmp_path / "victim").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs FIFOs")
@@ -513,3 +552,20 @@ def test_a_first_format_of_version_zero_is_none(first_format):
     change(first_format, "PRAGMA user_version = 0")
     with pytest.raises((CorruptedIndexError, IndexFormatError), match="its format version is 0"):
         indexes.open(first_format)
+
+
+@pytest.mark.parametrize("path", [["x"], False, 5, "a\0b", b"a\0b"])
+def test_a_path_that_is_none_is_refused(path):
+    for use in (indexes.Flat, indexes.IVF, indexes.open):
+        with pytest.raises(InvalidArgumentError, match="as a path; give the folder of the index"):
+            use(path)
+
+
+def test_settings_have_no_names_that_cannot_be_stored():
+    settings = indexes.Flat().settings
+    for name in ("\ud800", 5, None, "other"):
+        assert name not in settings
+        with pytest.raises(KeyError):
+            settings[name]
+        with pytest.raises(KeyError):
+            del settings[name]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from latelier.errors import IndexFormatError
@@ -11,6 +9,7 @@ from latelier.indexes.base import Index, PathLike
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.storage import stored_settings
+from latelier.indexes.values import as_folder
 
 __all__ = ["open"]
 
@@ -49,7 +48,7 @@ def open(path: PathLike, *, read_only: bool = False, device: str | torch.device 
     ...     type(index).__name__, len(index)
     ('Flat', 0)
     """
-    kind = stored_settings(Path(path).absolute()).get("kind")
+    kind = stored_settings(as_folder(path)).get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise IndexFormatError(
             f"the index in {path} is of kind {kind!r}, this version knows {', '.join(_KINDS)}; upgrade with: "

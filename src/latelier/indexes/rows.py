@@ -38,8 +38,8 @@ def row_checksum(table: str, values: Sequence[Any]) -> int:
     >>> row_checksum("document", (1, "1")) == row_checksum("document", (1, 1))
     False
     """
-    # JSON tells types apart and is the same on every system and version of Python.
-    return zlib.crc32(json.dumps([table, *values]).encode())
+    # JSON tells types apart and is the same on every system and version of Python. It has no bytes, nor have we.
+    return zlib.crc32(json.dumps([table, *values], default=repr).encode())
 
 
 def has_checksums(connection: sqlite3.Connection) -> bool:
@@ -90,11 +90,8 @@ def whole_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> t
     CorruptedIndexError
         If the checksum differs.
     """
-    try:
-        if not checksum or checksum[0] == row_checksum(table, values):
-            return values
-    except TypeError:  # bytes, which are never written
-        pass
+    if not checksum or checksum[0] == row_checksum(table, values):
+        return values
     raise _damaged_row(table, f"{values[0]!r:.60}")
 
 
@@ -108,7 +105,4 @@ def _damaged_row(table: str, which: str) -> CorruptedIndexError:
 
 def unchecked(table: str, row: Sequence[Any]) -> bool:
     """Whether a row's last value is not the checksum of the others."""
-    try:
-        return bool(row[-1] != row_checksum(table, row[:-1]))
-    except TypeError:
-        return True
+    return bool(row[-1] != row_checksum(table, row[:-1]))

@@ -51,6 +51,8 @@ __all__ = [
 CATALOG = "catalog.sqlite"
 FORMAT_VERSION = 2
 APPLICATION_ID = int.from_bytes(b"LATL", "big")
+# How SQLite ends a journal that names another one: https://www.sqlite.org/fileformat.html#the_rollback_journal
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 # Numbers per token; a catalog that names more is not believed.
 _MOST_DIM = 1 << 20
 
@@ -185,6 +187,7 @@ def check_folder(folder: Path, *, create: bool) -> None:
         If there is no index in the folder, and none may be made there.
     """
     if (folder / CATALOG).is_file():
+        _check_side_files(folder)
         return
     if folder.exists() and not folder.is_dir():
         raise IndexFormatError(f"{folder} is a file; an index is a folder.")
@@ -194,6 +197,19 @@ def check_folder(folder: Path, *, create: bool) -> None:
         raise IndexFormatError(f"{folder} is not an index: it holds {shown}. Choose a new or an empty folder.")
     if not create:
         raise IndexFormatError(f"there is no index in {folder}; create one with indexes.Flat(path).")
+
+
+def _check_side_files(folder: Path) -> None:
+    """Refuse files that would make SQLite write, or delete, elsewhere.
+
+    That are links, and a journal that names another one (a "super-journal"), which SQLite would delete.
+    """
+    for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
+        if (folder / name).is_symlink():
+            raise damaged(f"{folder / name} is a link, which is not followed")
+    journal = folder / f"{CATALOG}-journal"
+    if journal.is_file() and journal.read_bytes().endswith(_SUPER_JOURNAL):
+        raise damaged(f"{journal} is not a journal that an index makes")
 
 
 def give_back_pages(connection: sqlite3.Connection) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from latelier.indexes.catalog import read_user_setting
 from latelier.indexes.connections import Connections
 from latelier.indexes.rows import insert_rows
-from latelier.indexes.values import encode_setting
+from latelier.indexes.values import encode_setting, is_unicode
 
 __all__ = ["Settings"]
 
@@ -34,6 +34,7 @@ class Settings(MutableMapping[str, Any]):
         self._connections = connections
 
     def __getitem__(self, name: str) -> Any:
+        _refuse_other_names(name)
         with self._connections.reading() as connection:
             return read_user_setting(connection, name)
 
@@ -43,6 +44,7 @@ class Settings(MutableMapping[str, Any]):
             insert_rows(begin(), "user_setting", [row])
 
     def __delitem__(self, name: str) -> None:
+        _refuse_other_names(name)
         with self._connections.writing() as begin:
             if not begin().execute("DELETE FROM user_setting WHERE name = ?", (name,)).rowcount:
                 raise KeyError(name)
@@ -57,3 +59,9 @@ class Settings(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Settings({dict(self)})"
+
+
+def _refuse_other_names(name: object) -> None:
+    """Raise the error of a name that is not there for one that cannot be."""
+    if not isinstance(name, str) or not is_unicode(name):
+        raise KeyError(name)

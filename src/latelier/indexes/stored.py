@@ -12,7 +12,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -32,7 +31,7 @@ from latelier.indexes.segments import Part, merge_rows
 from latelier.indexes.settings import Settings
 from latelier.indexes.snapshot import Snapshot
 from latelier.indexes.storage import Storage
-from latelier.indexes.values import as_id, as_ids, is_single_id
+from latelier.indexes.values import as_folder, as_id, as_ids, is_single_id
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
 
@@ -77,8 +76,7 @@ class StoredIndex(Index):
     ) -> None:
         if path is None and read_only:
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
-        # Absolute: connections and segments are still opened after the process has changed its folder.
-        self.path = None if path is None else Path(path).absolute()
+        self.path = None if path is None else as_folder(path)
         self._segment_bytes = segment_bytes
         self.device = resolve_device(device or "cpu")
         self._resident = None if self.device.type == "cpu" else Resident(self.device, self._decode, self._device_dtype)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import string
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -22,6 +24,7 @@ from latelier.indexes.base import Id
 
 __all__ = [
     "SqlValue",
+    "as_folder",
     "as_id",
     "as_ids",
     "check_text",
@@ -30,6 +33,7 @@ __all__ = [
     "encode_setting",
     "fold_name",
     "is_single_id",
+    "is_unicode",
     "unknown_ids",
 ]
 
@@ -47,7 +51,7 @@ def is_single_id(ids: object) -> bool:
 
 def as_id(value: object) -> Id:
     """Return an id as plain ``str`` or ``int``, or say why it cannot be one."""
-    if isinstance(value, str) and value and _is_unicode(value):
+    if isinstance(value, str) and value and is_unicode(value):
         return str(value)
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) in _INT64:
         return int(value)
@@ -61,14 +65,24 @@ def as_ids(ids: object) -> list[Id]:
     """Return one id or an iterable of ids as a list."""
     if is_single_id(ids):
         return [as_id(ids)]
-    if not isinstance(ids, Iterable):
+    if not isinstance(ids, Iterable) or (isinstance(ids, np.ndarray) and ids.ndim != 1):
         raise InvalidArgumentError(f"received {type(ids).__name__} as ids; give one id or an iterable of ids.")
     return [as_id(value) for value in ids]
 
 
+def as_folder(path: object) -> Path:
+    """Return a path as an absolute one, or say why it cannot be a folder's."""
+    if isinstance(path, (str, os.PathLike)) and "\0" not in os.fsdecode(path):
+        # Connections and segments are still opened after the process has changed its folder.
+        return Path(os.fsdecode(path)).absolute()
+    raise InvalidArgumentError(
+        f"received {path!r:.60} ({type(path).__name__}) as a path; give the folder of the index as a str or a Path."
+    )
+
+
 def check_text(text: object, id: Id) -> str | None:
     """Return the text of a document, or say why it cannot be stored."""
-    if text is None or (isinstance(text, str) and _is_unicode(text)):
+    if text is None or (isinstance(text, str) and is_unicode(text)):
         return text
     received = "a text that is not valid Unicode" if isinstance(text, str) else type(text).__name__
     raise InvalidArgumentError(f"document {id!r} came with {received} as its text; give a str or None.")
@@ -129,7 +143,8 @@ def _name_some(ids: Iterable[Id], most: int = 5) -> str:
     return ", ".join(map(repr, ids[:most])) + rest
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text has a UTF-8 form."""
     # A lone surrogate, as os.fsdecode makes of a broken file name, has no UTF-8 form: SQLite cannot hold it.
     try:
         text.encode()
@@ -139,7 +154,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _key(key: object) -> str:
-    if isinstance(key, str) and key and _is_unicode(key):
+    if isinstance(key, str) and key and is_unicode(key):
         return str(key)
     raise ValueError(f"has the key {key!r}; keys are str, not empty and valid Unicode")
 
@@ -151,11 +166,11 @@ def _check_json(value: object, where: str = "") -> None:
             _check_json(item, where)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not isinstance(key, str) or not _is_unicode(key):
+            if not isinstance(key, str) or not is_unicode(key):
                 raise ValueError(f"holds the key {key!r}{where}; keys are str and valid Unicode")
             _check_json(item, where or f" under {key!r}")
     elif isinstance(value, str):
-        if not _is_unicode(value):
+        if not is_unicode(value):
             raise ValueError(f"holds a text that is not valid Unicode{where}")
     elif value is not None and not isinstance(value, (int, float)):
         kinds = "None, bool, int, float, str, list and dict"
