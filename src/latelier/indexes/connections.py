@@ -12,18 +12,19 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from latelier.errors import InvalidArgumentError, ReadOnlyIndexError
-from latelier.indexes import sqlite
-from latelier.indexes.sqlite import Connection, connect, translated
+from latelier.errors import InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.indexes import forks, sqlite
+from latelier.indexes.place import Identity, Place, replaced
+from latelier.indexes.sqlite import Connection, connect, leave, translated
 
 __all__ = ["Connections", "FileConnections", "MemoryConnections"]
 
-# Connections that a forked child has inherited. SQLite forbids using them there, and closing them as well.
-_inherited: list[list[Connection]] = []
+# Catalogs whose connections a forked child has inherited: SQLite cannot lock them there.
+_inherited: set[Identity] = set()
 
 
 class MemoryConnections:
@@ -32,16 +33,18 @@ class MemoryConnections:
     where = "in memory"
 
     def __init__(self) -> None:
-        self._connection = connect(":memory:")
-        self._lock = threading.RLock()
-        self._writer = threading.Lock()
+        with forks.using():
+            self._connection = connect(":memory:")
+        self._lock = forks.Lock(threading.RLock)
+        self._writer = forks.Lock()
         self._closed = False
-        self._close = weakref.finalize(self, self._connection.close)
+        self._close = weakref.finalize(self, _close_all, [self._connection])
+        forks.register(self)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Hold the connection for some questions that see the same state."""
-        with self._lock, translated(self.where):
+        with forks.using(), self._lock.current, translated(self.where):
             _refuse_closed(self._closed, self.where)
             yield self._connection
 
@@ -49,30 +52,42 @@ class MemoryConnections:
     def writing(self) -> Iterator[Callable[[], Connection]]:
         """Be the only writer; the transaction begins, and readers wait, when the connection is asked for."""
         _refuse_closed(self._closed, self.where)
-        held: list[bool] = []
+        forks.refuse_unusable()
+        with _one_writer(self._writer, self.where), ExitStack() as held:
 
-        def begin() -> Connection:
-            if not held:
-                held.append(self._lock.acquire())
-                self._connection.execute("BEGIN IMMEDIATE")
-            return self._connection
+            def begin() -> Connection:
+                if not self._connection.in_transaction:
+                    held.enter_context(forks.using())
+                    held.enter_context(self._lock.current)
+                    self._connection.execute("BEGIN IMMEDIATE")
+                return self._connection
 
-        with _one_writer(self._writer, self.where), translated(self.where):
-            try:
-                yield begin
-                _commit(self._connection)
-            except BaseException:
-                _rollback(self._connection)
-                raise
-            finally:
-                if held:
-                    self._lock.release()
+            with translated(self.where):
+                try:
+                    yield begin
+                    _commit(self._connection)
+                except BaseException:
+                    _rollback(self._connection)
+                    raise
+
+    def is_in_place(self) -> bool:
+        """Return True: memory stays where it is."""
+        return True
 
     def close(self) -> None:
         """Drop the catalog."""
-        with self._lock:
+        with self._lock.current:
             self._closed = True
             self._close()
+
+    def close_idle(self) -> None:
+        """See `forks.Pool`; a copy of the memory is as good as the memory."""
+
+    def leave_to_parent(self, *, all_of_them: bool) -> None:
+        """See `forks.Pool`."""
+        if all_of_them:
+            self._close.detach()
+            leave(self._connection)
 
 
 class FileConnections:
@@ -90,11 +105,14 @@ class FileConnections:
         self.path = path
         self.where = str(path.parent)
         self.read_only = read_only
+        self._place = Place(path)
+        self._uid: str | None = None
         self._idle: list[Connection] = []
-        self._owner = os.getpid()
-        self._writer = threading.Lock()
+        self._busy: set[Connection] = set()
+        self._writer = forks.Lock()
         self._closed = False
         self._close = weakref.finalize(self, _close_all, self._idle)
+        forks.register(self)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -111,18 +129,41 @@ class FileConnections:
                 f"the index in {self.where} is open for reading only; to change it, open it without read_only=True in "
                 "a folder that you may write."
             )
+        forks.refuse_unusable()
         with _one_writer(self._writer, self.where), self._transaction("BEGIN IMMEDIATE") as connection:
+            self._check_uid(connection)
+            self._place.check(segments=True)
             yield lambda: connection
+            self._place.check(segments=True)
+
+    def is_in_place(self) -> bool:
+        """Whether the files are still those that were opened, so that segments may be deleted."""
+        return self._place.is_same(segments=True)
 
     def close(self) -> None:
         """Close all connections; the last one of all processes folds SQLite's log into the catalog."""
         self._closed = True
         _close_all(self._idle)
 
+    def close_idle(self) -> None:
+        """See `forks.Pool`."""
+        _close_all(self._idle)
+
+    def leave_to_parent(self, *, all_of_them: bool) -> None:
+        """See `forks.Pool`."""
+        inherited = [*self._idle, *self._busy]
+        if inherited and self._place.identity is not None:
+            _inherited.add(self._place.identity)
+        for connection in inherited:
+            leave(connection)
+        self._close.detach()
+        self._idle, self._busy = [], set()
+        self._close = weakref.finalize(self, _close_all, self._idle)
+
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[Connection]:
         _refuse_closed(self._closed, self.where)
-        with translated(self.where):
+        with forks.using(), translated(self.where):
             connection = self._take()
             try:
                 connection.execute(begin)
@@ -135,39 +176,71 @@ class FileConnections:
                 self._give_back(connection)
 
     def _take(self) -> Connection:
-        if self._owner != os.getpid():
-            self._leave_inherited()
+        self._place.check()
         try:
-            return self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            return self._open()
+            connection = self._open()
+        self._busy.add(connection)
+        return connection
 
     def _give_back(self, connection: Connection) -> None:
+        if connection.inherited:
+            return
         # Without SQLite's shared files a connection cannot notice that another user writes: it serves once.
-        if self._closed or connection.immutable:
+        if self._closed or connection.serves_once or forks.is_fork_near():
             connection.close()
         else:
             self._idle.append(connection)
-
-    def _leave_inherited(self) -> None:
-        self._close.detach()
-        _inherited.append(self._idle)
-        self._idle, self._owner, self._writer = [], os.getpid(), threading.Lock()
-        self._close = weakref.finalize(self, _close_all, self._idle)
+        self._busy.discard(connection)
+        if self._closed:  # since we looked
+            _close_all(self._idle)
 
     def _open(self) -> Connection:
+        """Open a connection to the same catalog as all others, or none."""
+        found = self._place.find()
+        if found in _inherited:
+            raise StorageError(
+                f"the index in {self.where} was in use when this process was forked, so it cannot be used here. Fork "
+                "while nothing is being added, or start processes with multiprocessing.get_context('spawn')."
+            )
+        connection = self._connect()
+        try:
+            # SQLite opens the log by its name, so nothing may have been moved since.
+            if found != self._place.find():
+                raise replaced(self.path.parent)
+            self._check_uid(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._place.remember(found)
+        return connection
+
+    def _check_uid(self, connection: Connection) -> None:
+        """Compare the name that every index has got when it was made: a file may have been overwritten in place."""
+        found = sqlite.read_uid(connection)
+        if self._uid is not None and found != self._uid:
+            raise replaced(self.path.parent)
+        self._uid = found
+
+    def _connect(self) -> Connection:
         uri = self.path.absolute().as_uri()
         if not self.read_only:
             return connect(f"{uri}?mode=rw")
         try:
             return connect(f"{uri}?mode=ro")
         except sqlite3.OperationalError:
-            log = self.path.with_name(f"{self.path.name}-wal")
-            if not self.path.is_file() or (log.exists() and log.stat().st_size):
+            if not self.path.is_file():
                 raise
             # A folder that nobody can write: SQLite cannot make the files that processes share.
-            connection = connect(f"{uri}?mode=ro&immutable=1")
-            connection.immutable = True
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if not (log.exists() and log.stat().st_size):
+                connection = connect(f"{uri}?mode=ro&immutable=1")
+            elif os.name != "nt":
+                connection = connect(f"{uri}?mode=ro&vfs=unix-none", alone=True)
+            else:
+                raise
+            connection.serves_once = True
             return connection
 
 
@@ -175,8 +248,11 @@ Connections: TypeAlias = "MemoryConnections | FileConnections"
 
 
 def _close_all(connections: list[Connection]) -> None:
-    while connections:
-        connections.pop().close()
+    if not connections:
+        return
+    with suppress(IndexError), forks.using():  # another thread may take the last one
+        while connections:
+            connections.pop().close()
 
 
 def _commit(connection: Connection) -> None:
@@ -185,7 +261,7 @@ def _commit(connection: Connection) -> None:
 
 
 def _rollback(connection: Connection) -> None:
-    if connection.in_transaction:
+    if connection.in_transaction and not connection.inherited:
         connection.execute("ROLLBACK")
 
 
@@ -196,11 +272,12 @@ def _refuse_closed(closed: bool, where: str) -> None:
 
 
 @contextmanager
-def _one_writer(lock: threading.Lock, where: str) -> Iterator[None]:
+def _one_writer(lock: forks.Lock, where: str) -> Iterator[None]:
     """Let one thread of this process write at a time."""
-    if not lock.acquire(timeout=sqlite.WAIT_SECONDS):
+    held = lock.current
+    if not held.acquire(timeout=sqlite.WAIT_SECONDS):
         raise sqlite.busy(where)
     try:
         yield
     finally:
-        lock.release()
+        held.release()

@@ -6,7 +6,6 @@ miss documents. Queries are scored many at a time, so that the vectors are read 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -16,6 +15,7 @@ import torch
 from latelier.arrays import DTYPES, as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
+from latelier.indexes import forks
 from latelier.indexes.scanning import Bounds, blocks, scan
 from latelier.indexes.segments import Part, Segment
 from latelier.indexes.snapshot import Snapshot
@@ -51,7 +51,7 @@ class Resident:
         self._decode, self._dtype = decode, dtype
         # A segment is shared by all snapshots that have it; when the last of them is gone, so is its copy.
         self._copies: WeakKeyDictionary[Segment, TokenEmbeddings] = WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
 
     def search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         """Score all documents of `parts`, and leave the best of each query in `best`; see `StoredIndex._search`.
@@ -75,7 +75,7 @@ class Resident:
 
     def clear(self) -> None:
         """Give the device's memory back; a later search copies anew."""
-        with self._lock:
+        with self._lock.current:
             self._copies.clear()
 
     def _search_some(
@@ -97,7 +97,7 @@ class Resident:
         best.numbers[first : first + len(queries)] = list(numbers.cpu().numpy())
 
     def _copy(self, segment: Segment, dim: int) -> TokenEmbeddings:
-        with self._lock:
+        with self._lock.current:
             if segment not in self._copies:
                 self._copies[segment] = self._upload(segment, dim)
             return self._copies[segment]

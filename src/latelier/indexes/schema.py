@@ -4,7 +4,8 @@ Every row has a ``checksum`` in its last column (see `latelier.indexes.rows`; in
 the first format had not.
 
 ``setting``
-    The configuration as JSON values, and the counters of the storage: ``generation`` changes with every commit.
+    The configuration as JSON values, ``uid``, a random name by which the index is told from others, and the counters
+    of the storage: ``generation`` changes with every commit.
 ``user_setting``
     What users and tools keep with the index.
 ``segment``
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +80,7 @@ def create(connection: sqlite3.Connection, settings: Mapping[str, Any]) -> dict[
     """Make the tables within the transaction of the caller; return the configuration as it was written."""
     create_tables(connection)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    written = {"generation": 0, "next_number": 0, "dim": None, **settings}
+    written = {"uid": secrets.token_hex(16), "generation": 0, "next_number": 0, "dim": None, **settings}
     for name, value in written.items():
         write_setting(connection, name, value)
     return written

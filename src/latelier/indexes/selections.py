@@ -6,13 +6,13 @@ call a function of dates are evaluated each time.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 
+from latelier.indexes import forks
 from latelier.indexes.filter_query import Filter
 
 __all__ = ["Selections", "as_question"]
@@ -60,7 +60,7 @@ class Selections:
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
 
     def find(self, question: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
         """Return what is kept for a question, or else select it.
@@ -72,7 +72,7 @@ class Selections:
         select
             Called without a lock, at the worst by several threads.
         """
-        with self._lock:
+        with self._lock.current:
             found = self._kept.get(question)
             if found is not None:
                 self._kept.move_to_end(question)
@@ -83,7 +83,7 @@ class Selections:
         return found
 
     def _keep(self, question: Hashable, found: np.ndarray) -> None:
-        with self._lock:
+        with self._lock.current:
             if question in self._kept:  # another thread was quicker
                 return
             self._kept[question] = found

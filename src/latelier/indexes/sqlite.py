@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import ctypes
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from latelier.errors import CorruptedIndexError, LatelierError, ReadOnlyIndexError, StorageError
+from latelier.indexes import forks
 from latelier.indexes.gate import Gate
 from latelier.indexes.segment_files import sync_folder
 
-__all__ = ["WAIT_SECONDS", "Connection", "busy", "connect", "make_catalog", "translated"]
+__all__ = ["WAIT_SECONDS", "Connection", "busy", "connect", "leave", "make_catalog", "read_uid", "translated"]
 
 # How long a writer waits for another one before it gives up.
 WAIT_SECONDS = 5.0
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose `gate` can be closed to all but questions about documents."""
+    """A connection whose `gate` can be closed to all but questions about documents.
+
+    Attributes
+    ----------
+    serves_once
+        It cannot see the commits of others, so each transaction needs a new one.
+    inherited
+        It was in use when this process was forked, and belongs to the parent.
+    """
 
     gate: Gate
-    immutable = False
+    serves_once = False
+    inherited = False
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        """See `sqlite3.Connection.execute`."""
+        self._refuse_inherited()
+        return super().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+        """See `sqlite3.Connection.executemany`."""
+        self._refuse_inherited()
+        return super().executemany(*arguments)
+
+    def _refuse_inherited(self) -> None:
+        if self.inherited:
+            raise StorageError(
+                "this process was forked within a call on this index; only the process that began the "
+                "call can go on with it. Leave the forked process with os._exit, as multiprocessing does."
+            )
 
 
 def make_catalog(path: Path) -> None:
@@ -38,7 +67,7 @@ def make_catalog(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"could not make the folder {path.parent}: {error.strerror or error}.") from error
-    with translated(str(path.parent)):
+    with forks.using(), translated(str(path.parent)):
         connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
         try:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -51,8 +80,8 @@ def make_catalog(path: Path) -> None:
     sync_folder(path.parent.parent)
 
 
-def connect(uri: str) -> Connection:
-    """Open a connection to ``":memory:"`` or to a ``file:`` URI."""
+def connect(uri: str, *, alone: bool = False) -> Connection:
+    """Open a connection to ``":memory:"`` or to a ``file:`` URI; `alone` shares no files with other processes."""
     connection = sqlite3.connect(
         uri,
         uri=uri != ":memory:",
@@ -62,6 +91,8 @@ def connect(uri: str) -> Connection:
         factory=Connection,
     )
     try:
+        if alone:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")  # a large write leaves a large log behind
         # Touches the file, so that one that cannot be read fails here; and loads the JSON table-valued functions,
@@ -74,6 +105,24 @@ def connect(uri: str) -> Connection:
     connection.gate = Gate()
     connection.set_authorizer(connection.gate)
     return connection
+
+
+def read_uid(connection: Connection) -> str | None:
+    """Return the name that the index got when it was made; ``None`` of one that has none yet."""
+    try:
+        row = connection.execute("SELECT value FROM setting WHERE name = 'uid'").fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such" in str(error):
+            return None  # an empty catalog, or none of ours
+        raise
+    return None if row is None else str(row[0])
+
+
+def leave(connection: Connection) -> None:
+    """In a forked child, leave a connection to the parent: it is not used, and never closed, not even at the end."""
+    if not connection.inherited:
+        connection.inherited = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes import catalog, schema
+from latelier.indexes import catalog, forks, schema
 from latelier.indexes.base import Id, Parameters, Record
 from latelier.indexes.batches import Documents, Encode
 from latelier.indexes.connections import Connections, FileConnections, MemoryConnections
@@ -67,7 +67,7 @@ class Storage:
     ) -> None:
         self.path = path
         self._snapshot: Snapshot | None = None
-        self._loading = threading.Lock()
+        self._loading = forks.Lock()
         self._held = threading.local()
         self._connections: Connections
         self._segments: Segments
@@ -123,7 +123,7 @@ class Storage:
         held = self._view_held()
         while held is None:
             with self._connections.reading() as connection:
-                with self._loading:
+                with self._loading.current:
                     snapshot = self._snapshot = load_snapshot(connection, self._segments, self._snapshot)
                 # A segment may be missing because a newer commit has merged it while we were opening it.
                 if not snapshot.damaged or snapshot.generation == self._latest_generation():
@@ -220,7 +220,7 @@ class Storage:
             if self.path is None:
                 # What takes long is done before begin() makes readers wait; memory has to hold it all anyway.
                 batches = iter(list(batches))
-            for batch in batches:
+            for batch in forks.iterate_outside(batches):
                 begin().insert(batch, replace=replace, limit=limit // batch.dim)
 
     def remove(self, ids: Sequence[Id], merge: Merge) -> None:
@@ -275,7 +275,7 @@ class Storage:
         # writer have come in between and be at work for long, the space is given back by the next call.
         with suppress(StorageError), self._connections.writing() as begin_transaction:
             referenced = _referenced(begin_transaction())
-            self._segments.delete(set(self._segments.names()) - referenced)
+            self._delete(set(self._segments.names()) - referenced)
             schema.give_back_pages(begin_transaction())
         return damages
 
@@ -349,12 +349,17 @@ class Storage:
         except BaseException:
             self._delete_unreferenced([name for used in writers for name in used.written])
             raise
-        self._segments.delete([name for used in writers for name in used.dropped])
+        self._delete([name for used in writers for name in used.dropped])
 
     def _delete_unreferenced(self, names: Sequence[str]) -> None:
         # Ask, rather than trust that the commit failed: a disk may report an error after it has done the work.
         with suppress(LatelierError):
-            self._segments.delete(set(names) - self._ask(_referenced))
+            self._delete(set(names) - self._ask(_referenced))
+
+    def _delete(self, names: Iterable[str]) -> None:
+        # Of another index that was moved into this place, nothing is garbage.
+        if self._connections.is_in_place():
+            self._segments.delete(names)
 
 
 def stored_settings(path: Path) -> dict[str, Any]:

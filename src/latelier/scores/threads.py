@@ -7,6 +7,7 @@ thread that lost its core.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -77,3 +78,8 @@ def _work(function: Callable[[int, int], None], ranges: deque[tuple[int, int]]) 
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="latelier-scores")
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has the pool but none of its threads.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

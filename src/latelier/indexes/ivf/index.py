@@ -7,7 +7,6 @@ them pay, after its commit: a search never waits for them, and a process that is
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, StorageError
+from latelier.indexes import forks
 from latelier.indexes.base import Hit, Parameters, PathLike
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.codec import Codec
@@ -106,7 +106,7 @@ class IVF(StoredIndex):
         own = {"nbits": nbits or 8}
         super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
         self._seen: tuple[Snapshot, Table, Cells | None] | None = None
-        self._looking = threading.Lock()
+        self._looking = forks.Lock()
         if nbits not in (None, self.nbits):
             self.close()
             raise InvalidArgumentError(
@@ -271,15 +271,16 @@ class IVF(StoredIndex):
 
     def _look(self, snapshot: Snapshot) -> tuple[Table, Cells | None]:
         """Return the documents and cells of a snapshot, made once."""
-        with self._looking:
-            if self._seen is None or self._seen[0] is not snapshot:
+        with self._looking.current:
+            seen = self._seen
+            if seen is None or seen[0] is not snapshot:
                 codec = Codec(self.nbits, snapshot.dim or 0)
                 cells = None if snapshot.derived is None else Cells.from_arrays(snapshot.derived)
                 if cells is not None and not cells.fits(codec.dim):
                     cells = None  # of documents that are all gone: the index has been filled anew
                 known = np.zeros(0, dtype="int64") if cells is None else cells.numbers
-                self._seen = snapshot, Table(snapshot.parts(), codec, known), cells
-            return self._seen[1], self._seen[2]
+                seen = self._seen = snapshot, Table(snapshot.parts(), codec, known), cells
+            return seen[1], seen[2]
 
     def _grow_if_possible(self) -> None:
         """Make cells where that is due; what stands in the way is tried again by the next write.

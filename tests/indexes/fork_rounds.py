@@ -1,0 +1,209 @@
+"""One fork at a random moment, while threads of the parent add, remove and search: is anything lost, found or hung?"""
+
+import json
+import os
+import random
+import select
+import signal
+import threading
+import time
+import traceback
+from typing import NamedTuple
+
+import numpy as np
+
+from latelier import indexes
+from latelier.errors import StorageError
+
+KINDS = {"flat": indexes.Flat, "ivf": indexes.IVF}
+SECONDS = 60  # after which a child counts as hung
+QUERY = np.ones((2, 8))
+
+
+class Outcome(NamedTuple):
+    """How a round ended.
+
+    Parameters
+    ----------
+    child
+        ``"worked"``, or ``"refused"`` if it got a clear error.
+    failures
+        What went wrong; empty if nothing did.
+    """
+
+    child: str
+    failures: list
+
+
+def fork_round(kind, folder, seed):
+    """Fork once and compare what is stored with what was acknowledged.
+
+    Parameters
+    ----------
+    kind
+        ``"flat"`` or ``"ivf"``.
+    folder
+        A `pathlib.Path` that does not exist.
+    seed
+        Of all random choices.
+
+    Returns
+    -------
+    Outcome
+        ``failures`` names what was lost, found although it was removed, damaged or hung.
+    """
+    rng = random.Random(seed)
+    parent, failures = Work("parent", rng.random()), []
+    index = KINDS[kind](folder)
+    index.add(["kept", "removed"], [QUERY, QUERY])
+    index.remove("removed")
+    stop = threading.Event()
+    jobs = rng.sample([parent.add, parent.search, parent.stream, parent.search], rng.randint(0, 4))
+    threads = [threading.Thread(target=repeat, args=(job, index, stop, failures)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    time.sleep(rng.random() * 0.1)
+    child = fork(lambda: work_in_child(index, rng.random()), from_thread=rng.random() < 0.3)
+    time.sleep(rng.random() * 0.1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    if rng.random() < 0.6:
+        index.close()  # while the child goes on
+    answer = child()
+    index.close()
+    failures += answer.pop("failures")
+    failures += differences(folder, parent.added | set(answer["added"]))
+    return Outcome(answer["child"], failures)
+
+
+class Work:
+    """What a process does with the index, and what it was told is done."""
+
+    def __init__(self, name, seed):
+        self.rng, self.name, self.added = random.Random(seed), name, set()
+        self.lock = threading.Lock()
+
+    def name_some(self, count):
+        with self.lock:
+            return [f"{self.name} {self.rng.random()}" for _ in range(count)]
+
+    def add(self, index):
+        ids = self.name_some(2)
+        index.add(ids, [QUERY / 2] * 2)
+        self.added |= set(ids)
+        passing = self.name_some(1)
+        index.add(passing, [QUERY * 3])
+        index.remove(passing)
+        if len(self.added) % 5 == 0:
+            index.compact()
+
+    def stream(self, index):
+        ids, pause = self.name_some(3), self.rng.choice([0.01, 0.15])
+
+        def vectors():
+            for _ in ids:
+                time.sleep(pause)
+                yield QUERY / 2
+
+        index.add(ids, vectors())
+        self.added |= set(ids)
+
+    def search(self, index):
+        for hit in index.search(QUERY, k=1000)[0]:
+            assert hit.id != "removed", f"{self.name} found a removed document"
+        assert "kept" in index
+
+
+def repeat(job, index, stop, failures):
+    while not stop.is_set():
+        try:
+            job(index)
+        except StorageError as error:
+            if "another write" not in str(error):  # two writers may wait too long for each other
+                failures.append(f"{job.__name__}: {error}")
+        except Exception:  # noqa: BLE001 (collected)
+            failures.append(traceback.format_exc())
+            return
+
+
+def work_in_child(index, seed):
+    """Read and write for a while; the first call says whether the child may."""
+    work = Work(f"child {os.getpid()}", seed)
+    answer = {"child": "worked", "failures": []}
+    try:
+        index.search(QUERY)
+    except StorageError as error:
+        answer["child"] = "refused"
+        if "forked" not in str(error):
+            answer["failures"].append(str(error))
+        for call in (index.ids, lambda: index.add("never", QUERY), index.compact, lambda: indexes.open(index.path)):
+            try:
+                call()
+                answer["failures"].append("the child was refused, and then was not")
+            except StorageError:
+                pass
+    if answer["child"] == "worked":
+        for _ in range(4):
+            work.search(index)
+            work.add(index)
+            time.sleep(work.rng.random() * 0.05)
+        missing = work.added - set(index.ids())
+        if missing:
+            answer["failures"].append(f"the child misses its own {sorted(missing)}")
+        index.close()
+    return {**answer, "added": sorted(work.added)}
+
+
+def fork(function, from_thread=False):
+    """Run a function in a forked child; return a function that waits for its answer, or says that it hung."""
+    reader, writer = os.pipe()
+    children = []
+
+    def start():
+        child = os.fork()
+        if child:
+            children.append(child)
+            return
+        try:
+            answer = function()
+        except BaseException:  # noqa: BLE001 (whatever it is, the parent shows it)
+            answer = {"child": "failed", "added": [], "failures": [traceback.format_exc()]}
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+
+    if from_thread:
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+    else:
+        start()
+    os.close(writer)
+
+    def wait():
+        with os.fdopen(reader, "rb") as pipe:
+            hung = not select.select([pipe], [], [], SECONDS)[0]
+            if hung:
+                os.kill(children[0], signal.SIGKILL)
+            text = pipe.read()
+        os.waitpid(children[0], 0)
+        if hung:
+            return {"child": "hung", "added": [], "failures": [f"no answer from the child for {SECONDS} s"]}
+        return json.loads(text) if text else {"child": "died", "added": [], "failures": ["the child died"]}
+
+    return wait
+
+
+def differences(folder, added):
+    """Return what is wrong with the index that parent and child have left behind."""
+    found = []
+    with indexes.open(folder) as index:
+        report, ids = index.verify(), set(index.ids())
+        if not report.is_whole:
+            found.append(str(report))
+        found += [f"lost: {id}" for id in sorted({"kept", *added} - ids)]
+        if report.is_whole and {hit.id for hit in index.search(QUERY, k=10000)[0]} != ids:
+            found.append("a search does not find what ids() names")
+        if "removed" in ids:
+            found.append("a removed document is back")
+    return found

@@ -1,0 +1,260 @@
+"""Forks with an index open: the child works on by itself or says why it cannot; nothing is lost and nothing hangs."""
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from fork_rounds import KINDS, fork, fork_round
+from index_helpers import in_child, start_child
+
+from latelier import indexes
+from latelier.errors import StorageError
+from latelier.indexes import forks
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
+
+ONE = np.ones((1, 4))
+ROUNDS = int(os.environ.get("LATELIER_FORKS", "12"))
+
+
+def message(call):
+    """Return what a call refuses to do."""
+    try:
+        call()
+    except StorageError as error:
+        return str(error)
+    return "worked"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forks_at_random_moments_lose_nothing_and_hang_nowhere(kind, tmp_path):
+    outcomes = [fork_round(kind, tmp_path / str(seed), seed) for seed in range(ROUNDS)]
+    assert [outcome.failures for outcome in outcomes if outcome.failures] == []
+    assert {outcome.child for outcome in outcomes} == {"worked", "refused"}
+
+
+def test_what_a_child_commits_survives_the_parent_s_close(disk_index):
+    """The child holds locks of its own, so the parent, which closes first, must leave the log to it."""
+    disk_index.add("parent", ONE)
+
+    def write_slowly():
+        disk_index.add("first", ONE)
+        time.sleep(0.8)
+        disk_index.add("second", ONE)
+        return disk_index.ids()
+
+    child = start_child(write_slowly)
+    time.sleep(0.4)
+    disk_index.close()
+    assert child() == ["parent", "first", "second"]
+    with indexes.open(disk_index.path) as index:
+        assert index.ids() == ["parent", "first", "second"]
+        assert index.verify().is_whole
+        assert len(index.search(ONE)[0]) == 3
+
+
+def test_workers_forked_from_an_open_index_search_the_latest_commit(disk_index):
+    """As under gunicorn's preload_app or in a pool of workers: another process writes after the fork."""
+    disk_index.add(["a", "b"], [ONE, ONE])
+    fork_context = multiprocessing.get_context("fork")
+    go = fork_context.Event()
+
+    def found(_):
+        assert go.wait(30)
+        return sorted(hit.id for hit in disk_index.search(ONE)[0])
+
+    global _job
+    _job = found
+    with fork_context.Pool(2) as pool:
+        answers = pool.map_async(_run, range(4))
+        with indexes.open(disk_index.path) as other:
+            other.remove("a")
+            other.add("c", ONE)
+        disk_index.close()
+        go.set()
+        assert answers.get(timeout=60) == [["b", "c"]] * 4
+
+
+_job = None
+
+
+def _run(argument):
+    return _job(argument)
+
+
+class Scores(torch.utils.data.Dataset):
+    """What a data set that mines in an index does."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return self.index.search(ONE, k=1)[0][0].score
+
+
+def test_data_loader_workers_search_an_index_that_was_open(index):
+    index.add("a", ONE)
+    loader = torch.utils.data.DataLoader(Scores(index), num_workers=2, multiprocessing_context="fork", timeout=60)
+    assert np.concatenate([batch.numpy() for batch in loader]) == pytest.approx([4.0] * 6, rel=1e-2)
+    index.add("b", ONE)
+    assert index.ids() == ["a", "b"]
+
+
+def test_an_index_in_memory_is_a_copy_of_its_own_in_the_child(tmp_path):
+    index = indexes.IVF()
+    index.add("a", ONE)
+
+    def change():
+        index.add("child", ONE)
+        index.remove("a")
+        return [index.ids(), [hit.id for hit in index.search(ONE)[0]]]
+
+    child = start_child(change)
+    index.add("parent", ONE)
+    assert child() == [["child"], ["child"]]
+    assert index.ids() == ["a", "parent"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_child_forked_beside_a_long_write_is_told_so(kind, tmp_path):
+    index, other = KINDS[kind](tmp_path / "index"), indexes.Flat(tmp_path / "other")
+    index.add("a", ONE)
+    go = threading.Event()
+
+    def stream():
+        yield ONE
+        assert go.wait(30)
+        yield ONE
+
+    thread = threading.Thread(target=lambda: index.add(["b", "c"], stream()))
+    thread.start()
+    time.sleep(0.3)
+
+    def use():
+        calls = (index.ids, lambda: index.add("d", ONE), index.compact, lambda: indexes.open(index.path))
+        refused = [*(message(call) for call in calls), in_child(lambda: message(index.ids))]
+        index.close()
+        other.add("child", ONE)  # what was idle can be used
+        return [refused, other.ids()]
+
+    begun = time.monotonic()
+    child = fork(lambda: {"answer": use()})
+    assert time.monotonic() - begun < 2  # the fork has not waited for the stream
+    answer = child()
+    go.set()
+    thread.join()
+    refused, ids = answer["answer"]
+    assert all("was in use when this process was forked, so it cannot be used here" in text for text in refused)
+    assert ids == ["child"]
+    assert index.ids() == ["a", "b", "c"]
+    index.close()
+    check_whole(tmp_path / "index", ["a", "b", "c"])
+
+
+def check_whole(folder, ids):
+    with indexes.open(folder) as index:
+        assert sorted(index.ids()) == sorted(hit.id for hit in index.search(ONE)[0]) == ids
+        assert index.verify().is_whole
+
+
+_FORK_WITHIN = """
+import os, sys
+import numpy as np
+from latelier import indexes
+
+index = indexes.Flat(sys.argv[1], segment_bytes=1)  # a segment per document, so that some are written
+one, parent = np.ones((1, 4)), os.getpid()
+index.add("a", one)
+
+def stream():
+    yield one
+    child = os.fork()
+    if child == 0:
+        if sys.argv[2] == "raise":
+            raise ValueError("the child gives up")
+        if sys.argv[2] == "exit":
+            sys.exit(3)
+    else:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    yield one
+
+index.add(["b", "c"], stream())
+if os.getpid() == parent:
+    print(index.ids())
+"""
+
+
+@pytest.mark.parametrize(("leave", "status"), [("return", 1), ("raise", 1), ("exit", 3)])
+def test_a_fork_within_a_write_s_own_iterable_cannot_spoil_the_write(leave, status, tmp_path):
+    """The child unwinds the parent's call and ends as Python does, finalizers and all: it touches nothing."""
+    folder = tmp_path / "index"
+    command = [sys.executable, "-c", _FORK_WITHIN, str(folder), leave]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split("\n")[:2] == [str(status), "['a', 'b', 'c']"], ran.stderr
+    assert ("only the process that began the call can go on with it" in ran.stderr) == (leave == "return")
+    check_whole(folder, ["a", "b", "c"])
+
+
+def test_a_fork_that_python_does_not_see_is_noticed(disk_index):
+    """Servers written in C fork without Python's hooks: the connections are not closed before."""
+    disk_index.add("a", ONE)
+    reader, writer = os.pipe()
+    child = ctypes.PyDLL(None).fork()
+    if child == 0:
+        os.write(writer, message(disk_index.ids).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"was in use when this process was forked" in os.read(reader, 1000)
+    disk_index.add("b", ONE)
+    assert disk_index.ids() == ["a", "b"]
+
+
+def test_a_child_searches_with_threads_of_its_own(tmp_path):
+    """Enough documents for two threads, which the parent has used before."""
+    index = indexes.Flat(tmp_path / "index")
+    rng = np.random.default_rng(0)
+    index.add(range(400), [rng.standard_normal((200, 64), dtype="float32") for _ in range(400)])
+    query, threads = rng.standard_normal((64, 64), dtype="float32"), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        expected = index.search([query] * 4)
+        child = fork(lambda: {"answer": index.search([query] * 4)})
+        assert child()["answer"] == [[list(hit) for hit in row] for row in expected]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_locks_that_threads_hold_at_the_fork_are_free_in_the_child(disk_index):
+    """Whatever lock a thread holds for long, a search in the child does not wait for it."""
+    disk_index.add("a", ONE)
+    expected = [hit.id for hit in disk_index.search(ONE)[0]]
+    held, go = [], threading.Event()
+
+    def hold():
+        for lock in list(forks._state.locks):
+            current = lock.current
+            if current.acquire(blocking=False):
+                held.append(current)
+        go.wait(30)
+        for current in held:
+            current.release()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    time.sleep(0.1)
+    child = fork(lambda: {"answer": [[hit.id for hit in disk_index.search(ONE)[0]], disk_index.add("b", ONE)]})
+    answer = child()
+    go.set()
+    thread.join()
+    assert len(held) > 2
+    assert answer["answer"] == [expected, None]
