@@ -7,11 +7,12 @@ for ever, so cells stay true whatever happens to segments; documents that came l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from latelier.errors import CorruptedIndexError
 from latelier.scores.kernels.codes import byte_width
 from latelier.scores.kernels.probing import NO_LANE
 from latelier.scores.kernels.vectors import LANES
@@ -69,7 +70,7 @@ class Cells(NamedTuple):
 
     def fits(self, dim: int) -> bool:
         """Whether the cells are of tokens of this dim."""
-        return 4 * self.centroids.top.shape[1] == byte_width(dim) and int(self.centroids.fit[3]) == dim
+        return int(self.centroids.fit[3]) == dim
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name, to be stored."""
@@ -78,9 +79,68 @@ class Cells(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Cells:
-        """Return what `arrays` was made of."""
+        """Return what `arrays` was made of.
+
+        This is where bytes from the disk become trusted. From here on kernels use offsets and ranges as addresses,
+        unchecked; they expect nothing of centroids and postings, whatever numbers these hold.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If an array is missing or of another form, or offsets and ranges lead elsewhere.
+        """
+        for name, (dtypes, shape) in _LAYOUT.items():
+            array = arrays.get(name)
+            if array is None or not _is_like(array, dtypes, shape):
+                found = "missing" if array is None else f"{array.dtype} {array.shape}"
+                raise CorruptedIndexError(f"{name}.npy is {found}, not {' or '.join(dtypes)} of shape {shape}")
         centroids = Centroids(*(arrays[f"centroids_{name}"] for name in Centroids._fields))
-        return cls(centroids, arrays["numbers"], arrays["offsets"], arrays["documents"])
+        cells = cls(centroids, arrays["numbers"], arrays["offsets"], arrays["documents"])
+        wrong = next((name for name, right in _relations(cells) if not right), None)
+        if wrong:
+            raise CorruptedIndexError(f"its {wrong} are not what an index writes")
+        return cells
+
+
+# Of stored arrays; None stands for any number.
+_LAYOUT: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
+    "centroids_top": (("int8",), (None, None, LANES, 4)),
+    "centroids_top_start": (("int32",), (None, LANES)),
+    "centroids_cells": (("int8",), (None, None, LANES, 4)),
+    "centroids_cell_start": (("int32",), (None, LANES)),
+    "centroids_ranges": (("int64",), (None,)),
+    "centroids_fit": (("float64",), (4,)),
+    "numbers": (("int64",), (None,)),
+    "offsets": (("int64",), (None,)),
+    "documents": (("uint16", "int32"), (None,)),
+}
+
+
+def _is_like(array: np.ndarray, dtypes: Sequence[str], shape: Sequence[int | None]) -> bool:
+    """Whether an array has one of these dtypes and this shape, its rows one after the other."""
+    same = len(array.shape) == len(shape) and all(
+        wanted in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
+    )
+    return same and array.dtype in map(np.dtype, dtypes) and array.flags.c_contiguous
+
+
+def _relations(cells: Cells) -> Iterator[tuple[str, bool]]:
+    """Yield what has to be true, with the name of what is wrong if it is not; each relies on those before it."""
+    top, top_start, own, own_start, ranges, fit = cells.centroids
+    yield "training statistics", bool(np.isfinite(fit).all())
+    width = byte_width(int(fit[3]))
+    yield "centroids", 4 * top.shape[1] == 4 * own.shape[1] == width > 0
+    yield "centroids", len(top) == len(top_start) and len(own) == len(own_start) and own_start.size < 1 << 31
+    yield "ranges of centroids", 2 <= len(ranges) <= top_start.size + 1 and _leads(ranges, len(own))
+    yield "ranges of centroids", bool((ranges[1:] > ranges[:-1]).all())  # every group has a cell
+    yield "offsets of postings", len(cells.offsets) == own_start.size + 1
+    yield "offsets of postings", _leads(cells.offsets, len(cells.documents))
+    yield "numbers of documents", bool((cells.numbers[1:] > cells.numbers[:-1]).all())
+
+
+def _leads(offsets: np.ndarray, end: int) -> bool:
+    """Whether offsets begin with 0, never fall and end where they should; neighbours are compared, not subtracted."""
+    return bool(offsets[0] == 0 and offsets[-1] == end and (offsets[1:] >= offsets[:-1]).all())
 
 
 def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:

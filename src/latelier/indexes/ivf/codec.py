@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.errors import CorruptedIndexError
 from latelier.indexes.segments import Part, Segment
 from latelier.scores.kernels.codes import decode_documents, encode_tokens, sign_words
 
@@ -91,13 +92,41 @@ class Codec(NamedTuple):
         return stored
 
     def addresses(self, segment: Segment) -> tuple[int, int, int]:
-        """Return where the signs, codes and scales of a segment begin in memory."""
-        arrays = segment.arrays
+        """Return where the signs, codes and scales of a segment begin in memory.
+
+        From here on nothing knows the size of the arrays any more. Kernels rely on what is compared here: that they
+        hold as many rows as the segment has tokens, in the layout of this codec. That the segment's offsets do not
+        fall is checked when it is opened.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If they do not.
+        """
+        arrays, tokens = segment.arrays, int(segment.offsets[-1])
+        for name, (dtype, shape) in self.layout.items():
+            array = arrays.get(name, np.zeros(0))
+            if array.dtype != dtype or array.shape != (tokens, *shape) or not array.flags.c_contiguous:
+                raise CorruptedIndexError(
+                    f"a segment's {name} are {array.dtype} {array.shape}, but {tokens} tokens of dim {self.dim} in "
+                    f"{self.bits} bits take {dtype} {(tokens, *shape)}; verify() says which files are damaged."
+                )
         codes = arrays[CODES].ctypes.data if self.bits > 1 else 0
         return arrays[SIGNS].ctypes.data, codes, arrays[SCALES].ctypes.data
 
     def decode(self, part: Part) -> TokenEmbeddings:
-        """Return the vectors of stored documents."""
+        """Return the vectors of stored documents.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the segment is not one of this codec, or has no such documents.
+        """
+        if len(part.positions) and not 0 <= part.positions.min() <= part.positions.max() < len(part.segment):
+            raise CorruptedIndexError(
+                f"documents at {part.positions.min()} to {part.positions.max()} of a segment were asked for, which has "
+                f"{len(part.segment)}; verify() says which files are damaged."
+            )
         bases, offsets = self.addresses(part.segment), part.segment.offsets
         starts = [base + offsets[:-1] * stride for base, stride in zip(bases, self.strides, strict=True)]
         vectors = np.empty((int(part.lengths.sum()), self.dim), dtype="float32")

@@ -66,6 +66,8 @@ def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: n
         found, values = (np.empty(len(codes), dtype="int32") for _ in range(2))
         everything = np.arange(len(codes))
         assign_rows(vnni, codes, everything, centroids.top, centroids.top_start, found, values)
+        # As in `best_groups`: stored centroids may say that a lane beyond the groups is the best.
+        np.minimum(found, len(centroids.ranges) - 2, out=found)
         offsets, order = np.zeros(len(centroids.ranges), dtype="int64"), np.empty(len(codes), dtype="int64")
         group_rows(found, offsets, order)
         for group, (begin, end) in enumerate(pairwise(centroids.ranges)):

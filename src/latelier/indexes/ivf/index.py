@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, InvalidArgumentError, StorageError
+from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, StorageError
 from latelier.indexes import forks
 from latelier.indexes.base import Hit, Parameters, PathLike
 from latelier.indexes.ivf.cells import Cells
@@ -107,6 +107,7 @@ class IVF(StoredIndex):
         super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
         self._seen: tuple[Snapshot, Table, Cells | None] | None = None
         self._looking = forks.Lock()
+        self._warned = False
         if nbits not in (None, self.nbits):
             self.close()
             raise InvalidArgumentError(
@@ -275,9 +276,7 @@ class IVF(StoredIndex):
             seen = self._seen
             if seen is None or seen[0] is not snapshot:
                 codec = Codec(self.nbits, snapshot.dim or 0)
-                cells = None if snapshot.derived is None else Cells.from_arrays(snapshot.derived)
-                if cells is not None and not cells.fits(codec.dim):
-                    cells = None  # of documents that are all gone: the index has been filled anew
+                cells = self._read_cells(snapshot)
                 known = np.zeros(0, dtype="int64") if cells is None else cells.numbers
                 seen = self._seen = snapshot, Table(snapshot.parts(), codec, known), cells
             return seen[1], seen[2]
@@ -298,6 +297,22 @@ class IVF(StoredIndex):
         except CorruptedIndexError as error:
             warn_of_damage(f"the documents are written, but the data for searching them faster is not: {error}")
 
+    def _read_cells(self, snapshot: Snapshot) -> Cells | None:
+        """Return the stored cells, ``None`` where there are none for these documents or they are damaged."""
+        try:
+            cells = None if snapshot.derived is None else Cells.from_arrays(snapshot.derived)
+        except CorruptedIndexError as error:
+            if not self._warned:
+                self._warned = True
+                warn_outside(
+                    f"the ANN data of {self!r} is damaged: {error}. Searches compare all documents, which takes longer "
+                    "and finds no less. verify() names the file; compact(), or the next write, makes the data anew.",
+                    IndexDamageWarning,
+                )
+            return None
+        # Otherwise they are of documents that are all gone, and the index has been filled anew.
+        return cells if cells is not None and cells.fits(snapshot.dim or 0) else None
+
     def _grow(self, *, compacting: bool = False) -> None:
         """Make cells, or fill them up, where that is due."""
         snapshot = self._storage.snapshot()
@@ -314,3 +329,5 @@ class IVF(StoredIndex):
             self._storage.derive(fill_cells(centroids, table, living).arrays())
         elif growth is Growth.FILL and cells is not None:
             self._storage.derive(fill_cells(cells.centroids, table, table.fresh, cells).arrays())
+        elif cells is None and snapshot.derived is not None:
+            self._storage.derive(None)  # damaged or of other documents, and too few are left to make it anew

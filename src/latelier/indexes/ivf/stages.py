@@ -153,9 +153,11 @@ def _variance(query: Query) -> float:
     """Return the sum of the query tokens' squared lengths, and of the products of those that are alike."""
     lengths = np.maximum(query.lengths, np.float32(1e-30))
     directions = query.vectors / lengths[:, None]
+    longest = lengths.max()  # whose square may be more than a float32 can say
+    lengths = lengths / longest
     total = 0.0
     for first in range(0, len(lengths), _TOGETHER):  # so that a query of many thousand tokens takes no square of memory
         rows = slice(first, first + _TOGETHER)
         alike = np.maximum(directions[rows] @ directions.T, 0) ** _ALIKE
         total += float(lengths[rows] @ alike @ lengths)
-    return total
+    return total * float(longest) ** 2

@@ -8,10 +8,12 @@ since.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.segments import Part
 from latelier.scores.kernels.codes import byte_width, unpack_documents
@@ -52,9 +54,15 @@ class Table:
         How many documents, from the first, the cells know.
     tokens
         Of all documents.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If a segment's arrays are not those of the codec, or two segments hold the same documents.
     """
 
     def __init__(self, parts: Sequence[Part], codec: Codec, known: np.ndarray) -> None:
+        _refuse_overlaps(parts)
         self.codec = codec
         self.known = len(known)
         self._ordinals: dict[int, np.ndarray] = {}
@@ -103,6 +111,15 @@ class Table:
     def holds(self, parts: Sequence[Part]) -> bool:
         """Whether the segments of all parts are in the table."""
         return all(id(part.segment) in self._ordinals for part in parts)
+
+
+def _refuse_overlaps(parts: Sequence[Part]) -> None:
+    ends = [(int(part.segment.numbers[0]), int(part.segment.numbers[-1])) for part in parts if len(part.segment)]
+    for (_, last), (first, _) in pairwise(ends):
+        if first <= last:
+            raise CorruptedIndexError(
+                f"two segments of the index hold the documents {first} to {last}; verify() says what is damaged."
+            )
 
 
 def _places(known: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -47,6 +47,8 @@ _STEP_4, _STEP_2 = np.float32(0.3352), np.float32(0.9957)
 _ROUND = np.float32(1.5 * 2**23 + 128)
 # Scales below this have no finite inverse: such a token counts as zero.
 _SMALLEST = np.float32(1e-37)
+# Scales from here on are infinite or NaN.
+_INFINITE = np.uint32(0xFF00)
 
 
 def sign_words(dim: int) -> int:
@@ -181,9 +183,13 @@ def load_rows(
 
 @kernel()
 def load_scales(address: int, count: int, scales: np.ndarray) -> None:
-    """Write the scales of up to eight tokens to ``(8,)`` float32; the last one fills what is missing."""
+    """Write the scales of up to eight tokens to ``(8,)`` float32; the last one fills what is missing.
+
+    Infinity and NaN, which only a damaged file holds, count as zero.
+    """
     for r in range(ROWS):
-        scales[r] = float_of(np.uint32(read_half(address + 2 * min(r, count - 1))) << np.uint32(15))  # type: ignore[call-arg]
+        bits = np.uint32(read_half(address + 2 * min(r, count - 1)))
+        scales[r] = float_of((bits if bits < _INFINITE else np.uint32(0)) << np.uint32(15))  # type: ignore[call-arg]
 
 
 @kernel()

@@ -361,4 +361,5 @@ def rerank_scores(
         total = np.float32(0)
         for i in range(len(query_scales)):
             total += best[i] * query_scales[i]
-        scores[n] = total
+        # A document without tokens, or with scales that no encoder writes: the selection that follows knows no NaN.
+        scores[n] = total if total == total else -np.inf

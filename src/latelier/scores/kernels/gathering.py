@@ -63,13 +63,14 @@ def gather_best(
         do not rise along a row; a cell below 0 ends it.
     postings
         Where each cell's documents begin ``(cells + 1,)`` int64; the documents, ascending in each cell, as bytes; and
-        how many of those each one takes, 2 or 4.
+        how many of those each one takes, 2 or 4. The documents may be anything: what is out of order or out of range
+        ends its cell, and nothing outside of the other arrays is read or written.
     bits
         From `sum_bits`: the first gains of all rows together are below ``2 ** bits``.
     allowed
         ``(documents,)`` uint8, 0 for those to leave out; empty where all count.
     documents
-        How many there are; those of the postings are below.
+        How many there are.
     sums
         ``(block,)`` uint32, scratch: a multiple of `RUN`.
     best
@@ -87,9 +88,10 @@ def gather_best(
     count, bar = np.int64(0), np.int64(1)
     ranges = _visited_ranges(cells, postings)
     for base in range(0, documents, block):
-        runs = -(-min(block, documents - base) // RUN)
+        here = min(block, documents - base)
+        runs = -(-here // RUN)
         sums[: runs * RUN] = 0
-        _add_gains(cells, gains, postings, ranges, base, bits, sums)
+        _add_gains(cells, gains, postings, ranges, base, bits, sums[:here])
         for run in range(runs):
             first = run * RUN
             mask: int = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, bar)  # type: ignore[call-arg]
@@ -138,7 +140,7 @@ def _add_gains(
 
     A word of `sums` holds a sum in its lower bits, and above them the query token that last added to it.
     """
-    lists_at, size, bound = np.int64(postings[1].ctypes.data), postings[2], base + len(sums)
+    lists_at, size, room = np.int64(postings[1].ctypes.data), postings[2], np.uint64(len(sums))
     lower, shift = np.uint32((np.int64(1) << bits) - 1), np.uint32(bits)
     for q in range(cells.shape[0]):
         mark = np.uint32(q + 1) << shift
@@ -150,9 +152,11 @@ def _add_gains(
             while i < last:
                 place = lists_at + size * i
                 document = np.int64(read_half(place) if size == 2 else read_word(place))
-                if document >= bound:
+                # Postings come from the disk unchecked, there are too many of them. Without a sign, one comparison
+                # finds those of later blocks and those that no index would write: below the block, or above all.
+                d = np.uint64(document - base)
+                if d >= room:
                     break
-                d = np.uintp(document - base)
                 # Without branches: whether a document was seen before is anybody's guess, the processor's too.
                 before = sums[d]
                 sums[d] = mark | ((before & lower) + (gain if before < mark else np.uint32(0)))

@@ -114,7 +114,8 @@ def hamming_scores(
         total = np.float32(0)
         for i in range(len(weights)):
             total += weights[i] * least[i]
-        scores[n] = -total
+        # Not NaN, which a weight of infinity makes: the selection that follows knows none.
+        scores[n] = -total if total == total else -np.inf
 
 
 @kernel()

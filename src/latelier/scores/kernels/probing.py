@@ -13,6 +13,7 @@ __all__ = ["NO_LANE", "best_cells", "best_groups", "best_lanes", "encode_query"]
 NO_LANE = -(1 << 30)
 _LANES = 16
 _LAST = (1 << 32) - 1
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @kernel()
@@ -57,7 +58,8 @@ def encode_query(
             size = -x if x < 0 else x
             peak = size if size > peak else peak
             square += np.float64(x) * np.float64(x)
-        scales[t], lengths[t] = peak / np.float32(127), np.sqrt(square)
+        # The length of finite numbers may be more than a float32 can say: as long as it can.
+        scales[t], lengths[t] = peak / np.float32(127), min(np.sqrt(square), _LARGEST)
         inverse = 1 / np.float64(scales[t]) if scales[t] > 1e-37 else 0.0
         for i in range(dim):
             rest[i] = np.float64(vectors[t, i]) * inverse
@@ -148,7 +150,9 @@ def best_groups(dots: np.ndarray, most: int, rows: np.ndarray, ranges: np.ndarra
         total = 0
         for n in range(most):
             group = lanes[t, n]
-            ranges[t, n, 0], ranges[t, n, 1] = (rows[group], rows[group + 1]) if group >= 0 else (0, 0)
+            # Lanes beyond the groups hold none, unless the disk gave their starting sums other values.
+            held = 0 <= group < len(rows) - 1
+            ranges[t, n, 0], ranges[t, n, 1] = (rows[group], rows[group + 1]) if held else (0, 0)
             total += ranges[t, n, 1] - ranges[t, n, 0]
         longest = max(longest, total)
     return longest
@@ -173,8 +177,10 @@ def best_cells(
     cells, gains
         ``(tokens, most)`` int32, written: best cell first, -1 where there are fewer.
     """
-    best_lanes(dots, ranges, cells, gains)
     tokens, most = cells.shape
+    if most == 0:
+        return
+    best_lanes(dots, ranges, cells, gains)
     last = np.empty(tokens, dtype=np.int32)
     total = 1e-30
     for t in range(tokens):

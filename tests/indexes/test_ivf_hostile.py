@@ -1,0 +1,399 @@
+"""What a damaged or hostile file can make the kernels of `IVF` do: nothing but find other documents.
+
+Each hostile value is used in a process of its own, so that a wild read or write fails its test and ends no other.
+"""
+
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+from index_helpers import contents, in_child
+from test_ivf import cells_of, check_cells, collection, recall, soon
+
+from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import CorruptedIndexError, IndexDamageWarning
+from latelier.indexes.ivf import growth
+from latelier.indexes.ivf.cells import Cells
+from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.query import prepare_query
+from latelier.indexes.ivf.stages import gather, keep_likely, probe
+from latelier.indexes.ivf.table import Table
+from latelier.indexes.segments import Part, Segment, document_arrays
+from latelier.scores.kernels import KERNELS, choose_kernel
+from latelier.scores.kernels.gathering import gather_best, sum_bits
+from latelier.scores.kernels.selection import highest_places
+
+__all__ = ["soon"]  # the fixture
+
+NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}
+KERNELS_HERE = KERNELS if choose_kernel() == "avx512" else ("portable",)
+FAR = 1 << 40
+
+
+@pytest.fixture(params=KERNELS_HERE)
+def kernels(request, monkeypatch):
+    monkeypatch.setenv("LATELIER_KERNELS", request.param)
+
+
+@pytest.fixture
+def folder(soon, tmp_path):
+    """A closed index of 400 documents, all of them in cells."""
+    with indexes.IVF(tmp_path / "index") as index:
+        index.add(range(400), collection(400)[0])
+        assert cells_of(index).documents.dtype == np.uint16
+    return tmp_path / "index"
+
+
+def change(folder, name, edit):
+    """Change an array of the ANN data in its file; its size, shape and dtype stay those of the catalog."""
+    [path] = [path / f"{name}.npy" for path in (folder / "segments").iterdir() if (path / "offsets.npy").exists()]
+    array = np.load(path)
+    before = array.copy()
+    edit(array)
+    assert not np.array_equal(before, array)
+    np.save(path, array)
+
+
+def put(*places_and_values):
+    """Return a function that sets some places of an array."""
+
+    def edit(array):
+        for place, value in places_and_values:
+            array.reshape(-1)[place] = value
+
+    return edit
+
+
+def turn_round(array):
+    array[:] = array[::-1].copy()
+
+
+EVERYTHING = slice(None)
+# Values that would lead a kernel elsewhere, and what the warning calls them.
+LEADING = {
+    "offsets far": ("offsets", put((slice(1, None), FAR)), "offsets of postings"),
+    "offsets fall": ("offsets", put((5, 10**6)), "offsets of postings"),
+    "offsets whose differences overflow": ("offsets", put((3, 2**63 - 1), (4, -2)), "offsets of postings"),
+    "offsets negative": ("offsets", put((0, -5)), "offsets of postings"),
+    "offsets beyond the end": ("offsets", put((-1, FAR)), "offsets of postings"),
+    "ranges far": ("centroids_ranges", put((EVERYTHING, FAR)), "ranges of centroids"),
+    "ranges negative": ("centroids_ranges", put((1, -3)), "ranges of centroids"),
+    "ranges empty": ("centroids_ranges", lambda a: put((1, a[2]))(a), "ranges of centroids"),
+    "numbers fall": ("numbers", turn_round, "numbers of documents"),
+    "numbers twice": ("numbers", put((7, 8)), "numbers of documents"),
+    "statistics not a number": ("centroids_fit", put((1, np.nan)), "training statistics"),
+    "statistics infinite": ("centroids_fit", put((3, np.inf)), "training statistics"),
+    "dim of nothing": ("centroids_fit", put((3, -7)), "centroids"),
+    "dim of others": ("centroids_fit", put((3, 1e300)), "centroids"),
+}
+# Values that kernels only compute with, or that they take with care.
+HARMLESS = {
+    "postings all the same": ("documents", put((EVERYTHING, 3))),
+    "postings beyond the documents": ("documents", put((EVERYTHING, 65_535))),
+    "postings just beyond the documents": ("documents", put((EVERYTHING, 400))),
+    "postings fall": ("documents", turn_round),
+    "postings of noise": (
+        "documents",
+        lambda a: put((EVERYTHING, np.random.default_rng(0).integers(0, 65_536, a.size)))(a),
+    ),
+    "no lane holds a group": ("centroids_top_start", put((EVERYTHING, -(2**31)))),
+    "lanes without a group win": ("centroids_top_start", put((EVERYTHING, -(2**31)), (slice(8, None), 2**31 - 1))),
+    "sums overflow": ("centroids_top_start", put((EVERYTHING, 2**31 - 1))),
+    "no lane holds a cell": ("centroids_cell_start", put((EVERYTHING, -(2**31)))),
+    "all lanes hold a cell": ("centroids_cell_start", put((EVERYTHING, 2**31 - 1))),
+    "groups of noise": ("centroids_top", put((EVERYTHING, -128))),
+    "cells of noise": ("centroids_cells", put((EVERYTHING, 127))),
+}
+
+
+def results(index, options=NARROW):
+    queries = collection(400)[1]
+    return [[[hit.id, round(hit.score, 3)] for hit in row] for row in index.search(queries, 5, **options)]
+
+
+@pytest.mark.parametrize("name", LEADING)
+def test_ann_data_that_leads_elsewhere_is_not_used_and_made_anew(folder, kernels, name):
+    with indexes.open(folder, read_only=True) as index:
+        everything = results(index, {"rerank": 15, "candidates": 400})
+    array, edit, problem = LEADING[name]
+    change(folder, array, edit)
+
+    def use():
+        with warnings.catch_warnings(record=True) as caught, indexes.open(folder) as index:
+            warnings.simplefilter("always")
+            found = [results(index), results(index)]
+            index.verify()
+            index.add("one more", collection(401)[0][400])
+            return [found, [[w.category.__name__, str(w.message)] for w in caught], len(cells_of(index).numbers)]
+
+    found, caught, known = in_child(use)
+    assert found == [everything, everything]
+    [[category, message]] = caught
+    assert category == "IndexDamageWarning"
+    assert f"is damaged: its {problem} are not what an index writes. Searches compare all" in message
+    assert known == 401
+    with indexes.open(folder) as index:
+        assert index.verify().is_whole
+        check_cells(index)
+        assert recall(index, collection(400)[1]) > 0.97
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_other_damage_to_ann_data_finds_other_documents_at_worst(folder, kernels, name):
+    change(folder, *HARMLESS[name])
+
+    def use():
+        with indexes.open(folder) as index:
+            found = [hits for options in (NARROW, {}) for hits in results(index, options)]
+            exact = results(index, {"effort": "exact"})
+            assert not index.verify().is_whole
+            # Filled up: tokens are assigned to these centroids, and postings appended to these.
+            index.add(range(400, 420), collection(420)[0][400:])
+            results(index)
+            return [found, exact, len(index)]
+
+    found, exact, documents = in_child(use)
+    assert documents == 420
+    for row in found:
+        assert len(row) == 5
+        assert all(0 <= id < 400 and np.isfinite(score) for id, score in row)
+    with indexes.open(folder, read_only=True) as index:
+        assert index.search(collection(400)[0][3], k=1, effort="exact")[0][0].id == 3
+        assert len(exact) == len(found) / 2
+
+
+def test_every_bit_of_offsets_and_ranges_is_refused_or_harmless(folder):
+    """One bit at a time, of the arrays that kernels use as addresses."""
+    with indexes.open(folder, read_only=True) as index:
+        arrays = {name: array.copy() for name, array in cells_of(index).arrays().items()}
+        snapshot = index._storage.snapshot()
+        parts, codec = snapshot.parts(), Codec(8, index.dim)
+    query = prepare_query(collection(400)[1][0])
+
+    def use():
+        outcomes = Counter()
+        for name in ("offsets", "centroids_ranges", "numbers", "centroids_fit"):
+            flat = arrays[name].view("int64")
+            for place in {0, 1, len(flat) // 2, len(flat) - 2, len(flat) - 1}:
+                for bit in range(64):
+                    flat[place] ^= np.int64(-(2**63) if bit == 63 else 1 << bit)
+                    try:
+                        cells = Cells.from_arrays(arrays)
+                        table = Table(parts, codec, cells.numbers)
+                        found = gather(cells, table, probe(cells.centroids, query, 9), np.zeros(0, "uint8"), 50)
+                        assert ((found >= 0) & (found < len(table.numbers))).all()
+                        outcomes[name, "harmless"] += 1
+                    except CorruptedIndexError:
+                        outcomes[name, "refused"] += 1
+                    flat[place] ^= np.int64(-(2**63) if bit == 63 else 1 << bit)
+        return {" ".join(key): count for key, count in outcomes.items()}
+
+    outcomes = in_child(use)
+    assert outcomes["offsets refused"] > 250
+    assert outcomes["centroids_ranges refused"] > 100
+    assert outcomes["numbers refused"] > 200
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("documents", np.zeros(4, "uint32"), r"documents.npy is uint32 \(4,\), not uint16 or int32 of shape \(None,\)"),
+        ("documents", None, "documents.npy is missing"),
+        ("offsets", np.zeros((4, 1), "int64"), r"offsets.npy is int64 \(4, 1\)"),
+        ("offsets", np.zeros(0, "int64"), "offsets of postings"),
+        ("numbers", np.zeros(4, ">i8"), "numbers.npy is >i8"),
+        ("numbers", np.arange(8)[::2], "numbers.npy is int64"),
+        ("centroids_fit", np.zeros(3), r"centroids_fit.npy is float64 \(3,\), not float64 of shape \(4,\)"),
+        ("centroids_ranges", np.zeros(1, "int64"), "ranges of centroids"),
+        ("centroids_top_start", np.zeros((0, 16), "int32"), "its centroids are not"),
+        ("centroids_cells", np.zeros((2, 0, 16, 4), "int8"), "its centroids are not"),
+        ("centroids_cells", np.zeros((4, 16, 8, 2), "int8").T, r"centroids_cells.npy is int8 \(2, 8, 16, 4\)"),
+    ],
+)
+def test_ann_data_of_another_form_is_refused(soon, name, array, message):
+    index = indexes.IVF()
+    index.add(range(200), collection(200)[0])
+    arrays = cells_of(index).arrays()
+    assert Cells.from_arrays(arrays).arrays().keys() == arrays.keys()
+    if array is None:
+        del arrays[name]
+    else:
+        arrays[name] = array
+    with pytest.raises(CorruptedIndexError, match=message):
+        Cells.from_arrays(arrays)
+
+
+def test_damaged_ann_data_of_few_documents_is_dropped(folder, monkeypatch):
+    monkeypatch.setattr(growth, "_FIRST_TOKENS", 10**6)
+    change(folder, "offsets", put((1, FAR)))
+    with indexes.open(folder) as index:
+        before = contents(index)
+        with pytest.warns(IndexDamageWarning, match="the ANN data of IVF.* is damaged: its offsets of postings are"):
+            index.compact()
+        assert cells_of(index) is None
+        assert index.verify().is_whole
+        assert contents(index) == before
+        assert recall(index, collection(400)[1]) > 0.97
+
+
+def gathered(postings, offsets, seed, documents, block):
+    """What `gather_best` finds with any postings, between guards that nobody may write to or find."""
+    rng = np.random.default_rng(seed)
+    tokens, lists = 5, len(offsets) - 1
+    cells = np.array([rng.permutation(lists)[:4] for _ in range(tokens)], dtype="int32")
+    gains = -np.sort(-rng.integers(1, 1000, size=(tokens, 4)), axis=1).astype("int32")
+    guard = 4096
+    sums = np.full(block + 2 * guard, 0xABABABAB, dtype="uint32")
+    best = np.full(30 + 2 * guard, -77, dtype="int64")
+    allowed = np.ones(documents + 2 * guard, dtype="uint8")  # beyond the end everything is allowed
+    own = allowed[guard : guard + documents]
+    own[:] = rng.integers(0, 2, documents)
+    count = gather_best(
+        cells,
+        gains,
+        (offsets, postings.view("uint8"), postings.itemsize),
+        sum_bits(tokens),
+        own,
+        documents,
+        sums[guard : guard + block],
+        best[guard : guard + 30],
+    )
+    assert (np.delete(sums, slice(guard, guard + block)) == 0xABABABAB).all()
+    assert (np.delete(best, slice(guard, guard + 30)) == -77).all()
+    assert (allowed[:guard] == 1).all()
+    assert (allowed[guard + documents :] == 1).all()
+    found = best[guard : guard + count]
+    assert ((found >= 0) & (found < documents)).all()
+    assert own[found].all()
+    assert (np.diff(found) > 0).all()
+    return count
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_no_postings_make_gathering_leave_its_memory(dtype):
+    """Numbers of every size and in any order: near the edges of blocks and of the documents, negative and random."""
+
+    def use():
+        total = 0
+        for seed in range(400):
+            rng = np.random.default_rng(seed)
+            documents, block = int(rng.choice([1, 63, 64, 65, 300, 5000])), int(rng.choice([64, 128, 1024]))
+            edges = np.array([0, 1, 63, 64, documents - 1, documents, documents + 1, documents + 70, block - 1, block])
+            extremes = np.array([65_535, 32_768, 2**31 - 1, -1, -2, -64, -(2**20), -(2**31), 2**20])
+            near, far = rng.choice(edges, 600), rng.choice(np.concatenate([edges, extremes]), 600)
+            noise = rng.integers(-(2**31), 2**31, 600)
+            valid = rng.integers(0, documents, 600)
+            postings = np.choose(rng.integers(0, 4, 600), [near, far, noise, valid]).astype(dtype)
+            offsets = np.sort(np.concatenate([[0, 600], rng.integers(0, 601, 8)]))
+            if seed % 3 == 0:
+                postings = np.sort(postings)
+            total += gathered(postings, offsets, seed, documents, block)
+        return total
+
+    assert in_child(use) > 400
+
+
+def segment_of(codec, lengths, first=0, seed=0):
+    rng = np.random.default_rng(seed)
+    vectors = rng.standard_normal((sum(lengths), codec.dim)).astype("float32")
+    embeddings = TokenEmbeddings(vectors, np.cumsum([0, *lengths]))
+    numbers = np.arange(first, first + len(lengths))
+    return Segment({**document_arrays(numbers, numbers.tolist(), lengths), **codec.encode(embeddings)})
+
+
+@pytest.mark.parametrize(
+    ("bits", "dim"), [(8, 8), (8, 16), (8, 64), (8, 4096), (4, 33), (2, 33), (1, 33), (4, 0), (1, 64)]
+)
+def test_a_codec_reads_only_what_it_has_written(bits, dim):
+    """A segment of dim 10 and 8 bits, and one whose arrays are shorter, wider or laid out otherwise than it says."""
+    segment = segment_of(Codec(8, 10), [3, 2])
+    part = Part(segment, np.arange(2))
+    assert Codec(8, 10).decode(part).lengths.tolist() == [3, 2]
+    with pytest.raises(CorruptedIndexError, match=r"take .*; verify\(\) says which files are damaged"):
+        Codec(bits, dim).decode(part)
+    with pytest.raises(CorruptedIndexError, match="tokens of dim"):
+        Table([part], Codec(bits, dim), np.zeros(0, "int64"))
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+def test_arrays_that_are_not_those_of_the_segment_are_refused(bits):
+    codec = Codec(bits, 40)
+    segment = segment_of(codec, [3, 2])
+    for name in codec.layout:
+        array = segment.arrays[name]
+        others = [
+            array[:-1],
+            np.concatenate([array, array]),
+            array.astype("int64"),
+            array.byteswap().view(array.dtype.newbyteorder()),
+        ]
+        others += [np.repeat(array, 2, axis=0)[::2], np.zeros(0), array[None]]
+        for other in others:
+            if other.dtype == array.dtype and other.shape == array.shape and other.flags.c_contiguous:
+                continue  # bytes have no order
+            with pytest.raises(CorruptedIndexError, match=f"a segment's {name} are"):
+                codec.decode(Part(Segment({**segment.arrays, name: other}), np.arange(2)))
+        with pytest.raises(CorruptedIndexError, match=f"a segment's {name} are"):
+            codec.addresses(Segment({key: value for key, value in segment.arrays.items() if key != name}))
+
+
+@pytest.mark.parametrize("positions", [[2], [0, 5], [-1], [1, 2**62]])
+def test_documents_that_a_segment_does_not_hold_are_refused(positions):
+    part = Part(segment_of(Codec(8, 10), [3, 2]), np.array(positions))
+    with pytest.raises(CorruptedIndexError, match="of a segment were asked for, which has 2"):
+        Codec(8, 10).decode(part)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, -3])
+def test_segments_that_hold_the_same_documents_are_refused(first):
+    codec = Codec(8, 10)
+    parts = [Part(segment_of(codec, [3, 2, 4]), np.arange(3)), Part(segment_of(codec, [5], first), np.arange(1))]
+    with pytest.raises(CorruptedIndexError, match=f"two segments of the index hold the documents {first} to 2"):
+        Table(parts, codec, np.zeros(0, "int64"))
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF00, 0xFF01, 0xFFFF])
+def test_scales_that_no_encoder_writes_count_as_zero(kernels, bits):
+    """Infinity and NaN would leave a search without an order; the first is a scale that only seems to be one."""
+    documents, queries = collection(200)
+    index = indexes.IVF()
+    index.add(range(200), documents)
+    segment = index._storage.snapshot().parts()[0].segment
+    segment.arrays["scales"][: segment.offsets[100]] = bits
+
+    def use():
+        for options in ({"effort": "exact"}, {"rerank": 20}, {}):
+            for k in (3, 150):
+                for hits in index.search(queries, k=k, **options):
+                    assert len(hits) == k
+                    assert np.isfinite([hit.score for hit in hits]).all()
+                    assert bits < 0xFF00 or all(hit.score == 0 for hit in hits if hit.id < 100)
+        return index.get_embeddings(range(100)).vectors.any(), np.isfinite(
+            index.get_embeddings(range(200)).vectors
+        ).all()
+
+    damaged, finite = in_child(lambda: [bool(value) for value in use()])
+    assert (damaged, finite) == (bits < 0xFF00, True)
+
+
+def test_queries_as_large_as_floats_can_be_find_documents(soon):
+    index = indexes.IVF()
+    index.add(range(500), collection(500)[0])
+    query = np.full((4, 32), 3e38, dtype="float32")
+    for options in (NARROW, {}, {"rerank": 20}, {"effort": "exact"}):
+        assert len(index.search(query, k=5, **options)[0]) == 5
+
+
+def test_all_documents_are_likely_where_scores_are_too_large_to_tell():
+    query = prepare_query(np.full((2, 32), 3e38, dtype="float32"))
+    assert np.isfinite(query.lengths).all()
+    documents, scores = np.arange(20), np.full(20, -np.inf, dtype="float32")
+    assert keep_likely(documents, scores, query, 10, 2.0).tolist() == list(range(20))
+
+
+def test_equal_scores_of_minus_infinity_are_selected_in_order():
+    places = np.full(3, -1, dtype="int64")
+    highest_places(np.array([-np.inf, 1, -np.inf, -np.inf], dtype="float32"), places)
+    assert places.tolist() == [0, 1, 2]
