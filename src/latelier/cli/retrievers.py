@@ -26,12 +26,22 @@ def quiet_loading() -> None:
     logging.disable_progress_bar()
 
 
-def open_existing(folder: Path, device: str | None) -> Retriever:
-    """Open an index for searching, with the model that it names."""
+def open_existing(folder: Path, model: str | None, device: str | None) -> Retriever:
+    """Open an index for searching, with the model that it names or with the one that the user gives."""
+    from latelier import indexes
     from latelier.retrieve import Retriever
+    from latelier.retrieve.identity import Identity
 
     quiet_loading()
-    return Retriever.open(folder, device=device, read_only=True)
+    if model is None:
+        return Retriever.open(folder, device=device, read_only=True)
+    index = indexes.open(folder, read_only=True)
+    try:
+        stored = Identity.stored_in(index)
+        return Retriever(model, index, device=device, model_options=stored.options if stored else None)
+    except BaseException:
+        index.close()
+        raise
 
 
 def open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind = Kind.FLAT) -> Retriever:

@@ -23,6 +23,7 @@ def search(
     filter_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long the filter may take; 0 for as long as it needs.")
     ] = 10.0,
+    model: Annotated[str | None, typer.Option(help="Name or folder; default: what the index names.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which words matched which.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -40,7 +41,7 @@ def search(
     from latelier.cli.output import print_json, result_lines, results_json
     from latelier.cli.retrievers import open_existing
 
-    with open_existing(folder, device) as retriever:
+    with open_existing(folder, model, device) as retriever:
         values = [number_or_text(value) for value in parameter or ()]
         results = retriever.search(text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None)
         explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}

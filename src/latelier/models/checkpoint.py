@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -69,12 +70,15 @@ class Checkpoint(MultiVectorEncoder):
         has_device_map = "device_map" in (kwargs.get("model_kwargs") or {})
         place = None if has_device_map and device is None else str(resolve_device(device))
         name = None if model_name_or_path is None else str(model_name_or_path)
+        if not kwargs.get("trust_remote_code") and kwargs.get("backend", "torch") == "torch":
+            # The settings in a folder may ask transformers to unpickle whatever its weights are; arguments win.
+            kwargs["model_kwargs"] = {"weights_only": True, **(kwargs.get("model_kwargs") or {})}
         try:
             if name is not None:
                 check_folder(name)
             with quiet_conversion():
                 super().__init__(None if name is None else resolve_name(name), device=place, **kwargs)
-        except OSError as error:
+        except (OSError, UnpicklingError) as error:
             raise ModelLoadError(name, error) from error
         self._set_lengths(max_length_query, max_length_document)
         self.truncate_dim = self.resolve_truncation(truncate_dim)

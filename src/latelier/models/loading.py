@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import torch
 
+from latelier.describing import short
+from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.colbert import ColBERT
-from latelier.models.names import DEFAULT_MODEL
+from latelier.models.inspection import check_plain
+from latelier.models.names import DEFAULT_MODEL, resolve_name
 from latelier.models.recipe import UNTRAINED
 
-__all__ = ["load"]
+__all__ = ["load", "load_unvouched"]
+
+_HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
+# What plain models consist of; the other files of a repository are pickles, other formats, and pictures.
+_FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
 
 
 def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | None = None, **kwargs: Any) -> ColBERT:
@@ -37,3 +46,65 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
     384
     """
     return ColBERT(model_name_or_path, device=device, recipe=UNTRAINED, **kwargs)
+
+
+def load_unvouched(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
+    """Load a model that a file names and the user does not: only as safetensors, and only if it brings no code.
+
+    Parameters
+    ----------
+    name
+        An absolute path, or a name on the hub, which is never taken for a folder.
+    device
+        As in `ColBERT`.
+    **options
+        Plain parameters of `ColBERT`, and ``revision``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the name or the folder is more than that.
+    ModelLoadError
+        If there is no such model, or it is damaged.
+    """
+    try:
+        folder = _find(name, options.pop("revision", None))
+        check_plain(folder)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"the model {short(name)} is not loaded without your word for it: {error} Only text encoders in "
+            "safetensors, without code of their own, are. If you trust this one, give it by hand."
+        ) from error
+    only_weights = {"use_safetensors": True, "weights_only": True}
+    try:
+        return load(
+            str(folder), device, trust_remote_code=False, local_files_only=True, model_kwargs=only_weights, **options
+        )
+    except LatelierError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(name, error) from error
+
+
+def _find(name: str, revision: str | None) -> Path:
+    """Return the folder of a model, downloaded if need be: what is checked there is what is loaded from there."""
+    # Asking Windows for \\host\share sends the user's credentials there, so the form is looked at before the disk.
+    if name.startswith(("//", "\\\\", "\\/", "/\\")) or "\0" in name:
+        raise InvalidArgumentError("its name is that of a network share.")
+    named = resolve_name(name) if _HUB_NAME.fullmatch(name) else name
+    if Path(named).is_absolute():
+        if not Path(named).is_dir():
+            raise ModelLoadError(name, FileNotFoundError("there is no such folder on this machine."))
+        return Path(named)
+    if PureWindowsPath(name).is_absolute():
+        raise ModelLoadError(name, FileNotFoundError("it is a folder of another machine."))
+    if not _HUB_NAME.fullmatch(name):
+        raise InvalidArgumentError("its name is neither an absolute path nor a name on the Hugging Face hub.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=_FILES, ignore_patterns=["onnx/*", "openvino/*"])
+        )
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(name, error) from error

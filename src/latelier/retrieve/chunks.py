@@ -12,11 +12,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tqdm import tqdm
 
+from latelier.describing import short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.models import ColBERT
 from latelier.models.streaming import packed_windows
+from latelier.retrieve.arguments import check_count
 from latelier.retrieve.documents import Document, read_documents
 
 __all__ = ["Chunk", "Existing", "chunks", "encode"]
@@ -59,8 +61,7 @@ def chunks(
     DuplicateIdError
         If an id is given twice in a chunk, or is in the index already.
     """
-    if size < 1:
-        raise InvalidArgumentError(f"received chunk_size={size}; expected at least 1.")
+    check_count("chunk_size", size)
     read = enumerate(read_documents(documents))
     total = len(documents) if isinstance(documents, Sized) else None
     with tqdm(total=total, desc="Indexing", unit=" documents", disable=not show_progress) as progress:
@@ -101,11 +102,13 @@ def _ids(chunk: list[tuple[int, Document]], index: Index, existing: Existing) ->
             numbers = numbers or itertools.count(_next_number(index))
             id_ = next(numbers)
         if id_ in positions:
-            raise DuplicateIdError(f"documents[{position}]: id {id_!r} is that of documents[{positions[id_]}] too.")
+            raise DuplicateIdError(
+                f"documents[{position}]: id {short(id_)} is that of documents[{positions[id_]}] too."
+            )
         if existing == "refuse" and id_ in index:
             raise DuplicateIdError(
-                f"documents[{position}]: id {id_!r} is in the index already; update(...), or --update on the command "
-                "line, replaces documents; skip_existing=True, or --resume, leaves them as they are."
+                f"documents[{position}]: id {short(id_)} is in the index already; update(...), or --update on the "
+                "command line, replaces documents; skip_existing=True, or --resume, leaves them as they are."
             )
         positions[id_] = position
     return list(positions)

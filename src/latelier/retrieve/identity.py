@@ -1,43 +1,65 @@
 """Which model an index was filled with, kept in the index itself.
 
 A name is not enough: it may stand for other weights tomorrow, and searching with other weights than those that filled
-the index gives plausible nonsense. So the place where the model puts one fixed sentence is kept as well. Two loads of
-the same weights agree on it to three digits, on any device and in any floating type; other weights, or the same after
-more training, do not.
+the index gives plausible nonsense. So the embedding of one fixed sentence is kept as well, as the model's fingerprint.
+Two loads of the same weights agree on it to three digits, on any device and in any floating type; other weights, or
+the same after more training, do not.
+
+An index may come from anywhere, so this is where what it stores becomes trusted: values of known names, types and
+ranges, none of which can name code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError
+from latelier.describing import cut, short
+from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Index
 from latelier.models import ColBERT
+from latelier.retrieve.options import check_option, plain_options
 
-__all__ = ["Identity", "is_same_model", "probe"]
+__all__ = ["Identity", "identify", "is_same_model", "probe"]
 
 # The key under which it stands among the settings of the index.
 _SETTING = "retriever"
 _SENTENCE = "Late interaction compares every word of a question with every word of a text."
 # Half precision gives 0.9999 or more, dynamic int8 about 0.99, other models anything around 0.
 _LEAST_COSINE = 0.97
+_LONGEST_NAME = 4096  # characters, as of a path
+_MOST_DIMENSIONS = 65_536
 
 
 class Identity(NamedTuple):
-    """A model: its name (None for one that was handed over loaded), options of loading it, and its `probe`."""
+    """A model: its name, plain options of loading it, its fingerprint, and names of options that are not stored.
+
+    The name is None for a model that was handed over loaded.
+    """
 
     name: str | None
     options: dict[str, Any]
     probe: list[float]
+    unstored: list[str]
 
     @classmethod
     def stored_in(cls, index: Index) -> Identity | None:
-        """Return which model filled an index, None where no retriever did."""
-        stored = index.settings.get(_SETTING)
-        return None if stored is None else cls(stored["name"], stored["options"], stored["probe"])
+        """Return which model filled an index, None where no retriever did.
+
+        Raises
+        ------
+        IndexFormatError
+            If what is stored has another form, or options that nobody may store.
+        """
+        try:
+            stored = index.settings.get(_SETTING)
+        except LatelierError:
+            raise
+        except (ValueError, RecursionError) as error:  # no JSON, or nested without end
+            raise _malformed("it", error) from error
+        return None if stored is None else cls(*_read(stored))
 
     def store_in(self, index: Index) -> None:
         """Note that this model fills the index."""
@@ -49,12 +71,12 @@ class Identity(NamedTuple):
         Raises
         ------
         InvalidArgumentError
-            If the dimensions or the probes differ.
+            If the dimensions or the fingerprints differ.
         """
         if index.dim is None:
             return
         stored = self.stored_in(index)
-        filler = f"the model {stored.name!r}" if stored and stored.name else "another model"
+        filler = f"the model {short(stored.name)}" if stored and stored.name else "another model"
         if index.dim != len(self.probe):
             raise InvalidArgumentError(
                 f"the index holds embeddings of {index.dim} dimensions, this model makes {len(self.probe)}: it was "
@@ -65,6 +87,12 @@ class Identity(NamedTuple):
                 f"the index was filled by {filler} with other weights than this model has, so their embeddings cannot "
                 "be compared. Retriever.open(path) takes the model that an index names; or make a new index."
             )
+
+
+def identify(name: str | None, options: Mapping[str, Any], model: ColBERT) -> Identity:
+    """Return the identity of a model; of the options that it was loaded with, only plain ones are to be stored."""
+    plain = plain_options(options)
+    return Identity(name, plain, probe(model), sorted(set(options) - set(plain)))
 
 
 def probe(model: ColBERT) -> list[float]:
@@ -82,8 +110,40 @@ def probe(model: ColBERT) -> list[float]:
 
 
 def is_same_model(left: Sequence[float], right: Sequence[float]) -> bool:
-    """Whether two probes are of the same weights."""
+    """Whether two fingerprints are of the same weights."""
     if len(left) != len(right):
         return False
     cosine = np.dot(left, right) / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12)
     return bool(cosine >= _LEAST_COSINE)
+
+
+def _read(stored: Any) -> tuple[str | None, dict[str, Any], list[float], list[str]]:
+    """Check what an index says about its model, all of which may be made up."""
+    if not isinstance(stored, dict):
+        raise _malformed("it", stored)
+    name, options, fingerprint = stored.get("name"), stored.get("options"), stored.get("probe")
+    unstored = stored.get("unstored", [])
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME):
+        raise _malformed("the model's name", name)
+    if not isinstance(options, dict):
+        raise _malformed("the model's options", options)
+    for option, value in options.items():
+        try:
+            check_option(option, value)
+        except InvalidArgumentError as error:
+            raise IndexFormatError(f"{_FOREIGN}: {error} {_BY_HAND}") from error
+    if not isinstance(fingerprint, list) or not 0 < len(fingerprint) <= _MOST_DIMENSIONS:
+        raise _malformed("the model's fingerprint", fingerprint)
+    if not all(type(value) in (int, float) and -1e6 <= value <= 1e6 for value in fingerprint):
+        raise _malformed("the model's fingerprint", fingerprint)
+    if not isinstance(unstored, list) or not all(isinstance(each, str) for each in unstored):
+        raise _malformed("the names of other options", unstored)
+    return name, options, fingerprint, [cut(each, 60) for each in unstored[:20]]
+
+
+_FOREIGN = "the index says of the model that filled it what this library does not store"
+_BY_HAND = "If you know the model, give it by hand: Retriever(model, path), or --model on the command line."
+
+
+def _malformed(what: str, received: Any) -> IndexFormatError:
+    return IndexFormatError(f"{_FOREIGN}: {what} is {short(received)}. {_BY_HAND}")

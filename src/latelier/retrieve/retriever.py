@@ -13,13 +13,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latelier import indexes
+from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
+from latelier.models.loading import load_unvouched
+from latelier.retrieve.arguments import as_queries, check_count
 from latelier.retrieve.chunks import Existing, chunks, encode
 from latelier.retrieve.explanation import Explanation, explain_alignment
-from latelier.retrieve.identity import Identity, probe
+from latelier.retrieve.identity import Identity, identify
 from latelier.scores.alignment import align
 
 if TYPE_CHECKING:
@@ -55,7 +58,9 @@ class Retriever:
     device
         Where to load a model given by name: ``"cpu"``, ``"cuda"``, ...; None takes the best there is.
     model_options
-        Further arguments of `latelier.models.load` for a model given by name, JSON values; stored with the index.
+        Further arguments of `latelier.models.load` for a model given by name. Lengths, `embedding_size`,
+        `truncate_dim`, prompts and `revision` are stored with the index; others (``trust_remote_code``,
+        ``model_kwargs``, ...) are not, and `open` will then ask for the model.
 
     Raises
     ------
@@ -85,6 +90,10 @@ class Retriever:
         device: str | None = None,
         model_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(model_options, (Mapping, type(None))):
+            raise InvalidArgumentError(f"received {describe(model_options)} as model_options; expected a dict.")
+        if not isinstance(model, (ColBERT, str, os.PathLike, type(None))):
+            raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT, or its name.")
         self.model_options = dict(model_options or {})
         if isinstance(model, ColBERT):
             if device is not None or self.model_options:
@@ -93,7 +102,7 @@ class Retriever:
         else:
             self.model_name = _portable_name(DEFAULT_MODEL if model is None else model)
             self.model = load(self.model_name, device=device, **self.model_options)
-        self._identity = Identity(self.model_name, self.model_options, probe(self.model))
+        self._identity = identify(self.model_name, self.model_options, self.model)
         self.index = index if isinstance(index, Index) else _open_or_make(index)
         try:
             self._identity.check(self.index)
@@ -105,6 +114,9 @@ class Retriever:
     @classmethod
     def open(cls, path: PathLike, *, device: str | None = None, read_only: bool = False) -> Retriever:
         """Open a folder that a retriever has filled, with the model that filled it.
+
+        The folder may be a stranger's: the model that it names is loaded only if it is a text encoder in safetensors
+        that brings no code of its own. Any other has to be given by hand: ``Retriever(model, path)``.
 
         Parameters
         ----------
@@ -123,9 +135,12 @@ class Retriever:
         Raises
         ------
         IndexFormatError
-            If there is no index.
+            If there is no index, or what it says about its model is malformed.
         InvalidArgumentError
-            If the index does not name its model, or the model of that name has changed since.
+            If the index does not name its model, the model of that name has changed since, or it is not one that is
+            loaded by its name alone.
+        ModelLoadError
+            If there is no such model any more.
 
         Examples
         --------
@@ -143,9 +158,17 @@ class Retriever:
             if stored is None or stored.name is None:
                 raise InvalidArgumentError(
                     f"the index in {path} does not name its model: it is empty, or was filled with embeddings or with "
-                    "a model that was loaded before. Give the model: Retriever(model, path)."
+                    "a model that was loaded before. Give the model: Retriever(model, path), or --model."
                 )
-            return cls(stored.name, index, device=device, model_options=stored.options)
+            if stored.unstored:
+                raise InvalidArgumentError(
+                    f"the index in {path} was filled by {short(stored.name)} with options that are not stored: "
+                    f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
+                )
+            retriever = cls(load_unvouched(stored.name, device, **stored.options), index)
+            retriever.model_name, retriever.model_options = stored.name, stored.options
+            retriever._identity = retriever._identity._replace(name=stored.name, options=stored.options)
+            return retriever
         except BaseException:
             index.close()
             raise
@@ -271,11 +294,12 @@ class Retriever:
         Raises
         ------
         InvalidArgumentError
-            If a query is empty, or `k` or the filter is invalid.
+            If a query is empty or no text, or `k` or the filter is invalid.
         FilterTimeoutError
             If the filter takes too long.
         """
-        queries = [texts] if isinstance(texts, str) else list(texts)
+        queries = as_queries(texts)
+        check_count("k", k)
         if not queries:
             return []
         vectors = self._encode_queries(queries)
@@ -321,9 +345,13 @@ class Retriever:
         >>> {query: list(found) for query, found in retriever.run({"q1": "fruit"}).items()}
         {'q1': ['a', 'b']}
         """
-        if not queries:
+        if not isinstance(queries, Mapping):
+            raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
+        texts = as_queries(queries.values())
+        check_count("k", k)
+        if not texts:
             return {}
-        vectors = self._encode_queries([*queries.values()])
+        vectors = self._encode_queries(texts)
         hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
@@ -349,7 +377,9 @@ class Retriever:
         LatelierError
             If the document was stored without its text, or its rows are not those of its text's tokens.
         """
-        vectors = self._encode_queries([query])[0]
+        if not isinstance(query, str):
+            raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
+        vectors = self._encode_queries(as_queries(query))[0]
         with self.index.snapshot():
             document = self.index.get_embeddings([id])[0]
             text = self.index.get([id])[0].text
@@ -391,14 +421,12 @@ class Retriever:
         return f"Retriever({model}, {self.index!r})"
 
     def _encode_queries(self, queries: Sequence[str]) -> Any:
-        for position, text in enumerate(queries):
-            if not isinstance(text, str) or not text.strip():
-                raise InvalidArgumentError(f"queries[{position}] is {text!r}; expected a text that is not empty.")
         return self.model.encode_query(list(queries), packed=True).to("cpu")
 
     def _fill(
         self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, existing: Existing
     ) -> None:
+        check_count("batch_size", batch_size)
         write = self.index.update if existing == "replace" else self.index.add
         for chunk in chunks(documents, self.index, chunk_size, existing=existing, show_progress=show_progress):
             embeddings = encode(self.model, chunk.texts, batch_size, chunk.progress)
@@ -414,5 +442,7 @@ def _portable_name(model: PathLike) -> str:
 
 
 def _open_or_make(path: PathLike | None) -> Index:
+    if not isinstance(path, (str, os.PathLike, type(None))):
+        raise InvalidArgumentError(f"received {describe(path)} as the index; expected an Index, a folder or None.")
     exists = path is not None and Path(path).is_dir() and any(Path(path).iterdir())
     return indexes.open(path) if path is not None and exists else indexes.Flat(path)

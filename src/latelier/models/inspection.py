@@ -1,0 +1,210 @@
+"""Checks that a model's folder can be loaded without running anything that its maker chose.
+
+A folder names classes to import, files to unpickle, kernels to download and other folders to read. Loaders refuse
+most of that unless they are told to trust it, but what they refuse differs by version. So everything in a folder that
+a loader acts on is compared with a list of what plain text encoders have, and weights are safetensors. Whoever trusts
+a model that is refused here gives it by hand, which is checked by the loader alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from latelier.describing import short
+from latelier.errors import InvalidArgumentError
+from latelier.reading import parse_json
+
+__all__ = ["check_plain"]
+
+# Modules of sentence-transformers that are arithmetic on tokens. Its Router and WordEmbeddings name further classes.
+_MODULE_TYPE = re.compile(
+    r"sentence_transformers(\.\w+)+\.(Transformer|Dense|Normalize|Pooling|MultiVectorMask|LayerNorm|Dropout|"
+    r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense",
+    re.ASCII,
+)
+_WITH_WEIGHTS = ("Dense", "LayerNorm")
+_MODEL_TYPES = {None, "ColBERT", "MultiVectorEncoder", "SentenceTransformer"}
+_ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation\.\w+|linear\.Identity)", re.ASCII)
+
+# Text encoders and decoders of transformers; its other models bring image libraries, retrievers and parts by name.
+_ENCODERS = """
+albert bert big_bird camembert convbert deberta deberta-v2 distilbert electra ernie eurobert funnel gemma gemma2
+gemma3_text gpt_neox granite lfm2 llama longformer mistral mobilebert modernbert modernbert-decoder mpnet mt5
+nomic_bert phi3 qwen2 qwen3 rembert roberta roberta-prelayernorm roformer smollm3 squeezebert t5 umt5 xlm-roberta
+xlm-roberta-xl
+"""
+_TOKENIZER = re.compile(
+    r"(TokenizersBackend|PreTrainedTokenizerFast|(Albert|Bert|BigBird|Camembert|ConvBert|CodeGen|Deberta|DebertaV2|"
+    r"DistilBert|Electra|Funnel|GPT2|GPTNeoX|Gemma|Llama|Longformer|MPNet|MT5|MobileBert|Qwen2|RemBert|Roberta|"
+    r"RoFormer|SqueezeBert|T5|XLMRoberta)Tokenizer(Fast)?)"
+)
+# Keys of a configuration, at any depth, by which it names code, other files or repositories.
+_NAMES_MORE = """
+auto_map auto_mapping base_model_name_or_path compression_config custom_pipelines gguf_file kernel_config
+processor_class quantization_config transformers_weights use_kernels
+"""
+_ATTENTION = (None, "eager", "sdpa")
+# What sentence-transformers reads beside the encoder; all but the first are names of its first versions.
+_SETTINGS = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+_SETTINGS_KNOWN = """
+do_lower_case document_length max_seq_length modality_config module_output_name query_expansion query_length
+transformer_task unpad_inputs
+"""
+_SETTINGS_EMPTY = """
+config_args config_kwargs model_args model_kwargs processing_kwargs processor_kwargs tokenizer_args
+"""
+_TEXT_ONLY = ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, "token_embeddings")
+_LARGEST_FILE = 2**24
+
+
+def check_plain(folder: Path) -> None:
+    """Refuse a model's folder that is more than a text encoder in safetensors.
+
+    Parameters
+    ----------
+    folder
+        What will be loaded, all of it: for a model of the hub its snapshot.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The message says in which file what was found.
+    """
+    _check_top(folder)
+    if not (folder / "modules.json").exists():
+        _check_encoder(folder)
+        return
+    modules = _read(folder / "modules.json")
+    if not isinstance(modules, list) or not modules:
+        raise InvalidArgumentError("modules.json is not a list of modules.")
+    for module in modules:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if not isinstance(kind, str) or not _MODULE_TYPE.fullmatch(kind):
+            raise InvalidArgumentError(f"modules.json names {short(kind)}, which is code of its own.")
+        inside = folder / _relative(path)
+        name = kind.rpartition(".")[2]
+        if name == "Transformer":
+            _check_encoder(inside)
+        if name in _WITH_WEIGHTS:
+            _check_layer(inside)
+
+
+def _check_top(folder: Path) -> None:
+    """Check what stands beside the modules."""
+    settings = _read_mapping(folder / "config_sentence_transformers.json")
+    kind = settings.get("model_type")
+    if not isinstance(kind, (str, type(None))) or kind not in _MODEL_TYPES:
+        raise InvalidArgumentError(f"config_sentence_transformers.json names the model type {short(kind)}.")
+    requirements = settings.get("requirements")
+    if requirements:
+        raise InvalidArgumentError(f"config_sentence_transformers.json requires {short(requirements)}.")
+
+
+def _check_encoder(folder: Path) -> None:
+    """Check a folder that transformers loads a model and a tokenizer from."""
+    for name in ("adapter_config.json", "processor_config.json", "preprocessor_config.json"):
+        if (folder / name).exists():
+            raise InvalidArgumentError(f"it has a {name}: an adapter or a processor, which names other models.")
+    config, tokenizer = _read_mapping(folder / "config.json"), _read_mapping(folder / "tokenizer_config.json")
+    for name, content in (("config.json", config), ("tokenizer_config.json", tokenizer)):
+        _check_keys(name, content)
+        known = content.get("tokenizer_class")
+        if known is not None and not (isinstance(known, str) and _TOKENIZER.fullmatch(known)):
+            raise InvalidArgumentError(f"{name} names the tokenizer {short(known)}, which is not a known one.")
+    if (kind := config.get("model_type")) not in _ENCODERS.split():
+        raise InvalidArgumentError(f"config.json names the architecture {short(kind)}, which is not a known encoder.")
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or any(str(each).endswith("ForRetrieval") for each in architectures):
+        raise InvalidArgumentError(f"config.json names the classes {short(architectures)}.")
+    if not (folder / "tokenizer.json").is_file():
+        raise InvalidArgumentError("it has no tokenizer.json.")
+    for name in _SETTINGS:
+        _check_encoder_settings(name, _read_mapping(folder / name))
+    if not (folder / "model.safetensors").is_file():
+        _check_shards(folder)
+
+
+def _check_encoder_settings(name: str, settings: dict[str, Any]) -> None:
+    """Check sentence-transformers' own arguments for the encoder: some of them unpickle or download."""
+    for key, value in settings.items():
+        if key not in _SETTINGS_KNOWN.split() and (value or key not in _SETTINGS_EMPTY.split()):
+            raise InvalidArgumentError(f"{name} sets {short(key)}.")
+    if settings.get("transformer_task", "feature-extraction") != "feature-extraction":
+        raise InvalidArgumentError(f"{name} sets the task {short(settings['transformer_task'])}.")
+    given = (settings.get("modality_config", _TEXT_ONLY[0]), settings.get("module_output_name", _TEXT_ONLY[1]))
+    if given != _TEXT_ONLY:
+        raise InvalidArgumentError(f"{name} calls other methods than a text encoder's: {short(given[0])}.")
+
+
+def _check_layer(folder: Path) -> None:
+    """Check the folder of a linear layer."""
+    activation = _read_mapping(folder / "config.json").get("activation_function")
+    if activation is not None and not (isinstance(activation, str) and _ACTIVATION.fullmatch(activation)):
+        raise InvalidArgumentError(f"{folder.name} names the activation {short(activation)}, which is code of its own.")
+    if not (folder / "model.safetensors").is_file():
+        raise InvalidArgumentError(f"{folder.name} has no model.safetensors; other weights are pickles.")
+
+
+def _check_shards(folder: Path) -> None:
+    weights = _read_mapping(folder / "model.safetensors.index.json").get("weight_map")
+    if not isinstance(weights, dict):
+        raise InvalidArgumentError("it has no model.safetensors; other weights are pickles.")
+    for shard in set(map(str, weights.values())):
+        if not re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII):
+            raise InvalidArgumentError(f"model.safetensors.index.json names {short(shard)}.")
+
+
+def _check_keys(name: str, value: Any) -> None:
+    for key, inner in _pairs(value):
+        # An attention implementation may be a repository of kernels to download and run.
+        if "attn_implementation" in key or "experts_implementation" in key:
+            named = inner not in _ATTENTION if isinstance(inner, (str, type(None))) else True
+        else:
+            named = key in _NAMES_MORE.split() and inner is not None
+        if named:
+            raise InvalidArgumentError(f"{name} has {short(key)}: {short(inner)}, which names more to load.")
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values of dicts at any depth; a stack, since a file may be nested deeper than Python recurses."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield from each.items()
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+
+
+def _relative(path: Any) -> Path:
+    """Return where a module is inside of its folder, or say that it is elsewhere; in the syntax of any system."""
+    parts = PureWindowsPath(path) if isinstance(path, str) and "\0" not in path else None
+    if parts is None or parts.anchor or ".." in parts.parts:
+        raise InvalidArgumentError(f"modules.json names the folder {short(path)}.")
+    return Path(*parts.parts)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file, an empty one where there is none."""
+    value = _read(path) if path.exists() else {}
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"{path.name} holds no JSON object.")
+    return value
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
+        raise InvalidArgumentError(f"{path.name} is no file, or larger than a configuration.")
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path.name} is not UTF-8.") from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path.name}: {error}") from error

@@ -1,0 +1,260 @@
+"""Models that nobody vouches for: the usual ones load, and no folder runs anything or reads what is not its own."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from folders import bare, dense_with_head, pylate, stanford
+from safetensors.torch import load_file
+
+from latelier.errors import InvalidArgumentError, ModelLoadError
+from latelier.models import ColBERT, load
+from latelier.models.inspection import check_plain
+from latelier.models.loading import load_unvouched
+
+
+@pytest.fixture
+def plain(minilm, tmp_path):
+    """A copy of MiniLM, to be made hostile."""
+    return shutil.copytree(minilm, tmp_path / "model")
+
+
+def edit(path, **changes):
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def add_module(folder, kind, path="", files=()):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": kind})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for name, content in files:
+        (folder / path).mkdir(exist_ok=True)
+        (folder / path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def pickle_weights(folder, marker):
+    """Replace the weights by a pickle that writes the marker, and whatever else is needed to load it."""
+
+    class Evil:
+        def __reduce__(self):
+            return (eval, (f"open({str(marker)!r}, 'w').close()",))
+
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**weights, "evil": Evil()}, folder / "pytorch_model.bin")
+    edit(folder / "sentence_bert_config.json", model_kwargs={"weights_only": False, "use_safetensors": False})
+
+
+def write_code(folder, marker):
+    """Write a module whose import writes the marker, under each name that a hostile file could give it."""
+    code = f"open({str(marker)!r}, 'w').close()\nimport torch\nclass Evil(torch.nn.Module):\n    pass\n"
+    for name in ("evil.py", "modeling_evil.py", "tokenization_evil.py", "configuration_evil.py"):
+        (folder / name).write_text(code)
+
+
+DENSE = "sentence_transformers.models.Dense"
+LAYER = {"in_features": 384, "out_features": 16, "bias": False}
+HOSTILE = {
+    "module of its own": (lambda f: add_module(f, "evil.Evil"), "names 'evil.Evil', which is code of its own"),
+    "module of another package": (lambda f: add_module(f, "os.path.join"), "code of its own"),
+    "module of the library with more names": (lambda f: add_module(f, "sentence_transformers.models.Router"), "Router"),
+    "tokenizer of its own": (
+        lambda f: add_module(f, "sentence_transformers.models.WordEmbeddings", "1_W", [("x.json", {})]),
+        "WordEmbeddings",
+    ),
+    "module without a type": (lambda f: add_module(f, None), "names None"),
+    "modules that are no list": (lambda f: (f / "modules.json").write_text('{"0": 1}'), "is not a list of modules"),
+    "modules nested without end": (lambda f: (f / "modules.json").write_text("[" * 100_000), "nested too deeply"),
+    "folder outside": (lambda f: add_module(f, DENSE, "../../outside"), re.escape("names the folder '../../outside'")),
+    "folder by a drive": (lambda f: add_module(f, DENSE, "C:\\outside"), "names the folder"),
+    "folder on a share": (lambda f: add_module(f, DENSE, "\\\\host\\share"), "names the folder"),
+    "activation of its own": (
+        lambda f: add_module(f, DENSE, "2_Dense", [("config.json", {**LAYER, "activation_function": "evil.Evil"})]),
+        "names the activation 'evil.Evil'",
+    ),
+    "activation elsewhere in torch": (
+        lambda f: add_module(f, DENSE, "2_D", [("config.json", {**LAYER, "activation_function": "torch.hub.load"})]),
+        "names the activation",
+    ),
+    "layer as a pickle": (
+        lambda f: add_module(f, DENSE, "2_Dense", [("config.json", LAYER), ("pytorch_model.bin", "")]),
+        "has no model.safetensors; other weights are pickles",
+    ),
+    "code for the model": (
+        lambda f: edit(f / "config.json", auto_map={"AutoModel": "modeling_evil.Evil"}, model_type="bert"),
+        "config.json has 'auto_map'",
+    ),
+    "code for the configuration": (
+        lambda f: edit(f / "config.json", auto_map={"AutoConfig": "configuration_evil.Evil"}, model_type="evil"),
+        "config.json has 'auto_map'",
+    ),
+    "code for the tokenizer": (
+        lambda f: edit(f / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]}),
+        "tokenizer_config.json has 'auto_map'",
+    ),
+    "a tokenizer that is not known": (
+        lambda f: edit(f / "tokenizer_config.json", tokenizer_class="RagTokenizer"),
+        "names the tokenizer 'RagTokenizer'",
+    ),
+    "no tokenizer.json": (lambda f: (f / "tokenizer.json").unlink(), "it has no tokenizer.json"),
+    "kernels": (lambda f: edit(f / "config.json", attn_implementation="evil/kernel"), "names more to load"),
+    "kernels in a part": (lambda f: edit(f / "config.json", part={"_attn_implementation": {"": "a/b"}}), "names more"),
+    "quantisation": (lambda f: edit(f / "config.json", quantization_config={"quant_method": "x"}), "names more"),
+    "other weights": (lambda f: edit(f / "config.json", transformers_weights="adapter_model.bin"), "names more"),
+    "architecture": (lambda f: edit(f / "config.json", model_type="rag"), "architecture 'rag', which is not a known"),
+    "classes": (lambda f: edit(f / "config.json", architectures=["EvilForRetrieval"]), "names the classes"),
+    "classes that are no list": (lambda f: edit(f / "config.json", architectures=5), "names the classes 5"),
+    "adapter": (
+        lambda f: edit(f / "adapter_config.json", base_model_name_or_path="someone/else", peft_type="LORA"),
+        "it has a adapter_config.json",
+    ),
+    "processor": (lambda f: edit(f / "preprocessor_config.json", auto_map={}), "it has a preprocessor_config.json"),
+    "task": (lambda f: edit(f / "sentence_bert_config.json", transformer_task="retrieval"), "sets the task"),
+    "method": (
+        lambda f: edit(
+            f / "sentence_bert_config.json",
+            modality_config={"text": {"method": "save_pretrained", "method_output_name": "x"}},
+            module_output_name="token_embeddings",
+        ),
+        "calls other methods",
+    ),
+    "tokenizer from elsewhere": (
+        lambda f: edit(f / "sentence_bert_config.json", tokenizer_name_or_path="//host/share"),
+        "sets 'tokenizer_name_or_path'",
+    ),
+    "model type": (
+        lambda f: edit(f / "config_sentence_transformers.json", model_type="SparseEncoder"),
+        "names the model type 'SparseEncoder'",
+    ),
+    "requirements": (
+        lambda f: edit(f / "config_sentence_transformers.json", requirements={"evil": "1"}),
+        "requires",
+    ),
+    "shard that is a pickle": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            edit(f / "model.safetensors.index.json", weight_map={"a": "../evil.bin"}),
+        ),
+        "index.json names '../evil.bin'",
+    ),
+    "no Unicode": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), "config.json is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_folders_are_refused_and_run_nothing(plain, tmp_path, monkeypatch, name):
+    make_hostile, message = HOSTILE[name]
+    marker = tmp_path / "MARKER"
+    write_code(plain, marker)
+    make_hostile(plain)
+    monkeypatch.chdir(plain)
+    monkeypatch.syspath_prepend(str(plain))  # as in a shell that stands there: python -m, or python -c
+    with pytest.raises(InvalidArgumentError, match=message) as raised:
+        load_unvouched(str(plain), "cpu")
+    assert "If you trust this one, give it by hand" in str(raised.value)
+    assert not marker.exists()
+
+
+def test_pickled_weights_are_never_unpickled(plain, tmp_path):
+    marker = tmp_path / "MARKER"
+    pickle_weights(plain, marker)
+    with pytest.raises(InvalidArgumentError, match=r"sentence_bert_config\.json sets 'model_kwargs'"):
+        load_unvouched(str(plain), "cpu")
+    with pytest.raises(ModelLoadError, match="Weights only load failed"):
+        load(str(plain), device="cpu")  # by hand: the settings in the folder have no say in it either
+    (plain / "sentence_bert_config.json").unlink()
+    with pytest.raises(InvalidArgumentError, match=r"no model\.safetensors; other weights are pickles"):
+        load_unvouched(str(plain), "cpu")
+    assert not marker.exists()
+
+
+def test_models_given_by_hand_run_code_only_where_it_is_trusted(plain, tmp_path):
+    marker = tmp_path / "MARKER"
+    write_code(plain, marker)
+    add_module(plain, "evil.Evil")
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        load(str(plain), device="cpu")
+    assert not marker.exists()
+    with pytest.raises(AttributeError):  # Evil cannot be loaded, but is imported
+        load(str(plain), device="cpu", trust_remote_code=True)
+    assert marker.exists()
+
+
+NOT_NAMES = ["\\\\host\\share", "//host/share", "\\/host/share", "https://host/model", "file:///model", "./model"]
+NOT_NAMES += ["../model", "a/b/c", "~", "", "C:model", "a\0b", "m" * 5000, "\x1b[2J"]
+
+
+@pytest.mark.parametrize("name", NOT_NAMES)
+def test_names_that_are_neither_absolute_nor_of_the_hub(name):
+    with pytest.raises((InvalidArgumentError, ModelLoadError), match="is not loaded without your word for it"):
+        load_unvouched(name, "cpu")
+
+
+def test_folders_that_are_not_here(tmp_path):
+    with pytest.raises(ModelLoadError, match="there is no such folder on this machine"):
+        load_unvouched(str(tmp_path / "absent"), "cpu")
+    with pytest.raises((ModelLoadError), match="folder"):
+        load_unvouched("C:\\models\\mine", "cpu")
+
+
+def test_the_usual_folders_are_plain(minilm, tmp_path):
+    pylate(minilm, tmp_path / "pylate")
+    pylate(minilm, tmp_path / "pylate of before", version3=False)
+    stanford(minilm, tmp_path / "stanford")
+    dense_with_head(minilm, tmp_path / "dense")
+    bare(minilm, tmp_path / "bare")
+    ColBERT(minilm, embedding_size=16, device="cpu").save(str(tmp_path / "ours"))
+    for folder in (minilm, *tmp_path.iterdir()):
+        check_plain(type(tmp_path)(folder))
+    expected = load(str(tmp_path / "ours"), device="cpu").encode_query("fruit")
+    found = load_unvouched(str(tmp_path / "ours"), "cpu", max_length_document=8)
+    assert torch.equal(found.encode_query("fruit"), expected)
+    assert found.max_length_document == 8
+
+
+def test_damaged_folders_are_errors_of_ours(plain):
+    (plain / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ModelLoadError):
+        load_unvouched(str(plain), "cpu")
+
+
+HUB = """
+import sys
+from latelier.errors import LatelierError
+from latelier.models.loading import load_unvouched
+for name in sys.argv[1:]:
+    try:
+        print(load_unvouched(name, "cpu").embedding_size)
+    except LatelierError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_names_of_the_hub_are_checked_in_the_snapshot_and_never_folders(minilm, tmp_path):
+    marker = tmp_path / "MARKER"
+    for name in ("good", "bad"):
+        cached = tmp_path / "home" / "hub" / f"models--someone--{name}"
+        folder = shutil.copytree(minilm, cached / "snapshots" / ("0" * 40))
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text("0" * 40)
+        write_code(folder, marker)
+    add_module(folder, "evil.Evil")
+    here = shutil.copytree(folder, tmp_path / "cwd" / "someone" / "good")
+    assert (here / "evil.py").exists()
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    arguments = [sys.executable, "-c", HUB, "someone/good", "someone/bad", "someone/absent"]
+    done = subprocess.run(
+        arguments, cwd=tmp_path / "cwd", env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    good, bad, absent = done.splitlines()
+    assert good == "384"
+    assert bad.startswith("InvalidArgumentError the model 'someone/bad' is not loaded without your word for it")
+    assert absent.startswith("ModelLoadError could not load the model 'someone/absent'")
+    assert not marker.exists()

@@ -1,0 +1,90 @@
+"""What a retriever is not to be given: every mistake is one of our errors, and says what is accepted."""
+
+import pytest
+
+from latelier.errors import InvalidArgumentError
+from latelier.retrieve import Retriever
+
+
+class Unprintable:
+    def __repr__(self):
+        raise ValueError("no repr")
+
+
+@pytest.mark.parametrize("texts", [None, 5, 1.5, b"fruit", {"q": "fruit"}, object(), Unprintable(), True])
+def test_what_is_no_query(retriever, texts):
+    with pytest.raises(InvalidArgumentError, match="to search for; expected a text, or a list of texts"):
+        retriever.search(texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([None], r"queries\[0\] is None; expected a text that is not empty"),
+        (["fruit", 5], r"queries\[1\] is 5"),
+        ([["fruit"]], r"queries\[0\] is \['fruit'\]"),
+        ("broken \ud800", r"queries\[0\] is not valid Unicode: '\\ud800' at position 7"),
+        (["fruit", b"fruit"], r"queries\[1\] is b'fruit'"),
+    ],
+)
+def test_what_is_no_list_of_queries(retriever, texts, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        retriever.search(texts)
+    assert retriever.search(query for query in ["fruit"]) == retriever.search(["fruit"])
+
+
+@pytest.mark.parametrize("value", [0, -1, None, "3", 1.5, True, [3], float("nan")])
+def test_numbers_that_are_no_counts(retriever, value):
+    calls = {
+        "k": [lambda: retriever.search("fruit", value), lambda: retriever.run({}, value)],
+        "chunk_size": [lambda: retriever.add(["x"], chunk_size=value), lambda: retriever.update([], chunk_size=value)],
+        "batch_size": [lambda: retriever.add(["x"], batch_size=value)],
+    }
+    for name, made in calls.items():
+        for call in made:
+            with pytest.raises(InvalidArgumentError, match=rf"received {name}=.*; expected a positive integer"):
+                call()
+    assert len(retriever) == 4
+
+
+@pytest.mark.parametrize("queries", [None, 5, "fruit", ["fruit"], b"x"])
+def test_what_is_no_dict_of_queries(retriever, queries):
+    with pytest.raises(InvalidArgumentError, match=r"as queries; expected a dict of id to text"):
+        retriever.run(queries)
+
+
+@pytest.mark.parametrize("query", [None, 5, ["fruit"], b"fruit"])
+def test_what_is_not_explained(retriever, query):
+    with pytest.raises(InvalidArgumentError, match="to explain; expected one query, a text"):
+        retriever.explain(query, "fruit")
+
+
+@pytest.mark.parametrize("documents", [None, 5, "text", b"text", {"a": "text"}])
+def test_what_is_no_iterable_of_documents(retriever, documents):
+    for call in (retriever.add, retriever.update):
+        with pytest.raises(InvalidArgumentError, match="expected an iterable of texts"):
+            call(documents)
+
+
+def test_documents_that_cannot_be_stored(retriever):
+    for document, message in [
+        ("broken \ud800", r"documents\[0\]: the text is not valid Unicode"),
+        ((10**5000, "text"), r"documents\[0\]: received a value \(int\) as an id"),
+        (10**5000, r"documents\[0\]: received a value \(int\); expected a text"),
+        (Unprintable(), r"documents\[0\]: received .*Unprintable.*; expected a text"),
+        (("i" * 100_000, ""), r"documents\[0\]: the text of 'i+\.\.\.i+' is empty"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message) as raised:
+            retriever.add([document])
+        assert len(str(raised.value)) < 500
+    assert len(retriever) == 4
+
+
+def test_models_indexes_and_options_of_other_types(model):
+    for arguments, message in [
+        ({"model": 5}, r"received 5 \(int\) as the model; expected a ColBERT, or its name"),
+        ({"model": model, "index": 5}, r"received 5 \(int\) as the index; expected an Index, a folder or None"),
+        ({"model_options": ["a"]}, r"as model_options; expected a dict"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            Retriever(**arguments)

@@ -1,0 +1,145 @@
+"""Indexes of strangers: what they say about their model is checked, and a model that they name runs nothing."""
+
+import json
+import shutil
+
+import pytest
+
+from latelier import indexes
+from latelier.errors import IndexFormatError, InvalidArgumentError, ModelLoadError
+from latelier.retrieve import Retriever
+from latelier.retrieve.identity import Identity
+from latelier.retrieve.options import check_option, plain_options
+
+FINGERPRINT = [0.5] * 384
+GOOD = {"name": "someone/model", "options": {}, "probe": FINGERPRINT}
+
+
+@pytest.fixture(scope="module")
+def filled(model, tmp_path_factory):
+    """An index on disk, for tests to say other things about its model."""
+    folder = tmp_path_factory.mktemp("filled") / "index"
+    with Retriever(model, folder) as retriever:
+        retriever.add([("a", "Bananas are healthy.")])
+    return folder
+
+
+def claim(folder, identity):
+    with indexes.open(folder) as index:
+        index.settings["retriever"] = identity
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("trust_remote_code", True),
+        ("model_kwargs", {"weights_only": False}),
+        ("tokenizer_kwargs", {}),
+        ("processor_kwargs", {}),
+        ("config_kwargs", {}),
+        ("token", "hf_secret"),
+        ("cache_folder", "/tmp"),
+        ("backend", "onnx"),
+        ("modules", []),
+        ("device", "cuda"),
+        ("recipe", {}),
+        ("local_files_only", False),
+        ("max_length_query", True),
+        ("max_length_query", -1),
+        ("max_length_document", 10**9),
+        ("embedding_size", "128"),
+        ("embedding_size", 10**400),
+        ("truncate_dim", 1.5),
+        ("prompts", ["query"]),
+        ("prompts", {"query": 5}),
+        ("prompts", {"query": "x" * 20_000}),
+        ("similarity_fn_name", "cosine"),
+        ("similarity_fn_name", {}),
+        ("revision", "../../main"),
+        ("revision", "--upload-pack=evil"),
+        ("revision", 5),
+        ("x" * 10_000, 1),
+        ("\x1b[2J", 1),
+    ],
+)
+def test_options_that_nobody_may_store(filled, tmp_path, option, value):
+    folder = claim(shutil.copytree(filled, tmp_path / "index"), {**GOOD, "options": {option: value}})
+    with pytest.raises(IndexFormatError, match=r"the option .* If you know the model, give it by hand") as raised:
+        Retriever.open(folder, device="cpu", read_only=True)
+    assert len(str(raised.value)) < 800
+    assert plain_options({option: value}) == {}
+    with pytest.raises(InvalidArgumentError):
+        check_option(option, value)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        5,
+        [],
+        "text",
+        {},
+        {"name": "a"},
+        {**GOOD, "name": 5},
+        {**GOOD, "name": ""},
+        {**GOOD, "name": "n" * 5000},
+        {**GOOD, "name": ["a"]},
+        {**GOOD, "options": None},
+        {**GOOD, "options": [["trust_remote_code", True]]},
+        {**GOOD, "probe": None},
+        {**GOOD, "probe": []},
+        {**GOOD, "probe": {"0": 1}},
+        {**GOOD, "probe": [True] * 384},
+        {**GOOD, "probe": ["0.5"] * 384},
+        {**GOOD, "probe": [1e300] * 384},
+        {**GOOD, "probe": [10**400] * 384},
+        {**GOOD, "probe": [[0.5]] * 384},
+        {**GOOD, "probe": [0.5] * 70_000},
+        {**GOOD, "unstored": "trust_remote_code"},
+        {**GOOD, "unstored": [5]},
+    ],
+)
+def test_claims_of_another_form(filled, tmp_path, stored):
+    folder = claim(shutil.copytree(filled, tmp_path / "index"), stored)
+    with pytest.raises(IndexFormatError, match="what this library does not store"):
+        Retriever.open(folder, device="cpu", read_only=True)
+    with indexes.open(folder) as index, pytest.raises(IndexFormatError, match="give it by hand"):
+        Identity.stored_in(index)
+
+
+def test_a_model_inside_of_the_index_runs_nothing(filled, minilm, tmp_path):
+    folder = shutil.copytree(filled, tmp_path / "index")
+    model = shutil.copytree(minilm, folder / "model")
+    marker = tmp_path / "MARKER"
+    (model / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil:\n    pass\n")
+    modules = json.loads((model / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "", "type": "evil.Evil"})
+    (model / "modules.json").write_text(json.dumps(modules))
+    claim(folder, {**GOOD, "name": str(model), "options": {"trust_remote_code": True}})
+    with pytest.raises(IndexFormatError, match="the option 'trust_remote_code' is not one of"):
+        Retriever.open(folder, device="cpu", read_only=True)
+    claim(folder, {**GOOD, "name": str(model)})
+    with pytest.raises(InvalidArgumentError, match=r"names 'evil\.Evil', which is code of its own"):
+        Retriever.open(folder, device="cpu", read_only=True)
+    claim(folder, {**GOOD, "name": "\\\\host\\share"})
+    with pytest.raises(InvalidArgumentError, match="its name is that of a network share"):
+        Retriever.open(folder, device="cpu", read_only=True)
+    claim(folder, {**GOOD, "name": str(tmp_path / "gone")})
+    with pytest.raises(ModelLoadError, match="there is no such folder on this machine"):
+        Retriever.open(folder, device="cpu", read_only=True)
+    assert not marker.exists()
+
+
+def test_other_options_work_for_who_gives_them_and_are_not_stored(minilm, tmp_path):
+    folder = tmp_path / "index"
+    options = {"max_length_document": 8, "local_files_only": True, "model_kwargs": {"attn_implementation": "eager"}}
+    with Retriever(minilm, folder, device="cpu", model_options=options) as retriever:
+        retriever.add(["word " * 50])
+        assert retriever.model.transformers_model.config._attn_implementation == "eager"
+        stored = Identity.stored_in(retriever.index)
+        assert (stored.options, stored.unstored) == ({"max_length_document": 8}, ["local_files_only", "model_kwargs"])
+    with pytest.raises(InvalidArgumentError, match=r"not stored: 'local_files_only', 'model_kwargs'\. Give the model"):
+        Retriever.open(folder, device="cpu")
+    with Retriever(minilm, folder, device="cpu", model_options=options) as again:
+        assert len(again.search("word")) == 1
