@@ -32,6 +32,7 @@ __all__ = [
     "read_user_setting",
     "remove_documents",
     "tombstones",
+    "user_setting_names",
     "write_content_rows",
     "write_derived",
     "write_document_rows",
@@ -91,6 +92,14 @@ def read_user_setting(connection: sqlite3.Connection, name: str) -> Any:
     raise KeyError(name)
 
 
+def user_setting_names(connection: sqlite3.Connection) -> list[str]:
+    """Return the names under which users have stored something, in alphabetical order."""
+    names = [name for name, _ in select_rows(connection, "user_setting", "ORDER BY name")]
+    if not all(isinstance(name, str) for name in names):
+        raise damaged("it has settings whose names are no text")
+    return names
+
+
 def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
     """Return all segments in the order of insertion."""
     rows = []
@@ -132,7 +141,7 @@ def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
 
 def count_documents(connection: sqlite3.Connection) -> int:
     """Return how many documents there are."""
-    return int(connection.execute("SELECT coalesce(sum(documents - removed), 0) FROM segment").fetchone()[0])
+    return sum(row.documents - row.removed for row in read_segments(connection))
 
 
 def all_ids(connection: sqlite3.Connection) -> list[Id]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from latelier.indexes.catalog import read_user_setting
+from latelier.indexes.catalog import read_user_setting, user_setting_names
 from latelier.indexes.connections import Connections
 from latelier.indexes.rows import insert_rows
 from latelier.indexes.values import encode_setting, is_unicode
@@ -51,8 +51,7 @@ class Settings(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         with self._connections.reading() as connection:
-            names = connection.execute("SELECT name FROM user_setting ORDER BY name").fetchall()
-        return (name for (name,) in names)
+            return iter(user_setting_names(connection))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
