@@ -23,10 +23,11 @@ _MOST_DEPTH = 20  # SQLite's parser has room for about a hundred unfinished rule
 _MOST_GROWTH = 256
 _MOST_PARAMETER = 32_766  # as SQLite has it
 
-# From weak to strong; `_compared` reads those of the third row, and NOT before an operand binds less than they do.
+# From weak to strong; `_compared` reads those of the fourth row.
 _PRECEDENCE = (
     ("or",),
     ("and",),
+    (),  # NOT before a value
     ("=", "==", "<>", "!=", "is", "isnull", "notnull", "not", "like", "glob", "between", "in"),
     ("<", "<=", ">", ">="),
     ("&", "|", "<<", ">>"),
@@ -92,7 +93,7 @@ class _Parser(Reader):
         self.named: dict[str, int] = {}
         self.replacements: set[int] = set()
         self.scopes: list[tuple[str, str]] = []  # of json_each: its name here, and in the SQL
-        self.lists = self.depth = self.grown = 0
+        self.lists = self.depth = self.grown = self.latest = 0
         self.asks_time = False
 
     def parse(self) -> Filter:
@@ -225,7 +226,8 @@ class _Parser(Reader):
         if token.kind in ("number", "string", "blob"):
             self.written.append(_literal(self.take()) or self._refuse("the number has too many digits", token))
         elif token.kind == "parameter":
-            self.written.append(f"?{self.first + self._slot(self.take()) + 1}")
+            self.latest = self._slot(self.take())
+            self.written.append(f"?{self.first + self.latest + 1}")
         elif self._accept("("):
             size = self._value()
             self._expect(")")
@@ -322,7 +324,7 @@ class _Parser(Reader):
         comma, token, _ = self.read(3)
         alone = comma.kind == "mark" and comma.text == ","
         if alone and token.kind == "parameter":
-            self.replacements.add(self._slot(token))
+            self.replacements.add(self.latest)
         elif not (alone and token.kind in ("string", "number") and len(token.text) <= MOST_REPLACEMENT):
             self._refuse(f"replace() puts in a string of at most {MOST_REPLACEMENT} characters, or a parameter", token)
 

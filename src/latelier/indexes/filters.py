@@ -34,6 +34,8 @@ __all__ = ["check_timeout", "matching_numbers", "read_filter"]
 # Where Python can set SQLite's limits, from 3.11 on: bytes of a value, and of a pattern, since comparing may take as
 # long as pattern times text.
 _LIMITS = {"SQLITE_LIMIT_LENGTH": 64 << 20, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": 1000}
+# How the messages begin that speak of the catalog's file.
+_NOT_THE_FILTER = ("database ", "disk I/O", "file is not", "unable to open")
 _DOCUMENT = {
     "id": "document.id",
     "text": "(SELECT text FROM content WHERE content.number = document.number)",
@@ -112,6 +114,8 @@ def matching_numbers(
         with connection.gate, _limited(connection), deadline(connection, end, late):
             return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+        if str(error).startswith(_NOT_THE_FILTER):
+            raise
         raise InvalidArgumentError(_explain(str(error), filter)) from error
 
 
@@ -136,7 +140,7 @@ def _condition(filter: Filter, fields: Sequence[Field]) -> str:
 
 
 def _refuse(name: Name, fields: Sequence[Field]) -> str:
-    spelled = name.token.text
+    spelled = name.token.source if name.token.kind == "word" else name.token.text
     spellings = [*(field.spelling for field in fields), *RESERVED]
     near = difflib.get_close_matches(fold_name(spelled), map(fold_name, spellings), n=1)
     hint = f". Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else "."
@@ -164,5 +168,7 @@ def _limited(connection: Connection) -> Iterator[None]:
 
 def _explain(reason: str, filter: Filter) -> str:
     if "too big" in reason:
-        reason += f" (a value takes up to {_LIMITS['SQLITE_LIMIT_LENGTH'] >> 20} MiB here)"
+        reason += f"; here a value takes up to {_LIMITS['SQLITE_LIMIT_LENGTH'] >> 20} MiB"
+    if "stack overflow" in reason or "too large (maximum depth" in reason:
+        reason += "; nest less, and write many alternatives as x IN (...)"
     return f"the filter {filter.expression[:200]!r} cannot be evaluated: {reason}."

@@ -1,0 +1,247 @@
+"""The bounds of filters: time, Ctrl-C, memory, size, and what remains if the grammar had a hole."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from latelier import indexes
+from latelier.errors import FilterTimeoutError, InvalidArgumentError, LatelierError
+from latelier.indexes import storage
+from latelier.indexes.deadlines import deadline
+from latelier.indexes.sqlite import connect
+
+QUERY = np.ones((1, 2))
+# Thousands of millions of steps: each of a document's thousand items beside each.
+ENDLESS = (
+    "EXISTS (SELECT 1 FROM json_each(items) a WHERE EXISTS (SELECT 1 FROM json_each(items) b WHERE EXISTS "
+    "(SELECT 1 FROM json_each(items) c WHERE a.value + b.value + c.value < 0)))"
+)
+SETUP = f"""
+import os, signal, sys, threading, time
+import numpy as np
+from latelier import indexes
+index = indexes.Flat(sys.argv[1] if len(sys.argv) > 1 else None)
+index.add(range(40), [np.ones((1, 2))] * 40, texts=["é" * 50_000] * 40, metadata=[{{"items": list(range(1000))}}] * 40)
+query, endless = np.ones((1, 2)), "{ENDLESS}"
+index.search(query, filter="items IS NULL")
+"""
+KINDS = {"memory": lambda folder: indexes.Flat(), "disk": lambda folder: indexes.Flat(folder)}
+
+
+@pytest.fixture(params=KINDS)
+def index(request, tmp_path):
+    with KINDS[request.param](tmp_path / "index") as index:
+        index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"items": list(range(1000))}, {"items": []}])
+        yield index
+
+
+def found(index, filter, **options):
+    return [hit.id for hit in index.search(QUERY, filter=filter, **options)[0]]
+
+
+def run(code, *arguments):
+    """Run a script after `SETUP` and return what it prints."""
+    script = SETUP + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_filter_ends_when_its_time_is_over(index):
+    started = time.monotonic()
+    with pytest.raises(FilterTimeoutError, match=r"the filter 'EXISTS .* within 0.3 seconds; .*filter_timeout=60"):
+        found(index, ENDLESS, filter_timeout=0.3)
+    assert time.monotonic() - started < 5
+    assert found(index, "json_array_length(items) = 0", filter_timeout=None) == ["b"]
+    index.add("c", [np.ones((1, 2))], metadata={"items": None})
+    assert found(index, "items IS NULL", filter_timeout=0.3) == ["c"]
+    with pytest.raises(TimeoutError, match=r"within 0\.2 seconds"):
+        found(index, ENDLESS, filter_timeout=np.float32(0.2))
+
+
+def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"items": list(range(1000))}, {"items": []}])
+        errors = []
+
+        def search():
+            with pytest.raises(FilterTimeoutError, match="within 3 seconds") as error:
+                found(index, ENDLESS, filter_timeout=3)
+            errors.append(error.value)
+
+        thread = threading.Thread(target=search)
+        thread.start()
+        for i in range(10):
+            assert found(index, "items = ''" if i % 2 else "json_valid(items)") == ([] if i % 2 else ["a", "b"])
+            index.add(i, [np.ones((1, 2))])
+        assert thread.is_alive()
+        thread.join()
+        assert len(errors) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_ctrl_c_ends_a_filter_and_leaves_the_index_usable(tmp_path, where):
+    answer = run(
+        """
+        import json
+        answers = []
+        for _ in range(5):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            started = time.monotonic()
+            try:
+                index.search(query, filter=endless, filter_timeout=None)
+            except KeyboardInterrupt:
+                answers.append(time.monotonic() - started)
+        index.add("new", [np.ones((1, 2))])
+        answers += [hit.id for hit in index.search(query, k=1, filter="items IS NULL")[0]]
+        print(json.dumps(answers))
+        """,
+        *([str(tmp_path / "index")] if where == "disk" else []),
+    )
+    assert answer.pop() == "new"
+    assert len(answer) == 5
+    assert all(0.1 < seconds < 3 for seconds in answer)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of signals")
+def test_what_the_handler_of_a_signal_raises_gets_through(index):
+    def handle(*_):
+        raise LookupError("from a signal")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        for _ in range(20):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(LookupError, match="from a signal"):
+                found(index, ENDLESS)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert found(index, "items IS NOT NULL") == ["a", "b"]
+
+
+def test_a_deadline_ends_with_its_block():
+    connection = connect(":memory:")
+    slow = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 300000) SELECT max(x) FROM c"
+    with pytest.raises(LookupError, match="late"), deadline(connection, time.monotonic(), lambda: LookupError("late")):
+        connection.execute(slow).fetchone()
+    assert connection.execute(slow).fetchone() == (300_000,)
+    with pytest.raises(sqlite3.OperationalError, match="no such table"), deadline(connection, None, LookupError):
+        connection.execute("SELECT * FROM absent")
+
+
+GROWING = [
+    "hex(" * 20 + "text" + ")" * 20 + " = ''",
+    "length(" + "hex(" * 12 + "text" + ")" * 12 + ") > 0",
+    " || ".join(["text"] * 300) + " = ''",
+    "max(" + ", ".join([f"{i} || " + "hex(" * 6 + "text" + ")" * 6 for i in range(40)]) + ") = ''",
+    "replace(replace(replace(text, 'é', 'éééééééé'), 'é', 'éééééééé'), 'é', 'éééééééé') = ''",
+    "json_array(" * 5 + "text" + ")" * 5 + " = ''",
+    "json_extract(metadata, " + ", ".join(["'$'"] * 60) + ") || json_extract(metadata, '$', '$', '$', '$') = ''",
+    " OR ".join([f"quote(quote(text || '{i}')) = ''" for i in range(50)]),
+    "strftime(strftime(strftime(text))) = ''",
+    "EXISTS (SELECT 1 FROM json_each(json_array(" + "text, " * 50 + "text)))",
+]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no module resource")
+def test_no_filter_takes_much_memory():
+    """40 texts of 100,000 bytes, values of up to 256 times as many: 26 MB for each place where SQLite keeps one."""
+    answer = run(
+        f"""
+        import json, resource
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        before, refused = peak(), 0
+        for filter in {GROWING!r} + ["length(hex(hex(hex(hex(hex(hex(hex(text)))))))) > 0"]:
+            try:
+                index.search(query, filter=filter, filter_timeout=5)
+            except (ValueError, TimeoutError) as error:
+                refused += 1
+        print(json.dumps([refused, peak() - before]))
+        """
+    )
+    assert answer[0] == len(GROWING)
+    assert answer[1] < 300 << 20
+
+
+def test_filters_are_bounded_in_every_way(index):
+    for filter, message in [
+        ("items = '" + "x" * 100_000 + "'", "it has 100,010 characters, of at most 100,000.*json_each"),
+        ("1" + "+1" * 15_000, "it has 30,001 names, values and operators, of at most 20,000"),
+        ("(" * 21 + "1" + ")" * 21, "nested more than 20 deep"),
+        ("abs(" * 1000 + "1" + ")" * 1000, "nested more than 20 deep"),
+        ("NOT " * 5000 + "1", "nest less"),
+        ("1" + " OR items = 1" * 1100, r"nest less, and write many alternatives as x IN \(...\)"),
+        ("hex(" * 8 + "items" + ")" * 8, "may grow to 510 times those of a document, of at most 256"),
+        (" || ".join(["items"] * 300), "may grow to 300 times"),
+        ("replace(items, 'x', ?) = ''", r"replace\(\) puts in at most 16 characters"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message) as error:
+            found(index, filter, parameters=["x" * 17] if "?" in filter else [])
+        assert len(str(error.value)) < 700
+    assert found(index, "(" * 19 + "1" + ")" * 19) == ["a", "b"]
+    assert found(index, f"id IN ({', '.join(map(repr, [*range(9000), 'a']))})") == ["a"]
+    assert found(index, " OR ".join(["items = 1"] * 900) + " OR id = 'b'") == ["b"]
+
+
+@pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.11 and later set SQLite's limits")
+def test_values_and_patterns_are_bounded(index):
+    large = "x" * (40 << 20)
+    with pytest.raises(InvalidArgumentError, match="too big; here a value takes up to 64 MiB"):
+        found(index, "length(? || ?) > 0", parameters=[large, large])
+    with pytest.raises(InvalidArgumentError, match="pattern too complex"):
+        found(index, "items LIKE ?", parameters=["%a" * 501])
+    index.add("large", np.ones((1, 2)), texts=large + large)  # only while a filter is evaluated
+    assert len(index.get("large").text) == 80 << 20
+
+
+def test_a_hole_in_the_grammar_would_lead_nowhere(index):
+    """What the grammar never writes, SQLite refuses while the gate is closed."""
+    with index._storage._connections.reading() as connection, connection.gate:
+        for statement in (
+            "SELECT name FROM setting",
+            "SELECT count(*) FROM document",
+            "SELECT number FROM document UNION SELECT first FROM segment",
+            "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT x FROM c",
+            "SELECT group_concat(id) FROM document",
+            "SELECT number FROM document WHERE printf('x')",
+            "SELECT number FROM document WHERE load_extension('x')",
+            "DELETE FROM document",
+            "PRAGMA table_list",
+            "ATTACH 'x' AS y",
+        ):
+            with pytest.raises(sqlite3.DatabaseError, match=r"not authorized|prohibited"):
+                connection.execute(statement).fetchall()
+
+
+@pytest.mark.parametrize("make", [indexes.Flat, indexes.IVF])
+def test_numbers_without_a_living_document_are_not_found(monkeypatch, make):
+    index = make()
+    index.add(list("abcde"), [np.ones((1, 8))] * 5)
+    index.add("f", [np.ones((1, 8))])
+    index.remove(["c", "e"])
+    numbers = np.array([-5, 0, 2, 4, 5, 1_000_000])
+    monkeypatch.setattr(storage, "matching_numbers", lambda *_: numbers)
+    assert [hit.id for hit in index.search(np.ones((1, 8)), filter="1")[0]] == ["a", "f"]
+
+
+def test_damage_is_not_taken_for_a_fault_of_the_filter(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add(range(2000), [np.ones((1, 2))] * 2000, texts=["x" * 1000] * 2000)
+    path = tmp_path / "index" / "catalog.sqlite"
+    content = bytearray(path.read_bytes())
+    content[100_000 : len(content) - 100_000] = os.urandom(len(content) - 200_000)
+    path.write_bytes(content)
+    with pytest.raises(LatelierError) as error, indexes.open(tmp_path / "index") as index:
+        found(index, "text LIKE '%y%'")
+    assert not isinstance(error.value, InvalidArgumentError)

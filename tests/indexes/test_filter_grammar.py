@@ -1,0 +1,321 @@
+"""The grammar of filters: what it accepts means what it means in SQL, and what it refuses is named."""
+
+import random
+import re
+import sqlite3
+
+import numpy as np
+import pytest
+from filter_fuzzer import ROWS, random_filter, words
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.values import encode_metadata
+
+QUERY = np.ones((1, 2))
+IDS = [f"d{i}" for i in range(len(ROWS))]
+TEXTS = [None if i % 7 == 0 else f"Text {i}% it's" for i in range(len(ROWS))]
+
+
+@pytest.fixture(scope="module")
+def index():
+    index = indexes.Flat()
+    index.add(IDS, [np.ones((1, 2))] * len(IDS), texts=TEXTS, metadata=ROWS)
+    return index
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The same documents as a table of SQLite."""
+    connection = sqlite3.connect(":memory:")
+    names = list(ROWS[0])
+    columns = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+    connection.execute(f"CREATE TABLE plain (id, text TEXT, metadata TEXT, {columns})")
+    for id, text, row in zip(IDS, TEXTS, ROWS, strict=True):
+        json, fields = encode_metadata(row, id)
+        values = [id, text, json, *(fields[name] for name in names)]
+        connection.execute(f"INSERT INTO plain VALUES ({', '.join('?' * len(values))})", values)
+    return connection
+
+
+def found(index, filter, parameters=(), **options):
+    hits = index.search(QUERY, k=100, filter=filter, parameters=parameters, **options)[0]
+    return [hit.id for hit in hits]
+
+
+def rows_where(keep):
+    return [id for id, text, row in zip(IDS, TEXTS, ROWS, strict=True) if keep({**row, "id": id, "text": text})]
+
+
+def number(row):
+    return row["year"] if isinstance(row["year"], int) else None
+
+
+ACCEPTED = {
+    "year == 2001": lambda r: r["year"] == 2001,
+    "year = '2004'": lambda r: r["year"] == "2004",
+    "year <> 2001 AND typeof(year) = 'integer'": lambda r: number(r) not in (2001, None),
+    "year != 2001 AND year < 2005": lambda r: number(r) is not None and number(r) < 2005 and number(r) != 2001,
+    "score >= -1 AND score <= .5": lambda r: -1 <= r["score"] <= 0.5,
+    "score > 1e0 AND NOT score >= 0x2": lambda r: 1 < r["score"] < 2,
+    "NOT lang IN ('en', 'de')": lambda r: r["lang"] in ("EN", "it's"),
+    "lang NOT IN ('en', 'de') OR lang ISNULL": lambda r: r["lang"] not in ("en", "de"),
+    "lang IN ()": lambda r: False,
+    "lang IS NULL": lambda r: r["lang"] is None,
+    "lang is not null and lang notnull and lang not null": lambda r: r["lang"] is not None,
+    "lang IS NOT 'en'": lambda r: r["lang"] != "en",
+    "lang IS DISTINCT FROM 'en'": lambda r: r["lang"] != "en",
+    "lang IS NOT DISTINCT FROM NULL": lambda r: r["lang"] is None,
+    "open IS TRUE": lambda r: r["open"],
+    "open IS NOT TRUE": lambda r: not r["open"],
+    "open = FALSE": lambda r: not r["open"],
+    "score BETWEEN 0 AND 1 AND open": lambda r: 0 <= r["score"] <= 1 and r["open"],
+    "score NOT BETWEEN 0 AND 1": lambda r: not 0 <= r["score"] <= 1,
+    "lang LIKE 'e_'": lambda r: (r["lang"] or "").lower() == "en",
+    "lang NOT LIKE 'e%'": lambda r: r["lang"] in ("de", "it's"),
+    "text LIKE '%1!%%' ESCAPE '!'": lambda r: r["text"] is not None and "1%" in r["text"],
+    "lang GLOB 'e*'": lambda r: r["lang"] == "en",
+    "lang = 'en' COLLATE NOCASE": lambda r: r["lang"] in ("en", "EN"),
+    "lang = 'it''s'": lambda r: r["lang"] == "it's",
+    "lang || '!' = 'en!'": lambda r: r["lang"] == "en",
+    "author ->> '$.born' % 10 = 5": lambda r: r["author"]["born"] % 10 == 5,
+    "author -> '$.names' ->> '$[0]' = 'A' AND id = 'd1'": lambda r: r["id"] == "d1",
+    "json_extract(metadata, '$.tags[0]', '$.lang') = '[\"x\",\"en\"]'": lambda r: (
+        r["tags"][:1] == ["x"] and r["lang"] == "en" and isinstance(r["tags"], list)
+    ),
+    "score * 4 + 8 = 3 - -2 * 1": lambda r: r["score"] * 4 + 8 == 5,
+    "CAST(year AS INTEGER) & 1 = 1": lambda r: int(r["year"]) & 1,
+    "(CAST(year AS INT) | 1) << 1 >> 1 = ~-2003 + 1": lambda r: int(r["year"]) | 1 == 2003,
+    "CASE lang WHEN 'en' THEN open WHEN 'EN' THEN 1 ELSE 0 END": lambda r: (
+        (r["lang"] == "en" and r["open"]) or r["lang"] == "EN"
+    ),
+    "CASE WHEN open THEN score > 0 END": lambda r: r["open"] and r["score"] > 0,
+    "max(score, 0) = 0 AND coalesce(lang, 'none') = 'none'": lambda r: r["score"] <= 0 and r["lang"] is None,
+    "like('e%', lang) AND glob('E*', lang)": lambda r: r["lang"] == "EN",
+    "replace(lang, 'e', 'ee') = 'een'": lambda r: r["lang"] == "en",
+    "date('2020-01-01', '+1 day') = '2020-01-02' AND open": lambda r: r["open"],
+    "quote(lang) = '''en''' AND x'656e' = CAST(lang AS BLOB)": lambda r: r["lang"] == "en",
+    '"odd ""name"" é" = 3 OR [odd "name" é] = 4 OR `odd "name" é` = 5': lambda r: r['odd "name" é'] in (3, 4, 5),
+    "json_valid(tags) AND EXISTS (SELECT 1 FROM json_each(tags) WHERE value = 'y')": lambda r: "y" in r["tags"],
+    "json_valid(tags) AND NOT EXISTS (SELECT * FROM json_each(tags))": lambda r: r["tags"] == [],
+    "CASE WHEN json_valid(tags) THEN 'x' IN (SELECT value FROM json_each(tags)) END": lambda r: r["tags"] == ["x", "y"],
+    "2 IN (SELECT value FROM json_each(author, '$.names[1].B') AS b WHERE b.key = 1)": lambda r: True,
+    "'name' IN (SELECT json_each.key FROM json_each(author)) AND open": lambda r: r["open"],
+    "EXISTS (SELECT t.value FROM json_tree(author) t WHERE t.atom = 1820 AND t.fullkey = '$.born')": lambda r: (
+        r["author"]["born"] == 1820
+    ),
+    "EXISTS (SELECT 1 FROM json_each('[2001, 2002]') a WHERE EXISTS (SELECT 1 FROM json_each(json_array(a.value)) "
+    "WHERE value = year))": lambda r: r["year"] in (2001, 2002),
+    "/* a ) */ open -- ( b\n AND score > 0": lambda r: r["open"] and r["score"] > 0,
+    "9223372036854775807 < 9223372036854775808 AND -9223372036854775808 < 1e999 AND open": lambda r: r["open"],
+    "OPEN and Not Score < 0": lambda r: r["open"] and r["score"] >= 0,
+}
+
+
+@pytest.mark.parametrize("filter", ACCEPTED)
+def test_filters_mean_what_they_mean_in_sql(index, plain, filter):
+    wanted = rows_where(ACCEPTED[filter])
+    assert found(index, filter) == wanted
+    assert [
+        id for (id,) in plain.execute(f"SELECT id FROM plain WHERE {filter.split('--')[0]}")
+    ] == wanted or "--" in filter
+
+
+@pytest.mark.parametrize(
+    ("filter", "parameters", "ids"),
+    [
+        ("id = ?2 OR id = ?1", ("d1", "d2"), ["d1", "d2"]),
+        ("id = ?2 OR id = ?", ("d1", "d2", "d3"), ["d2", "d3"]),
+        ("id = ? OR id = :other OR id = ?", ("d1", "d2", "d3"), ["d1", "d2", "d3"]),
+        ("id = :a OR id = @b OR id = $c", {"a": "d1", "b": "d2", "c": "d3", "unused": 0}, ["d1", "d2", "d3"]),
+        (":é$1 = id OR :é$1 = text", {"é$1": "d1"}, ["d1"]),
+        ("id IN (SELECT value FROM json_each(?))", ('["d1", "d5", "t2"]',), ["d1", "d5"]),
+        (["id > 'd'", "id = ? OR id = ?", "id <> ?"], ("d1", "d2", "d2"), ["d1"]),
+        (("id = ?2 OR id = ?1", "id <> ?1"), ("d1", "d2", "d2"), ["d1"]),
+        (["id = :a OR id = :b", "id <> :b"], {"a": "d1", "b": "d2"}, ["d1"]),
+        (["replace(lang, 'e', ?) = 'een'", "id = ?"], ("ee", "d0"), ["d0"]),
+        (["open OR 1 -- all", "id = 'd1'"], (), ["d1"]),
+    ],
+)
+def test_parameters_stand_for_values(index, filter, parameters, ids):
+    assert found(index, filter, parameters) == ids
+
+
+REFUSED = [
+    ("year = ", r"refused at its end: expected a field, a value, \? or '\('"),
+    ("(year", r"refused at its end: expected '\)'"),
+    ("year year", r"'year' \(character 5\): expected an operator or the end"),
+    ("year = NOT 1", "'NOT' .*: put the NOT and what it negates in parentheses"),
+    ("year NOT 5", "'5' .*: expected LIKE, GLOB, BETWEEN or IN"),
+    ("1, 2", "',' .*several values stand only after IN"),
+    ("(id, year) = (1, 2)", "',' .*several values stand only after IN"),
+    ("year IN 5", r"expected '\('"),
+    ("year BETWEEN 1 OR 2", "'OR' .*expected 'AND'"),
+    ("lang COLLATE german", "'german' .*expected one of the collations binary, nocase, rtrim"),
+    ("CAST(year AS DATE)", "'DATE' .*expected one of the types int, integer, real"),
+    ("CASE END", "'END'"),
+    ("count(*) > 1", r"'count' \(character 0\): count\(\) needs many documents"),
+    ("max(year) > 1", r"max\(\) takes 2 to 100 values, not 1"),
+    ("abs(1, 2)", r"abs\(\) takes 1 values, not 2"),
+    ("printf('%d', 1)", "'printf' .*no such function here; there are abs, char"),
+    ('"lower"(lang)', "expected an operator or the end"),
+    ("lower(DISTINCT lang)", "'DISTINCT'"),
+    ("json_each(tags)", "the only queries within a filter are EXISTS"),
+    ("(SELECT 1)", "'SELECT' .*the only queries within a filter are EXISTS"),
+    ("EXISTS (SELECT 1 FROM document)", "'document' .*the only queries within a filter"),
+    ("EXISTS (SELECT year FROM json_each(tags))", "'year' .*the only queries within a filter"),
+    ("1 IN (SELECT 1 FROM json_each(tags))", "'1' .*the only queries within a filter"),
+    ("EXISTS (SELECT 1 FROM json_each(tags), json_each(tags))", r"',' .*expected '\)'"),
+    ("EXISTS (SELECT 1 FROM json_each(tags) LIMIT 1)", r"'1'"),
+    ("EXISTS (SELECT 1 FROM json_each(tags) UNION SELECT 1)", "'SELECT'"),
+    ("EXISTS (SELECT a.value FROM json_each(tags) AS b)", "the list is called 'b' here"),
+    ("EXISTS (SELECT", "refused at its end"),
+    ("EXISTS (SELECT 1 FROM json_each(1, 2, 3))", r"json_each\(\) takes a list and a path"),
+    ("document.year = 1", "'document' .*a point stands only between json_each"),
+    ("x.value = 1", "'x' .*a point stands only"),
+    ("year = 1; DROP TABLE document", "';' .*a filter is one expression"),
+    ("lang = 'en", "the string has no end"),
+    ('"lang = 1', "the name has no end"),
+    ("1 /* 2", r"'/\*' .*the comment has no end"),
+    ("year > 12abc", "'12abc' .*neither a number nor a name"),
+    ("year > 1_000", "'1_000' .*neither a number nor a name"),
+    ("year > 0x11223344556677889", "the number has too many digits"),
+    ("year > x'123'", "expected an operator or the end"),
+    ("year = #1", "'#' .*names take double quotes, strings single ones"),
+    ("year = :", r"':' .*a parameter is written \?, \?1 or :name"),
+    ("year = ?0", "the numbers of parameters go from 1 to 32766"),
+    ("year = ?32767", "the numbers of parameters go from 1 to 32766"),
+    ("lang = '\ud800'", "half of a surrogate pair"),
+    ("lang\u00a0= 1", "unknown field 'lang.xa0'. Did you mean 'lang'"),
+    ("\u0131s_open = 1", "unknown field '\u0131s_open'"),
+    ("replace(lang, 'e', lang) = 1", "replace.* at most 16 characters, or a parameter"),
+    ("replace(lang, 'e', 'a' || 'b') = 1", "replace.* at most 16 characters, or a parameter"),
+    ("replace(lang, 'e', 'aaaaaaaaaaaaaaaaa') = 1", "replace.* at most 16 characters"),
+    ("CURRENT_TIMESTAMP > 1", "unknown field 'CURRENT_TIMESTAMP'"),
+    ('"true" = 1', "unknown field 'true'"),
+    ("rowid = 1", "unknown field 'rowid'"),
+    ("lang REGEXP 'x'", "'REGEXP' .*expected an operator"),
+    ([], r"received \[\] as a filter"),
+    (["open", " "], r"received \['open', ' '\] as a filter"),
+    (["open", "1) OR (1"], r"the filter '1\) OR \(1' is refused at '\)' \(character 1\)"),
+    (["open", "yeer = 1"], "the filter 'yeer = 1' is refused at 'yeer' .*Did you mean 'year'"),
+]
+
+
+@pytest.mark.parametrize(("filter", "message"), REFUSED)
+def test_what_is_refused_is_named(index, filter, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        found(index, filter)
+
+
+def test_a_long_filter_is_shown_around_its_mistake(index):
+    filter = " OR ".join(["year = 2000"] * 500) + " OR yeer = 1 OR " + " OR ".join(["year = 2000"] * 300)
+    with pytest.raises(InvalidArgumentError, match=r"filter '\.\.\..* OR yeer = 1 OR .*\.\.\.' .*unknown") as error:
+        found(index, filter)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", True, [1], float("nan")])
+def test_a_timeout_is_a_number_of_seconds(index, timeout):
+    with pytest.raises(InvalidArgumentError, match=r"received filter_timeout=.*seconds above 0, or None"):
+        found(index, "open", filter_timeout=timeout)
+
+
+COLUMNS = ["year", "lang", "score", "open", "id", "text", '"odd ""name"" é"']
+LITERALS = ["0", "1", "2005", "-1.5", "'en'", "'it''s'", "''", "NULL", "TRUE", "x'656e'", "'%e%'", "'2004'"]
+BINARY = [*words("= == <> != < <= > >= IS AND OR + - * / % || & | << >> LIKE GLOB"), "IS NOT"]
+values = st.sampled_from(COLUMNS + LITERALS)
+NO = st.sampled_from(["", "NOT "])
+
+
+def build(template, *parts):
+    return st.builds(template.format, *parts)
+
+
+# Without any parentheses but SQL's own, so that what binds stronger has to be the same.
+expressions = st.deferred(
+    lambda: (
+        values
+        | build("{} {} {}", expressions, st.sampled_from(BINARY), expressions)
+        | build("({})", expressions)
+        | build("NOT {}", expressions)
+        | build("{} {}", st.sampled_from(["-", "+", "~"]), expressions)
+        | build("{} {}BETWEEN {} AND {}", values, NO, values, expressions)
+        | build("{} {}IN ({}, {})", values, NO, expressions, expressions)
+        | build("{} {}", expressions, st.sampled_from(["ISNULL", "NOTNULL", "NOT NULL"]))
+        | build("({}) COLLATE NOCASE", expressions)
+        | build("CASE {} WHEN {} THEN {} ELSE {} END", expressions, expressions, values, expressions)
+        | build("CASE WHEN {} THEN {} END", expressions, expressions)
+        | build("CAST({} AS {})", expressions, st.sampled_from(["TEXT", "INTEGER", "REAL"]))
+        | build("{}({})", st.sampled_from(["abs", "lower", "typeof", "length", "quote"]), expressions)
+        | build("{}({}, {})", st.sampled_from(["max", "coalesce", "nullif", "instr"]), expressions, expressions)
+        | build("EXISTS (SELECT 1 FROM json_each(metadata) WHERE {} = value)", values)
+        | build("{} IN (SELECT value FROM json_tree(author))", values)
+    )
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(expressions)
+@example("open AND NOT year = 2001 OR lang")
+@example("- id COLLATE NOCASE || 1 -> '$'")
+def test_what_the_grammar_accepts_finds_what_sqlite_finds(index, plain, filter):
+    try:
+        got = found(index, filter)
+    except InvalidArgumentError as error:
+        # Beside its bounds, NOT after another operator is all of these that the grammar refuses.
+        if not re.search("put the NOT|cannot be evaluated|may grow|nested more", str(error)):
+            raise
+        return
+    assert got == [id for (id,) in plain.execute(f"SELECT id FROM plain WHERE ({filter}) ORDER BY rowid")], filter
+
+
+OWN = {id for id, row in zip(IDS, ROWS, strict=True) if row["tenant"] == "t1"}
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**64))
+def test_no_filter_finds_the_documents_of_another_tenant(index, seed):
+    theirs, parameters = random_filter(random.Random(seed))
+    try:
+        assert OWN.issuperset(found(index, ["tenant = 't1'", theirs], parameters)), theirs
+        # Accepted by itself, it may also stand in parentheses.
+        assert OWN.issuperset(found(index, f"tenant = 't1' AND ({theirs}\n)", parameters)), theirs
+    except InvalidArgumentError:
+        pass
+
+
+def test_the_fuzzer_makes_filters_of_all_sorts(index):
+    outcomes = {"found": 0, "nothing": 0, "refused": 0, "failed": 0}
+    for seed in range(1500):
+        filter, parameters = random_filter(random.Random(seed))
+        try:
+            outcomes["found" if found(index, filter, parameters) else "nothing"] += 1
+        except InvalidArgumentError as error:
+            outcomes["refused" if "is refused at" in str(error) else "failed"] += 1
+    assert min(outcomes.values()) > 50, outcomes
+
+
+HOLES = [
+    "{0}b('))) UNION SELECT number FROM document /* ')",
+    "1) UNION SELECT number FROM document -- ",
+    "1) OR (1",
+    "1) OR 1 /*",
+    "1)) OR ((1",
+    "1\x00) OR (1",
+    "'' ) OR ('",
+    "{0}a::b(') OR (1)",
+    "[1) OR (1",
+    "`1) OR (1",
+    "1 OR tenant = 't2') --\n OR (1",
+]
+
+
+@pytest.mark.parametrize("hole", HOLES)
+@pytest.mark.parametrize("mark", [":", "@", "$", "#", "?"])
+def test_no_parameter_leaves_its_parenthesis(index, hole, mark):
+    for parameters in ((), (0,), {"b(')": 0, "b": 0, "a": 0}):
+        with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is refused at"):
+            found(index, ["tenant = 't1'", hole.format(mark)], parameters)
