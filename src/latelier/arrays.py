@@ -52,11 +52,22 @@ def as_tensor(array: Array) -> torch.Tensor:
     """Return a tensor that shares the array's memory where torch can.
 
     Read-only memory (a memory map) and negative strides are copied: torch knows neither.
+
+    Raises
+    ------
+    EmbeddingsError
+        If torch does not know the array's numbers: texts, objects, records, another byte order.
     """
     if isinstance(array, torch.Tensor):
         return array
     shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if shareable else np.array(array, order="C"))
+    try:
+        return torch.from_numpy(array if shareable else np.array(array, order="C"))
+    except (TypeError, ValueError) as error:
+        raise EmbeddingsError(
+            f"received an array of dtype {array.dtype}; expected floating numbers in the byte order of this machine: "
+            "array.astype('float32') makes them."
+        ) from error
 
 
 def as_matrices(matrices: Iterable[Any]) -> list[Any]:
@@ -82,7 +93,12 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
     >>> [matrix.shape for matrix in as_matrices([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])]
     [(1, 2), (2, 2)]
     """
-    items = [m if isinstance(m, (np.ndarray, torch.Tensor)) else np.asarray(m, dtype="float32") for m in matrices]
+    try:
+        given = iter(matrices)
+    except TypeError as error:  # also an array without dimensions
+        received = type(matrices).__name__
+        raise EmbeddingsError(f"received {received} as matrices; expected a list of (tokens, dim) matrices.") from error
+    items = [_as_array(i, matrix) for i, matrix in enumerate(given)]
     for i, item in enumerate(items):
         if item.ndim != 2:
             raise EmbeddingsError(f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim).")
@@ -93,6 +109,18 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
                 f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
             )
     return items
+
+
+def _as_array(i: int, matrix: Any) -> Array:
+    if isinstance(matrix, (np.ndarray, torch.Tensor)):
+        return matrix
+    try:
+        return np.asarray(matrix, dtype="float32")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EmbeddingsError(
+            f"text {i} came as {type(matrix).__name__} that is no matrix of numbers: {error}. Expected a numpy array, "
+            "a torch tensor or nested lists, 2-D (tokens, dim)."
+        ) from error
 
 
 def concatenate(arrays: Sequence[Any]) -> Array:

@@ -9,17 +9,57 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from latelier.describing import describe
 from latelier.errors import InvalidArgumentError, StorageError
 
-__all__ = ["LONGEST_LINE", "check_unicode", "open_binary", "parse_json", "text_lines"]
+__all__ = [
+    "LONGEST_LINE",
+    "as_path",
+    "check_unicode",
+    "is_file",
+    "is_folder",
+    "open_binary",
+    "parse_json",
+    "text_lines",
+]
 
 # In characters. A line is held in memory at once; a file without line ends (/dev/zero) would fill it.
 LONGEST_LINE = 2**24
+
+
+def as_path(path: object, name: str = "path") -> Path:
+    """Return what a user gave as a path, or say that it is none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither a str nor a path.
+
+    Examples
+    --------
+    >>> as_path(5)
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received 5 (int) as path; give a str or a pathlib.Path.
+    """
+    if isinstance(path, (str, Path)) or (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
+        return Path(path)
+    raise InvalidArgumentError(f"received {describe(path)} as {name}; give a str or a pathlib.Path.")
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file of this name; no file has a name that the system does not allow."""
+    return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for a name that is too long)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of this name; no folder has a name that the system does not allow."""
+    return os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
 
 
 def open_binary(path: str | Path) -> BinaryIO:

@@ -169,7 +169,7 @@ def test_candidates_that_are_no_number_are_refused(candidates):
 
 
 def test_sources_that_are_none_are_refused():
-    with pytest.raises(InvalidArgumentError, match="received row of type int; expected a path, a data set"):
+    with pytest.raises(InvalidArgumentError, match=r"received 3 \(int\) as row; expected a path, a data set"):
         load(3)
 
 
@@ -195,5 +195,13 @@ def test_sets_of_unequal_parts_are_refused():
         TrainingSet(["q"], [["x"]], [[1.0, 2.0]])
     with pytest.raises(InvalidArgumentError, match="row 0 has no document"):
         TrainingSet(["q"], [[]])
+    with pytest.raises(InvalidArgumentError, match="received None as queries; expected a list"):
+        TrainingSet(None, [["x"]])
+    with pytest.raises(InvalidArgumentError, match=r"received 'text' \(str\) as the documents of row 0"):
+        TrainingSet(["q"], ["text"])
+    with pytest.raises(InvalidArgumentError, match="row 0 has scores that are no numbers"):
+        TrainingSet(["q"], [["x"]], [["high"]])
+    with pytest.raises(InvalidArgumentError, match="row 0 has scores with NaN"):
+        TrainingSet(["q"], [["x"]], [[float("nan")]])
     assert repr(SCORED) == "TrainingSet(2 rows, 2 documents each, with scores)"
     assert repr(TrainingSet([], [])) == "TrainingSet(0 rows)"

@@ -54,6 +54,10 @@ def test_reads_gzip_tabs_and_any_white_space(tmp_path):
         ({"q": {"": 1.0}}, "n", "document id '' cannot stand"),
         ({"q": {"d": 1.0}}, "my run", "run name 'my run' cannot stand"),
         ({"q": {"d": math.nan}}, "n", "document 'd' of query 'q' has score NaN"),
+        (None, "n", "received None as run; expected"),
+        ({"q": ["d"]}, "n", r"received \['d'\] \(list\) as query 'q' of the run"),
+        ({"q": {"d": "high"}}, "n", "document 'd' has 'high' .*, which is no number"),
+        ({"q": {7: 1.0}}, "n", "document id 7 cannot stand"),
     ],
 )
 def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, message):
@@ -65,8 +69,18 @@ def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, messag
 def test_judgements_that_cannot_be_written(tmp_path):
     with pytest.raises(InvalidArgumentError, match="document id 'd 1' cannot stand"):
         write_trec_qrels({"q": {"d 1": 1}}, tmp_path / "qrels.txt")
+    with pytest.raises(InvalidArgumentError, match="the judgement of document 'd' of query 'q' is no integer"):
+        write_trec_qrels({"q": {"d": 0.5}}, tmp_path / "qrels.txt")
+    with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
+        write_trec_qrels({"q": {"d": 1}}, 5)
     with pytest.raises(StorageError, match=r"cannot write .*absent"):
         write_trec_qrels({"q": {"d": 1}}, tmp_path / "absent" / "qrels.txt")
+
+
+@pytest.mark.parametrize("scores", [None, [1.0], {"a": "high"}, {"a": 1.0, 2: 1.0}])
+def test_what_cannot_be_ranked_is_refused(scores):
+    with pytest.raises(InvalidArgumentError, match=r"expected .document id|no number|ids that are all str"):
+        ranking(scores)
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,16 @@ def test_int8_embeddings_score_their_scaled_values(backend):
     check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, list(documents)))
 
 
+def test_int8_embeddings_of_either_side_score_their_scaled_values_in_pairs(backend):
+    texts = [ragged([3, 2]), ragged([4, 1], seed=1)]
+    for side in (0, 1):
+        sides = [TokenEmbeddings.from_list(matrices) for matrices in texts]
+        sides[side] = sides[side].to("int8")
+        expected = np.diag(naive_matrix(list(sides[0]), list(sides[1])))
+        check_scores(colbert_scores_pairwise(*sides, backend=backend), expected)
+        check_scores(colbert_kd_scores(*sides, backend=backend), expected[:, None])
+
+
 @pytest.mark.parametrize("kernels", ["avx512", "portable"])
 @pytest.mark.parametrize("function", [colbert_scores, colbert_kd_scores, colbert_scores_pairwise])
 def test_gradients_equal_those_of_the_double_loop(function, backend, kernels, monkeypatch):
@@ -289,6 +299,15 @@ def test_permuting_documents_and_tokens_permutes_the_scores(lengths, order, back
         (lambda: colbert_kd_scores(torch.randn(2, 3, 4), torch.randn(3, 2, 3, 4)), "in groups of 2"),
         (lambda: colbert_scores([torch.randn(2, 4), torch.randn(4)], torch.randn(1, 2, 4)), r"text 1 .*shape \(4,\)"),
         (lambda: colbert_kd_scores([torch.randn(2, 4)] * 2, [[torch.randn(1, 4)], []]), r"groups of \[0, 1\]"),
+        (lambda: colbert_scores([None, "x"], torch.randn(1, 2, 4)), "text 1 came as str that is no matrix of numbers"),
+        (lambda: colbert_scores(np.array([[["a"]]]), torch.randn(1, 2, 4)), "received an array of dtype <U1"),
+        (lambda: colbert_scores([torch.randn(2, 4)], [[1.0], [2.0, 3.0]]), r"text 0 .*shape \(1,\)"),
+        (
+            lambda: colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), ["a", "b"]),
+            "received queries_mask of type list",
+        ),
+        (lambda: colbert_scores(torch.randn(1, 2, 4), [torch.randn(2, 4)], None, 3), "received int as documents_mask"),
+        (lambda: colbert_scores(torch.randn(1, 2, 4), [torch.randn(2, 4)], None, [3]), "2 tokens, but its mask covers"),
     ],
 )
 def test_wrong_shapes_say_what_was_received(call, message):
@@ -299,6 +318,8 @@ def test_wrong_shapes_say_what_was_received(call, message):
 def test_unknown_or_unfit_backends_are_named():
     with pytest.raises(InvalidArgumentError, match="unknown backend 'cuda'; expected 'auto', 'packed', 'int8'"):
         colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="cuda")
+    with pytest.raises(InvalidArgumentError, match=r"unknown backend \['auto'\]"):
+        colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend=["auto"])
     with pytest.raises(InvalidArgumentError, match="backend 'int8' has no gradients"):
         colbert_scores(torch.randn(1, 2, 4, requires_grad=True), torch.randn(1, 2, 4), backend="int8")
 

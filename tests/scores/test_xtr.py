@@ -75,6 +75,15 @@ def test_documents_without_tokens_score_minus_infinity():
     assert ours.xtr_scores([query], documents, top_k=3).tolist() == [[-torch.inf, 0.5]]
 
 
+def test_sides_of_two_dtypes_and_no_documents_at_all():
+    query, document = np.array([[1.0, 0.0]]), np.array([[0.5, 0.0]], dtype="float32")
+    assert ours.xtr_scores([query], [document]).tolist() == [[0.5]]
+    assert ours.xtr_scores([query], []).shape == (1, 0)
+    assert ours.xtr_kd_scores([query], []).shape == (1, 0)
+    assert ours.xtr_scores([], [document]).shape == (0, 1)
+    assert ours.xtr_scores([query], TokenEmbeddings(document[:0], [0, 0])).tolist() == [[-torch.inf]]
+
+
 @pytest.mark.parametrize("top_k", [0, -1, 1.5, True])
 def test_nothing_retrieved_is_refused(top_k):
     with pytest.raises(InvalidArgumentError, match=r"received top_k=.*; expected an integer of at least 1"):

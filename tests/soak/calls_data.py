@@ -126,7 +126,13 @@ def train(call: Caller, scratch: Path) -> None:
     if found is not REFUSED:
         call(repr, found)
         call(len, found)
-        call(data.order_by_neighbours, found, draw(COUNTS), negatives=draw(COUNTS), passes=draw(COUNTS))
+        call(
+            data.order_by_neighbours,
+            found,
+            draw(COUNTS),
+            negatives=draw(COUNTS),
+            passes=draw(st.one_of(st.integers(-1, 3), NONSENSE)),
+        )
     call(data.TrainingSet, draw(NONSENSE), draw(NONSENSE), draw(st.one_of(st.none(), NONSENSE)))
 
 
@@ -146,7 +152,13 @@ def share_out(call: Caller, scratch: Path) -> None:
         utils.resolve_device,
         draw(st.one_of(NONSENSE, st.sampled_from(["cuda", "cpu:1", "mps", "meta", "gpu", "cuda:99"]))),
     )
-    call(utils.resolve_length, "max_length", *(draw(st.one_of(COUNTS, st.none())) for _ in range(3)))
+    call(
+        utils.resolve_length,
+        "max_length",
+        draw(COUNTS),
+        draw(st.sampled_from([None, 300])),
+        draw(st.sampled_from([None, 512])),
+    )
     call(utils.encoder_limit, draw(NONSENSE))
 
 

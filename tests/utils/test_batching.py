@@ -28,6 +28,18 @@ def test_little_padding_on_ragged_texts():
 def test_impossible_budgets_are_refused():
     with pytest.raises(InvalidArgumentError, match="max_tokens=0"):
         list(batch_by_tokens([1, 2], 0))
+    with pytest.raises(InvalidArgumentError, match="max_rows='3'; expected an integer"):
+        list(batch_by_tokens([1, 2], 9, "3"))
+    with pytest.raises(InvalidArgumentError, match="lengths that are no integers"):
+        list(batch_by_tokens(["long"], 9))
+    with pytest.raises(InvalidArgumentError, match=r"lengths of shape \(\); expected one per text"):
+        list(batch_by_tokens(5, 9))
+
+
+@pytest.mark.parametrize("device", ["gpu", 1j, object()])
+def test_what_is_no_device_is_refused(device):
+    with pytest.raises(InvalidArgumentError, match="unknown device"):
+        resolve_device(device)
 
 
 def test_the_best_device_is_one_that_is_there():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from latelier.describing import describe
 from latelier.errors import InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -50,13 +52,13 @@ class TrainingSet:
     rows: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.queries) != len(self.documents) or (
-            self.scores is not None and len(self.scores) != len(self.queries)
-        ):
-            scores = "" if self.scores is None else f" and {len(self.scores)} lists of scores"
+        counts = [_count(self.queries, "queries"), _count(self.documents, "documents")]
+        counts += [_count(self.scores, "scores")] if self.scores is not None else []
+        if len(set(counts)) > 1 or (self.rows is not None and _count(self.rows, "rows") != counts[0]):
+            scores = "" if self.scores is None else f" and {counts[2]} lists of scores"
             raise InvalidArgumentError(
-                f"received {len(self.queries)} queries, {len(self.documents)} lists of documents{scores}; expected "
-                "equally many."
+                f"received {counts[0]} queries, {counts[1]} lists of documents{scores}; expected equally many, and a "
+                "name for each where rows are named."
             )
         for i in range(len(self)):
             self._check_row(i)
@@ -132,6 +134,7 @@ class TrainingSet:
     def _check_row(self, i: int) -> None:
         where = self.rows[i] if self.rows is not None else f"row {i}"
         documents = self.documents[i]
+        _count(documents, f"the documents of {where}")
         for name, text in [("query", self.queries[i]), *((f"document {j}", text) for j, text in enumerate(documents))]:
             if not isinstance(text, str) or not text.strip():
                 raise InvalidArgumentError(f"{where}: {name} is {text!r}; expected a text that is not empty.")
@@ -143,7 +146,27 @@ class TrainingSet:
                 f"{self.width} each; give all rows equally many, or candidates=n to load(...), which keeps the first "
                 "n of each."
             )
-        if self.scores is not None and len(self.scores[i]) != len(documents):
-            raise InvalidArgumentError(
-                f"{where} has {len(self.scores[i])} scores for {len(documents)} documents; give one for each."
-            )
+        if self.scores is not None:
+            self._check_scores(self.scores[i], where)
+
+    def _check_scores(self, scores: Sequence[float], where: str) -> None:
+        count = _count(scores, f"the scores of {where}")
+        if count != self.width:
+            raise InvalidArgumentError(f"{where} has {count} scores for {self.width} documents; give one for each.")
+        try:
+            finite = all(map(math.isfinite, scores))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(f"{where} has scores that are no numbers: {error}.") from error
+        if not finite:
+            raise InvalidArgumentError(f"{where} has scores with NaN or infinity; give numbers.")
+
+
+def _count(values: object, name: str) -> int:
+    """Return how many entries a list has, or say that it is none."""
+    indexed = hasattr(values, "__getitem__") and not isinstance(values, (str, bytes, Mapping))
+    try:
+        if indexed:
+            return len(values)  # type: ignore[arg-type]
+    except TypeError:  # an array without dimensions
+        pass
+    raise InvalidArgumentError(f"received {describe(values)} as {name}; expected a list.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from latelier.describing import short
@@ -19,6 +20,9 @@ _FORMS = (
     "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores} or "
     "{query_id, document_ids, scores}"
 )
+
+
+_LARGEST = sys.float_info.max  # an integer may be larger
 
 
 class Example(NamedTuple):
@@ -60,7 +64,7 @@ def read_row(
     ['Iron oxide.', 'A novel.']
     """
     if not isinstance(row, Mapping):
-        raise InvalidArgumentError(f"{where} is {row!r}; expected an object, such as {_FORMS}.")
+        raise InvalidArgumentError(f"{where} is {short(row)}; expected an object, such as {_FORMS}.")
     if "document_ids" in row:
         return [_of_ids(row, where, queries, documents)]
     query = next((row[name] for name in _QUERY if name in row), None)
@@ -85,13 +89,18 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
     """Return id to text from rows or from the items of a dict, with where each stands."""
     texts: dict[Any, str] = {}
     for where, row in rows:
-        if isinstance(row, tuple):
-            texts[row[0]] = row[1]
-            continue
+        if isinstance(row, tuple) and len(row) == 2:
+            row = {"id": row[0], "text": row[1]}
+        if not isinstance(row, Mapping):
+            raise InvalidArgumentError(f"{where} is {short(row)}; expected {kind}_id and text.")
         id_ = next((row[name] for name in (f"{kind}_id", "_id", "id") if name in row), None)
         text = next((row[name] for name in ("text", kind) if name in row), None)
         if id_ is None or text is None:
-            raise InvalidArgumentError(f"{where} has the fields {', '.join(row)}; expected {kind}_id and text.")
+            raise InvalidArgumentError(
+                f"{where} has the fields {', '.join(map(str, row))}; expected {kind}_id and text."
+            )
+        if not isinstance(id_, Hashable) or isinstance(id_, tuple):
+            raise InvalidArgumentError(f"{where} has the id {short(id_)}; expected a str or an int.")
         texts[id_] = f"{row['title']} {text}".strip() if row.get("title") else text
     return texts
 
@@ -109,10 +118,19 @@ def _of_ids(
 
 def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
     """Find a text by id: as it is, or as the string or number that other tools made of it."""
-    for key in (id_, str(id_), int(id_) if isinstance(id_, str) and id_.isdecimal() and len(id_) < 20 else id_):
-        if key in texts:
-            return texts[key]
-    raise InvalidArgumentError(f"{where}: there is no text for the {kind} {id_!r}.")
+    if isinstance(id_, Hashable) and not isinstance(id_, tuple):
+        number = int(id_) if isinstance(id_, str) and id_.isdecimal() and len(id_) < 20 else id_
+        found = next((texts[key] for key in (id_, _as_text(id_), number) if key in texts), None)
+        if found is not None:
+            return found
+    raise InvalidArgumentError(f"{where}: there is no text for the {kind} {short(id_)}.")
+
+
+def _as_text(id_: Any) -> str:
+    try:
+        return str(id_)
+    except ValueError:  # an integer of thousands of digits
+        return ""
 
 
 def _negatives(row: Mapping[str, Any]) -> list[str]:
@@ -120,7 +138,8 @@ def _negatives(row: Mapping[str, Any]) -> list[str]:
     values = [
         value
         for name, value in row.items()
-        if (name.startswith("negative") or name.removeprefix("neg").strip("_").isdecimal() or name == "neg")
+        if isinstance(name, str)
+        and (name.startswith("negative") or name.removeprefix("neg").strip("_").isdecimal() or name == "neg")
         and not name.endswith("scores")
         and value is not None
     ]
@@ -149,6 +168,7 @@ def _scores(row: Mapping[str, Any], name: str, documents: Sequence[str], where: 
             f"{where} has {len(values)} {name} for {len(documents)} documents; give one for each."
         )
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InvalidArgumentError(f"{where}: {name} holds {value!r}; expected numbers.")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not abs(value) < math.inf or abs(value) > _LARGEST:
+            raise InvalidArgumentError(f"{where}: {name} holds {short(value)}; expected numbers.")
     return [float(value) for value in values]

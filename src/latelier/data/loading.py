@@ -13,9 +13,10 @@ from typing import Any
 
 from latelier.data.examples import TrainingSet
 from latelier.data.forms import Example, read_row, texts_by_id
+from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
-from latelier.reading import open_binary, parse_json, text_lines
+from latelier.reading import as_path, is_folder, open_binary, parse_json, text_lines
 
 __all__ = ["load"]
 
@@ -72,8 +73,8 @@ def load(
     """
     if candidates is not None and (isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1):
         raise InvalidArgumentError(f"candidates={candidates!r}; expected an integer of at least 1, or None.")
-    if isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
-        return _from_beir(Path(source), split)
+    if isinstance(source, (str, os.PathLike)) and is_folder(as_path(source, "source")):
+        return _from_beir(as_path(source), split)
     by_id = (
         None if queries is None else texts_by_id(_numbered(queries, "queries"), "query"),
         None if documents is None else texts_by_id(_numbered(documents, "documents"), "document"),
@@ -108,13 +109,15 @@ def _numbered(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(source, Mapping):
         yield from ((f"{name}[{key!r}]", (key, value)) for key, value in source.items())
     elif isinstance(source, (str, os.PathLike)):
-        yield from _lines(Path(source))
-    elif isinstance(source, Iterable):
-        yield from ((f"{name} {i}" if name == "row" else f"{name}[{i}]", row) for i, row in enumerate(source))
+        yield from _lines(as_path(source, name))
     else:
-        raise InvalidArgumentError(
-            f"received {name} of type {type(source).__name__}; expected a path, a data set, or an iterable of dicts."
-        )
+        try:
+            rows = iter(source)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"received {describe(source)} as {name}; expected a path, a data set, or an iterable of dicts."
+            ) from error
+        yield from ((f"{name} {i}" if name == "row" else f"{name}[{i}]", row) for i, row in enumerate(rows))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

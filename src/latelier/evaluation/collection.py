@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import OnProblem, Problems, numbered_lines
-from latelier.reading import parse_json
+from latelier.reading import as_path, is_file, is_folder, parse_json
 
 __all__ = ["Collection", "load_beir"]
 
@@ -103,7 +104,7 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     >>> load_beir(folder)
     Collection(1 document, 1 query, 1 judgement)
     """
-    folder = Path(folder)
+    folder = as_path(folder, "folder")
     corpus, queries, judgements = _find(folder, "corpus.jsonl"), _find(folder, "queries.jsonl"), _split(folder, split)
     problems = Problems(on_problem)
     documents = {
@@ -118,18 +119,20 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
 
 def _find(folder: Path, name: str) -> Path:
     for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
-    present = ", ".join(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ""
-    found = f"it holds: {present or 'nothing'}" if folder.is_dir() else "it is not a folder"
+    present = ", ".join(sorted(path.name for path in folder.iterdir())) if is_folder(folder) else ""
+    found = f"it holds: {present or 'nothing'}" if is_folder(folder) else "it is not a folder"
     raise InvalidArgumentError(
         f"{folder} has no {name} or {name}.gz ({found}); expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
     )
 
 
 def _split(folder: Path, split: str) -> Path:
+    if not isinstance(split, str):
+        raise InvalidArgumentError(f"received {describe(split)} as split; expected a name such as 'test'.")
     for candidate in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
     names = {path.name.removesuffix(".gz").removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv*")}
     available = ", ".join(sorted(names)) or "none (no qrels/*.tsv file is there)"

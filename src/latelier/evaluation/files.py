@@ -70,7 +70,7 @@ class Problems:
     """
 
     def __init__(self, on_problem: OnProblem) -> None:
-        if on_problem not in get_args(OnProblem):
+        if not isinstance(on_problem, str) or on_problem not in get_args(OnProblem):
             raise InvalidArgumentError(f"received on_problem={on_problem!r}; expected 'error' or 'warn'.")
         self.on_problem = on_problem
         self.total = 0

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from latelier.describing import describe
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation.trec import Qrels, Run, ranking
+from latelier.evaluation.trec import Qrels, Run, check_table, ranking
 
 __all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate"]
 
@@ -97,10 +98,17 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     (0.75, 0.5)
     """
     ir_measures = _ir_measures()
-    names = [measures] if isinstance(measures, str) else list(measures)
+    try:
+        names = [measures] if isinstance(measures, str) else list(measures)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"received {describe(measures)} as measures; expected names such as {', '.join(DEFAULT_MEASURES)}."
+        ) from error
     parsed = {name: _parse(name, ir_measures) for name in names}
     if not parsed:
         raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
+    check_table(run, "run")
+    check_table(qrels, "judgements")
     qrels = {query: judged for query, judged in qrels.items() if judged}
     _check(run, qrels)
     # Negated ranks for scores: every measure then sees the one order.
@@ -185,6 +193,6 @@ def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run
     try:
         for metric in ir_measures.iter_calc(measures, plain, run):
             values[metric.query_id][str(metric.measure)] = float(metric.value)
-    except (ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidArgumentError(f"ir-measures cannot compute {measures}: {error}") from error
     return values

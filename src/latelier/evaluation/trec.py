@@ -12,13 +12,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.files import numbered_lines
+from latelier.reading import as_path
 
-__all__ = ["Qrels", "Run", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"]
+__all__ = ["Qrels", "Run", "check_table", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"]
 
 Run: TypeAlias = Mapping[str, Mapping[str, float]]
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
+_TABLE = "{query id: {document id: number}}"
 
 
 def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -39,7 +42,13 @@ def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
     >>> ranking({"a": 1.0, "b": 2.0, "c": 1.0})
     [('b', 2.0), ('c', 1.0), ('a', 1.0)]
     """
-    return sorted(((id_, float(score)) for id_, score in scores.items()), key=lambda p: (p[1], p[0]), reverse=True)
+    try:
+        return sorted(((id_, float(score)) for id_, score in scores.items()), key=lambda p: (p[1], p[0]), reverse=True)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        _check_row(scores, "the scores")
+        raise InvalidArgumentError(
+            f"cannot order documents of equal score: {error}; give ids that are all str."
+        ) from error
 
 
 def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
@@ -72,6 +81,7 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
     >>> read_trec(path)
     {'q1': {'d2': 1.25, 'd1': 0.5}}
     """
+    check_table(run, "run")
     _check_ids("run name", [name])
     _check_ids("query id", run)
     lines = []
@@ -81,7 +91,7 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
             if math.isnan(score):
                 raise InvalidArgumentError(f"document {document!r} of query {query!r} has score NaN; NaN has no rank.")
             lines.append(f"{query} Q0 {document} {rank} {score!r} {name}\n")
-    _write(Path(path), lines)
+    _write(as_path(path), lines)
 
 
 def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
@@ -143,12 +153,16 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     >>> read_trec_qrels(path)
     {'q1': {'d1': 1, 'd2': 0}}
     """
+    check_table(qrels, "judgements")
     _check_ids("query id", qrels)
     lines = []
     for query, judged in qrels.items():
         _check_ids("document id", judged)
-        lines += [f"{query} 0 {document} {judgement}\n" for document, judgement in judged.items()]
-    _write(Path(path), lines)
+        odd = next((document for document, judgement in judged.items() if not float(judgement).is_integer()), None)
+        if odd is not None:
+            raise InvalidArgumentError(f"the judgement of document {odd!r} of query {query!r} is no integer.")
+        lines += [f"{query} 0 {document} {int(judgement)}\n" for document, judgement in judged.items()]
+    _write(as_path(path), lines)
 
 
 def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
@@ -185,24 +199,54 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
+def check_table(table: object, name: str) -> None:
+    """Refuse what is not ``{query id: {document id: number}}``.
+
+    Parameters
+    ----------
+    table
+        A run or judgements.
+    name
+        What to call it.
+    """
+    if not isinstance(table, Mapping):
+        raise InvalidArgumentError(f"received {describe(table)} as {name}; expected {_TABLE}.")
+    for query, row in table.items():
+        _check_row(row, f"query {short(query)} of the {name}")
+
+
+def _check_row(row: object, name: str) -> None:
+    if not isinstance(row, Mapping):
+        raise InvalidArgumentError(f"received {describe(row)} as {name}; expected {{document id: number}}.")
+    for document, value in row.items():
+        try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError("it is a text")
+            float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"{name}: document {short(document)} has {describe(value)}, which is no number: {error}."
+            ) from error
+
+
 def _check_ids(what: str, ids: Iterable[str]) -> None:
     for id_ in ids:
-        if not id_ or any(character.isspace() for character in id_):
+        if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
             raise InvalidArgumentError(
                 f"{what} {id_!r} cannot stand in a TREC file, whose columns are parted by white space; "
-                "rename it, or write the run as JSON."
+                "give a str without any, or write the run as JSON."
             )
 
 
 def _write(path: Path, lines: list[str]) -> None:
     try:
         path.write_text("".join(lines), encoding="utf-8", newline="\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path, half a character in an id
         raise StorageError(f"cannot write {path}: {error}.") from error
 
 
 def _rows(path: str | Path, form: str) -> Iterable[tuple[int, list[str]]]:
-    for number, line in numbered_lines(Path(path)):
+    for number, line in numbered_lines(as_path(path)):
         columns = line.split()
         if len(columns) != len(form.split()):
             raise InvalidArgumentError(f'{path}:{number}: {len(columns)} columns; expected "{form}".')

@@ -38,9 +38,8 @@ def maxsim_grouped(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torc
 
 @outside_graphs  # the kernels are numba's: nothing for a graph to see
 def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, block: int) -> torch.Tensor:
-    return _MaxSim.apply(
-        queries.vectors.float(), documents.vectors.float(), queries.offsets, documents.offsets, max(block, 1)
-    )
+    left, right = (texts.to("float32") if texts.scales is not None else texts for texts in (queries, documents))
+    return _MaxSim.apply(left.vectors.float(), right.vectors.float(), left.offsets, right.offsets, max(block, 1))
 
 
 class _MaxSim(torch.autograd.Function):

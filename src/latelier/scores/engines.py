@@ -72,14 +72,14 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     gradient = _needs_gradient(queries, documents)
     on_cpu = queries.vectors.device.type == "cpu" and documents.vectors.device.type == "cpu"
     unfit = cuda.unfit(queries, documents, gradient=gradient)
-    if backend == "auto":
+    if isinstance(backend, str) and backend == "auto":
         if unfit is None and cuda.is_installed():
             return _ENGINES["fused"]
         double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
         if not on_cpu or (gradient and double):
             return _ENGINES["torch"]
         return _ENGINES["int8" if documents.vectors.dtype == torch.int8 and not gradient else "packed"]
-    if backend not in _ENGINES:
+    if not isinstance(backend, str) or backend not in _ENGINES:
         raise InvalidArgumentError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, _ENGINES))}.")
     if backend == "fused":
         if unfit:

@@ -101,17 +101,16 @@ def read_queries(queries: Any, mask: Any) -> Side:
 
 def read_documents(documents: Any, mask: Any) -> Side:
     """Read what `read_queries` reads, and groups: ``(n, group, tokens, dim)`` or a list of lists of matrices."""
-    if isinstance(documents, (list, tuple)) and documents and isinstance(documents[0], (list, tuple)):
+    if _is_grouped(documents):
         sizes = {len(group) for group in documents}
-        if all(np.ndim(item) == 2 for item in documents[0]):
-            if len(sizes) > 1:
-                raise EmbeddingsError(f"received groups of {sorted(sizes)} documents; every query needs equally many.")
-            side = _read("documents", [item for group in documents for item in group], mask)
-            side.group = sizes.pop()
-            return side
+        if len(sizes) > 1:
+            raise EmbeddingsError(f"received groups of {sorted(sizes)} documents; every query needs equally many.")
+        side = _read("documents", [item for group in documents for item in group], mask)
+        side.group = sizes.pop()
+        return side
     if getattr(documents, "ndim", 0) == 4:
         vectors = as_tensor(documents)
-        flat_mask = None if mask is None else as_tensor(np.asarray(mask) if isinstance(mask, list) else mask)
+        flat_mask = None if mask is None else _as_mask("documents_mask", mask)
         if flat_mask is not None and flat_mask.shape != vectors.shape[:3]:
             raise EmbeddingsError(
                 f"received documents of shape {tuple(vectors.shape)} and a mask of shape {tuple(flat_mask.shape)}; "
@@ -147,7 +146,7 @@ def _read(name: str, value: Any, mask: Any) -> Side:
 def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if mask is None:
         return vectors, _not_all_zero(vectors)
-    mask = torch.as_tensor(np.asarray(mask) if isinstance(mask, list) else mask).to(vectors.device).bool()
+    mask = _as_mask(f"{name}_mask", mask).to(vectors.device)
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != vectors.shape[:2]:
         raise EmbeddingsError(
@@ -175,12 +174,44 @@ def _without_padding(vectors: torch.Tensor, mask: torch.Tensor) -> TokenEmbeddin
 
 def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[torch.Tensor]:
     """Drop the masked tokens of a list of matrices; each mask may be padded beyond its text."""
+    if not isinstance(masks, (list, tuple, np.ndarray, torch.Tensor)) or getattr(masks, "ndim", 1) == 0:
+        raise EmbeddingsError(f"received {type(masks).__name__} as {name}_mask; give one mask for each of the {name}.")
     if len(masks) != len(matrices):
         raise EmbeddingsError(f"received {len(matrices)} {name} and {len(masks)} masks; give one mask for each.")
     kept = []
     for i, (matrix, mask) in enumerate(zip(matrices, masks, strict=True)):
-        keep = torch.as_tensor(mask).to(matrix.device).bool()
-        if len(keep) < len(matrix):
-            raise EmbeddingsError(f"{name}[{i}] has {len(matrix)} tokens, but its mask covers {len(keep)}.")
+        keep = _as_mask(f"{name}_mask[{i}]", mask).to(matrix.device)
+        if keep.ndim != 1 or len(keep) < len(matrix):
+            raise EmbeddingsError(f"{name}[{i}] has {len(matrix)} tokens, but its mask covers {tuple(keep.shape)}.")
         kept.append(matrix[keep[: len(matrix)]])
     return kept
+
+
+def _as_mask(name: str, mask: Any) -> torch.Tensor:
+    """Return a mask of whatever kind as booleans."""
+    if isinstance(mask, torch.Tensor):
+        return mask.bool()
+    try:
+        array = np.asarray(mask)
+    except (TypeError, ValueError) as error:
+        raise EmbeddingsError(f"{name} cannot be read: {error}; expected true or 1 where a token counts.") from error
+    if array.dtype.kind not in "biuf" and array.size:
+        raise EmbeddingsError(
+            f"received {name} of type {type(mask).__name__}; expected true or 1 where a token counts."
+        )
+    return torch.from_numpy(array.astype(bool))
+
+
+def _is_grouped(documents: Any) -> bool:
+    """Whether these are lists of matrices, one list per query."""
+    listed = isinstance(documents, (list, tuple)) and bool(documents)
+    return (
+        listed and all(isinstance(group, (list, tuple)) for group in documents) and all(map(_is_matrix, documents[0]))
+    )
+
+
+def _is_matrix(item: Any) -> bool:
+    try:
+        return bool(np.ndim(item) == 2)
+    except (TypeError, ValueError):  # lists of unequal length
+        return False

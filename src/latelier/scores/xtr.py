@@ -168,11 +168,13 @@ def _read(
 def _scores(queries: TokenEmbeddings, documents: TokenEmbeddings, top_k: int) -> Tensor:
     device = documents.device
     left, right = (_at_least_float32(texts).to(device) for texts in (queries, documents))
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    left, right = left.to(dtype), right.to(dtype)
     owner = _owners(documents).to(device)  # (document tokens,)
     rows = _owners(queries).to(device)  # (query tokens,)
     step = max(1, _BLOCK_ELEMENTS // max(1, len(right)))
     maxima, retrieved = [], []
-    for start in range(0, len(left), step):
+    for start in range(0, len(left) if len(right) else 0, step):
         values, positions = (left[start : start + step] @ right.T).topk(min(top_k, len(right)), dim=1)
         found = owner[positions]  # (query tokens, top_k): the document of each retrieved token
         empty = values.new_full((len(values), len(documents)), -torch.inf)
@@ -181,12 +183,12 @@ def _scores(queries: TokenEmbeddings, documents: TokenEmbeddings, top_k: int) ->
         hit = best.detach() > -torch.inf
         maxima.append(torch.where(hit, best, 0.0))
         retrieved.append(hit)
-    if not maxima:
-        return left.new_zeros(len(queries), len(documents), dtype=torch.float32)
     shape = (len(queries), len(documents))
+    without = torch.from_numpy(documents.lengths == 0).to(device)
+    if not maxima:
+        return left.new_zeros(shape, dtype=torch.float32).masked_fill(without, -torch.inf)
     total = left.new_zeros(shape).index_add(0, rows, torch.cat(maxima))
     count = left.new_zeros(shape).index_add(0, rows, torch.cat(retrieved).to(left.dtype))
-    without = torch.from_numpy(documents.lengths == 0).to(device)
     return (total / count.clamp(min=1)).masked_fill(without, -torch.inf).float()
 
 

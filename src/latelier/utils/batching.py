@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from latelier.describing import short
 from latelier.errors import InvalidArgumentError
 
 __all__ = ["batch_by_tokens"]
@@ -36,9 +37,15 @@ def batch_by_tokens(
     >>> [batch.tolist() for batch in batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20)]
     [[4, 1], [0, 3, 2]]
     """
-    if max_tokens < 1 or (max_rows is not None and max_rows < 1):
-        raise InvalidArgumentError(f"received max_tokens={max_tokens}, max_rows={max_rows}; both must be at least 1.")
-    lengths = np.asarray(lengths, dtype="int64")
+    for name, value in (("max_tokens", max_tokens), ("max_rows", 1 if max_rows is None else max_rows)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise InvalidArgumentError(f"received {name}={short(value)}; expected an integer of at least 1.")
+    try:
+        lengths = np.asarray(lengths, dtype="int64")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"received lengths that are no integers: {error}.") from error
+    if lengths.ndim != 1:
+        raise InvalidArgumentError(f"received lengths of shape {lengths.shape}; expected one per text.")
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):

@@ -37,7 +37,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         return torch.device(_available()[-1])
     try:
         resolved = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"unknown device {device!r}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best there is."
         ) from error
