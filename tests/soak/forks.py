@@ -1,0 +1,22 @@
+"""Forks: processes that fork with an index open, at any moment; nothing hangs, nothing is lost."""
+
+from pathlib import Path
+
+from fork_rounds import KINDS, fork_round
+
+from soak.cases import Part, Wrong
+
+
+def prepare(source: Path) -> None:
+    """Make nothing: each round has an index of its own."""
+
+
+def case(source: Path, scratch: Path, seed: int) -> str:
+    """Fork once while an index of either kind is used."""
+    outcome = fork_round(list(KINDS)[seed % len(KINDS)], scratch / "index", seed)
+    if outcome.failures:
+        raise Wrong("; ".join(outcome.failures))
+    return "refused" if outcome.child == "refused" else "accepted"
+
+
+PART = Part("forks", 500, prepare, case, seconds=90.0)
