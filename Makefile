@@ -15,8 +15,8 @@ help: ## list these targets
 demo: $(VENV)/installed-demo ## search the documentation of Python itself (QUERY="..." for a question of your own)
 	@$(BIN)/latelier demo $${QUERY:+"$$QUERY"}
 
-test: $(VENV)/installed-dev ## run the tests, the examples in docstrings and those in the documents
-	@$(BIN)/python -m pytest
+test: $(VENV)/installed-dev ## run the tests and all examples (ISA=avx512, avx2 or plain forces instructions, TESTS="..." some files)
+	@$(if $(ISA),.ci/isa $(ISA) )$(BIN)/python -m pytest $(TESTS)
 
 soak: $(VENV)/installed-dev ## kill writers, damage files, and try hostile inputs by the thousands (SCALE=0.05 for a small dose)
 	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak --scale $${SCALE:-1} $(SOAK)

@@ -1,6 +1,9 @@
 """The workflows and the Makefile agree with each other and with what the package says of itself."""
 
+import platform
 import re
+import subprocess
+import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -33,3 +36,45 @@ def test_commands_exist():
     written = re.findall(r"`make (\w+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert {*checks, *local, *written} <= TARGETS
     assert local[-1] == "test"  # its closing line comes last
+
+
+def test_the_suite_runs_once_with_each_set_of_instructions():
+    job = WORKFLOWS["ci.yml"]["jobs"]["instructions"]
+    script = (ROOT / ".ci/isa").read_text(encoding="utf-8")
+    sets = re.findall(r"^(\w+)\)$", script, re.MULTILINE)
+    assert job["strategy"]["matrix"]["isa"] == sets
+    assert job["steps"][-1]["run"] == "make test ISA=${{ matrix.isa }}"
+    for settings in re.findall(r"settings=\((.*?)\)", script, re.DOTALL):
+        names = re.findall(r"(\w+)=", settings)
+        assert {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME"} <= {*names}
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="reads /proc/cpuinfo, for instructions of x86"
+)
+def test_forced_instructions_are_those_that_libraries_use():
+    program = """
+import torch
+from latelier.scores.kernels import choose_kernel, multiplies_bfloat16
+multiplies = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+print(torch.backends.cpu.get_cpu_capability(), choose_kernel(), multiplies_bfloat16(), multiplies)
+"""
+    found = {}
+    for isa in ("avx512", "avx2", "plain"):
+        command = [ROOT / ".ci/isa", isa, sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        found[isa] = done.stdout.strip() or done.stderr.strip()
+    assert found["plain"] == "DEFAULT portable False False"
+    assert found["avx2"] in ("AVX2 portable False False", refused("avx2", "avx2"))
+    assert found["avx512"] in ("AVX512 avx512 False True", refused("avx512", "avx512_vnni"))
+
+
+def refused(isa, needs):
+    return f"this processor has no {needs} (by /proc/cpuinfo), so nothing can run as on one with {isa}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script for bash")
+def test_a_set_of_instructions_that_does_not_exist_is_refused():
+    done = subprocess.run(["bash", ROOT / ".ci/isa", "avx3", "true"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "usage: .ci/isa avx512|avx2|plain COMMAND ..., received 'avx3'"

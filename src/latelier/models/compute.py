@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.layouts import layouts_work
 from latelier.models.standins import faster_forwards
 
 __all__ = ["COMPUTE_DTYPES", "Numbers", "check_compute_dtype", "computing", "prefers_bfloat16", "stays_close"]
@@ -81,6 +82,6 @@ def computing(model: Any, device: torch.device, dtype: torch.dtype | None) -> It
 
 def _cpu_multiplies_bfloat16() -> bool:
     # Elsewhere bfloat16 is emulated, and slower than float32. torch knows of Intel's and AMD's instructions; ARM's
-    # (bf16) are not asked for here.
+    # (bf16) are not asked for here. oneDNN may be kept from using them (ONEDNN_MAX_CPU_ISA), and then has no layout.
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, bool)() for name in checks)
+    return any(getattr(torch.cpu, name, bool)() for name in checks) and layouts_work(torch.bfloat16)

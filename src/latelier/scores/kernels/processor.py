@@ -1,4 +1,8 @@
-"""Which kernels this processor can run."""
+"""Which kernels this processor can run, as far as numba may compile for it.
+
+``NUMBA_CPU_FEATURES``, and ``NUMBA_CPU_NAME=generic``, keep numba from instructions that the processor has, so that
+compiled kernels can be shared between machines. LLVM ends the process when a kernel asks for one of them all the same.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,16 @@ _VARIABLE = "LATELIER_KERNELS"
 @cache
 def _has(*features: str) -> bool:
     import llvmlite.binding as llvm
+    import numba
 
+    allowed = vars(numba.config).get("CPU_FEATURES")  # such as "+avx2,+fma,-avx512f"; None: all that the processor has
     try:
-        found = llvm.get_host_cpu_features()
+        found = {name for name, has in llvm.get_host_cpu_features().items() if has}
     except RuntimeError:  # LLVM cannot tell on this platform
         return False
-    return all(found.get(name, False) for name in features)
+    return found.issuperset(features) and (
+        allowed is None or {f"+{name}" for name in features} <= {*allowed.split(",")}
+    )
 
 
 def _detected() -> str:
