@@ -9,7 +9,7 @@ import pytest
 from index_helpers import about, start_child
 
 from latelier import indexes
-from latelier.errors import StorageError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes import sqlite
 
 ONE = np.ones((1, 2))
@@ -94,6 +94,42 @@ def test_searching_never_waits_for_a_writer(index):
     index.add([0, 1, 2], stream())
     assert found == [[("old", about(index, 2.0))]] * 6
     assert index.ids() == ["old", 0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_closing_lets_calls_of_other_threads_finish_or_says_that_it_is_closed(index, seed):
+    index.add(range(50), [ONE] * 50)
+    begun = threading.Barrier(4)
+
+    def repeat(call):
+        begun.wait()
+        with pytest.raises(InvalidArgumentError, match="is closed; open it again"):
+            list(iter(call, "never"))
+
+    def close():
+        begun.wait()
+        time.sleep(0.01 * seed)
+        index.close()
+
+    run_threads(
+        lambda: repeat(lambda: index.search(ONE)),
+        lambda: repeat(
+            lambda: index.search(ONE, filter="id > 3", effort="fast") if "ivf" in index.kind else index.ids()
+        ),
+        lambda: repeat(lambda: index.update("a", ONE)),
+        close,
+    )
+
+
+def test_an_index_in_memory_that_is_closed_within_a_write_says_so():
+    index = indexes.Flat()
+
+    def stream():
+        yield ONE
+        index.close()
+
+    with pytest.raises(InvalidArgumentError, match="the index in memory is closed"):
+        index.add(["a"], stream())
 
 
 def test_a_second_writer_waits_and_then_says_so(disk_index, monkeypatch):

@@ -164,6 +164,43 @@ def test_a_folder_that_cannot_be_written_opens_for_reading():
 
 
 @posix
+@pytest.mark.parametrize("copied", [["-wal", "-shm"], ["-wal"]], ids=["killed-writer", "log-alone"])
+def test_a_log_left_in_a_folder_that_cannot_be_written_is_read(copied):
+    """Of a live index that was copied, or of a writer that was killed: what it had committed is in SQLite's log."""
+    parent = Path(tempfile.mkdtemp())  # tmp_path cannot be entered by others
+    parent.chmod(0o755)
+    folder, ids = parent / "copy", list(range(20))
+    with indexes.Flat(parent / "live") as live:
+        live.add(ids, matrices([1] * 20), texts=["text"] * 20)
+        live.remove(0)
+        shutil.copytree(live.path, folder)
+    for ending in {"-wal", "-shm"} - set(copied):
+        (folder / f"catalog.sqlite{ending}").unlink()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    before = [path.read_bytes() for path in files]
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def as_reader():
+        if os.getuid() == 0:
+            os.setuid(65534)
+        with indexes.open(folder) as index:
+            found = [len(index.search(matrices([1]), k=100)[0]), index.verify().is_whole, index.get(3).text]
+            return [index.read_only, index.ids(), found]
+
+    try:
+        assert in_child(as_reader) == [True, ids[1:], [19, True, "text"]]
+        assert sorted(path for path in folder.rglob("*") if path.is_file()) == files
+        assert [path.read_bytes() for path in files] == before
+    finally:
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755)
+    with indexes.open(folder) as index:
+        assert index.ids() == ids[1:]
+    shutil.rmtree(parent)
+
+
+@posix
 def test_a_folder_that_cannot_be_made_is_a_storage_error():
     def as_nobody():
         if os.getuid() == 0:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -205,6 +206,25 @@ def test_a_fork_within_a_write_s_own_iterable_cannot_spoil_the_write(leave, stat
     check_whole(folder, ["a", "b", "c"])
 
 
+def test_threads_that_fork_at_once_and_children_that_fork(disk_index):
+    """Neither waits for the other for long, and grandchildren work as children do."""
+    disk_index.add("a", ONE)
+
+    def search(generations):
+        ids = [hit.id for hit in disk_index.search(ONE)[0]]
+        return {"answer": ids if generations == 0 else fork(lambda: search(generations - 1))()["answer"]}
+
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(fork(lambda: search(2))())) for _ in range(3)]
+    begun = time.monotonic()
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        disk_index.search(ONE)
+    assert [answer.get("answer") for answer in answers] == [["a"]] * 3
+    assert time.monotonic() - begun < 20
+
+
 def test_a_fork_that_python_does_not_see_is_noticed(disk_index):
     """Servers written in C fork without Python's hooks: the connections are not closed before."""
     disk_index.add("a", ONE)
@@ -232,6 +252,25 @@ def test_a_child_searches_with_threads_of_its_own(tmp_path):
         assert child()["answer"] == [[list(hit) for hit in row] for row in expected]
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_child_forked_while_a_thread_compiles_a_kernel_can_compile():
+    """Numba compiles under a lock, which a child would inherit held."""
+
+    def compile_one(number):
+        @numba.njit
+        def add(values):
+            return values.sum() + number
+
+        return int(add(np.arange(3)))
+
+    thread = threading.Thread(target=lambda: [compile_one(number) for number in range(4)])
+    thread.start()
+    time.sleep(0.2)
+    assert thread.is_alive()
+    child = fork(lambda: {"answer": compile_one(7)})
+    assert child()["answer"] == 10
+    thread.join()
 
 
 def test_locks_that_threads_hold_at_the_fork_are_free_in_the_child(disk_index):

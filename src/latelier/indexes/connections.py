@@ -53,31 +53,33 @@ class MemoryConnections:
         """Be the only writer; the transaction begins, and readers wait, when the connection is asked for."""
         _refuse_closed(self._closed, self.where)
         forks.refuse_unusable()
-        with _one_writer(self._writer, self.where), ExitStack() as held:
+        with _one_writer(self._writer, self.where), translated(self.where), ExitStack() as transaction:
+            begun: list[Connection] = []
 
             def begin() -> Connection:
-                if not self._connection.in_transaction:
-                    held.enter_context(forks.using())
-                    held.enter_context(self._lock.current)
-                    self._connection.execute("BEGIN IMMEDIATE")
-                return self._connection
+                if not begun:
+                    # From here on close() waits; before, it may have come in between.
+                    begun.append(transaction.enter_context(self.reading()))
+                    begun[0].execute("BEGIN IMMEDIATE")
+                return begun[0]
 
-            with translated(self.where):
-                try:
-                    yield begin
-                    _commit(self._connection)
-                except BaseException:
-                    _rollback(self._connection)
-                    raise
+            try:
+                yield begin
+                for connection in begun:
+                    _commit(connection)
+            except BaseException:
+                for connection in begun:
+                    _rollback(connection)
+                raise
 
     def is_in_place(self) -> bool:
         """Return True: memory stays where it is."""
         return True
 
     def close(self) -> None:
-        """Drop the catalog."""
-        with self._lock.current:
-            self._closed = True
+        """Drop the catalog, when nobody is using it any more."""
+        self._closed = True
+        with suppress(StorageError), forks.using(), self._lock.current:  # refused: a forked child that must not
             self._close()
 
     def close_idle(self) -> None:

@@ -94,7 +94,8 @@ class _Using:
     """See `using`."""
 
     def __enter__(self) -> None:
-        refuse_unusable()
+        if _state.unusable or os.getpid() != _state.process:
+            refuse_unusable()
         _enter(1)
 
     def __exit__(

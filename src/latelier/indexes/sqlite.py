@@ -37,20 +37,15 @@ class Connection(sqlite3.Connection):
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         """See `sqlite3.Connection.execute`."""
-        self._refuse_inherited()
+        if self.inherited:
+            raise _inherited_error()
         return super().execute(*arguments)
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
         """See `sqlite3.Connection.executemany`."""
-        self._refuse_inherited()
-        return super().executemany(*arguments)
-
-    def _refuse_inherited(self) -> None:
         if self.inherited:
-            raise StorageError(
-                "this process was forked within a call on this index; only the process that began the "
-                "call can go on with it. Leave the forked process with os._exit, as multiprocessing does."
-            )
+            raise _inherited_error()
+        return super().executemany(*arguments)
 
 
 def make_catalog(path: Path) -> None:
@@ -146,6 +141,13 @@ def _translate(error: sqlite3.Error, where: str) -> LatelierError:
         )
     return StorageError(
         f"the catalog of the index in {where} refused: {reason}. What was committed before is still there."
+    )
+
+
+def _inherited_error() -> StorageError:
+    return StorageError(
+        "this process was forked within a call on this index; only the process that began the call can go on with it. "
+        "Leave the forked process with os._exit, as multiprocessing does."
     )
 
 
