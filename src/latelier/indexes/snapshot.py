@@ -134,8 +134,10 @@ class Snapshot:
             first, last = np.searchsorted(numbers, [entry.row.first, entry.row.last + 1])
             found = numbers[first:last]
             if isinstance(entry.part, Part):
-                known = entry.part.segment.numbers[entry.part.positions]
-                found = found[np.isin(found, known, assume_unique=True)]
+                known, living = entry.part.segment.numbers, np.zeros(len(entry.part.segment), bool)
+                living[entry.part.positions] = True
+                places = np.minimum(np.searchsorted(known, found), len(living) - 1)
+                found = found[living[places] & (known[places] == found)]
             kept.append(found)
         return np.concatenate(kept)
 
