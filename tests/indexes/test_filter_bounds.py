@@ -183,7 +183,8 @@ def test_filters_are_bounded_in_every_way(index):
         ("NOT " * 5000 + "1", "nest less"),
         ("1" + " OR items = 1" * 1100, r"nest less, and write many alternatives as x IN \(...\)"),
         ("hex(" * 8 + "items" + ")" * 8, "may grow to 510 times those of a document, of at most 256"),
-        (" || ".join(["items"] * 300), "may grow to 300 times"),
+        (" || ".join(["items"] * 300), "may grow to 257 times"),
+        (" ISNULL || ".join([" || ".join(["items"] * 100)] * 3), "may grow to 257 times"),
         ("replace(items, 'x', ?) = ''", r"replace\(\) puts in at most 16 characters"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message) as error:

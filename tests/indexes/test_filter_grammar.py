@@ -158,7 +158,7 @@ REFUSED = [
     ("CASE END", "'END'"),
     ("count(*) > 1", r"'count' \(character 0\): count\(\) needs many documents"),
     ("max(year) > 1", r"max\(\) takes 2 to 100 values, not 1"),
-    ("abs(1, 2)", r"abs\(\) takes 1 values, not 2"),
+    ("abs(1, 2)", r"abs\(\) takes 1 value, not 2"),
     ("printf('%d', 1)", "'printf' .*no such function here; there are abs, char"),
     ('"lower"(lang)', "expected an operator or the end"),
     ("lower(DISTINCT lang)", "'DISTINCT'"),
@@ -208,6 +208,16 @@ REFUSED = [
 def test_what_is_refused_is_named(index, filter, message):
     with pytest.raises(InvalidArgumentError, match=message):
         found(index, filter)
+
+
+def test_a_name_full_of_sql_is_no_other_question():
+    index = indexes.Flat()
+    index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"x": 1, 'x" OR "y': 0}, {"y": 1, 'x" OR "y': 1}])
+    for _ in range(2):
+        assert found(index, "x OR y") == ["a", "b"]
+        assert found(index, '"x"" OR ""y"') == ["b"]
+        assert found(index, "'x' = 'y'") == []
+        assert found(index, '"x" = 1') == ["a"]
 
 
 def test_a_long_filter_is_shown_around_its_mistake(index):
