@@ -140,3 +140,20 @@ def test_an_index_that_came_back_goes_on(tmp_path):
             index.ids()
         (tmp_path / "elsewhere").rename(tmp_path / "index")
         assert index.ids() == ["a"]
+
+
+@posix
+@pytest.mark.parametrize("warm", [True, False])
+def test_files_copied_over_those_of_an_open_index_are_not_written_to(warm, tmp_path):
+    """The catalog keeps its place on the disk, but not its name inside."""
+    make(tmp_path / "index", "a")
+    other = make(tmp_path / "other", "b", "c", "d")
+    with indexes.open(tmp_path / "index") as server:
+        server.search(ONE)
+        if not warm:
+            server._storage._connections.close_idle()
+        shutil.copytree(tmp_path / "other", tmp_path / "index", dirs_exist_ok=True)
+        for name in ("add", "compact"):
+            with pytest.raises(StorageError, match=MOVED):
+                CALLS[name](server)
+    check_intact(tmp_path / "index", other)
