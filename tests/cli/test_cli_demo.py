@@ -125,7 +125,7 @@ def test_prompt_on_a_terminal(cached):
         process.kill()
         process.communicate()
         os.close(main)
-    assert f"\x1b[1m\n{QUESTIONS[0]}".encode() in before.replace(b"\r\n", b"\n")
+    assert f"\n\x1b[1m{QUESTIONS[0]}".encode() in before.replace(b"\r\n", b"\n")
     assert b"\x1b[1mcalendar.isleap\x1b[0m" in answer
 
 

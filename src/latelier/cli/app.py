@@ -11,27 +11,26 @@ import typer
 from typer.core import TyperGroup
 
 from latelier.cli.demo import demo
+from latelier.cli.failures import messages, prepare_streams
 from latelier.cli.index import index
 from latelier.cli.info import info
 from latelier.cli.search import search
 from latelier.cli.train import train
 from latelier.cli.warmup import warmup
-from latelier.errors import LatelierError
 
 __all__ = ["app", "main"]
 
 
 class _Commands(TyperGroup):
-    """Prints what went wrong as one message, unless ``--debug`` asks for the traceback."""
+    """Says what went wrong in one message, unless ``--debug`` asks for the traceback."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with messages(debug=False):
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with messages(ctx.params.get("debug", False)):
             return super().invoke(ctx)
-        except LatelierError as error:
-            if ctx.params.get("debug"):
-                raise
-            typer.echo(f"Error: {error}", err=True)
-            raise typer.Exit(1) from error
 
 
 app = typer.Typer(
@@ -41,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 done, 1 failed (the message on standard error says why), 2 wrong usage.",
+    epilog="Exit status: 0 done, 1 failed (the message on standard error says why), 2 wrong usage, 130 interrupted.",
 )
 for _command in (index, search, train, info, warmup, demo):
     app.command(no_args_is_help=_command not in (demo, warmup))(_command)
@@ -84,4 +83,5 @@ def main(arguments: list[str] | None = None) -> None:
     Traceback (most recent call last):
     SystemExit: 0
     """
+    prepare_streams()
     app(args=arguments, prog_name="latelier")

@@ -13,7 +13,8 @@ import typer
 
 from latelier import indexes
 from latelier.cli.demo_index import MODEL_OPTIONS, build, demo_folder
-from latelier.cli.output import bold, result_lines, results_json, show_progress
+from latelier.cli.output import bold, is_terminal, result_lines, results_json, show_progress
+from latelier.cli.printable import printable
 from latelier.cli.retrievers import quiet_loading
 from latelier.evaluation import standard_library_documents
 from latelier.models import load
@@ -62,13 +63,13 @@ class Session:
                 explanations = {result.id: self.retriever.explain(question, result.id) for result in results[:1]}
                 if not quiet:
                     lines = result_lines(map(_with_summary, results), explanations)
-                    typer.echo("\n".join([bold(f"\n{question}"), *lines]))
+                    typer.echo("\n".join([f"\n{bold(printable(question))}", *lines]))
                 answers.append({"query": question, "results": results_json(results, explanations)})
         return answers
 
     def prompt(self, k: int) -> None:
         """Answer what a person types, until an empty line; do nothing where no person is there."""
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
             return
         with suppress(ImportError):
             import readline  # noqa: F401 (gives input() its line editing)

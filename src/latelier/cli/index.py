@@ -14,7 +14,7 @@ __all__ = ["index"]
 
 
 def index(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The documents; - reads standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The documents: a file, a pipe; - is standard input.")],
     folder: Annotated[Path, typer.Option("--index", metavar="DIR", help="Folder of the index; made if missing.")],
     *,
     model: Annotated[
@@ -49,6 +49,7 @@ def index(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.files import read_file
     from latelier.cli.output import print_json, show_progress
+    from latelier.cli.printable import printable
     from latelier.cli.retrievers import open_or_make
     from latelier.errors import InvalidArgumentError
 
@@ -66,4 +67,4 @@ def index(
     if json_output:
         print_json(counts)
     else:
-        typer.echo(f"{folder}: {counts['documents']:,} documents, {before:,} before.")
+        typer.echo(f"{printable(str(folder))}: {counts['documents']:,} documents, {before:,} before.")

@@ -23,6 +23,7 @@ def info(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
     from latelier.cli.output import bold, print_json
+    from latelier.cli.printable import printable
     from latelier.retrieve.identity import Identity
 
     with indexes.open(folder, read_only=True) as index:
@@ -40,4 +41,5 @@ def info(
         print_json(facts)
         return
     for name, value in facts.items():
-        typer.echo(f"{bold(f'{name:14}')} {f'{value:,}' if isinstance(value, int) else value or '-'}")
+        shown = f"{value:,}" if isinstance(value, int) else str(value or "-")
+        typer.echo(f"{bold(f'{name:14}')} {printable(shown)}")

@@ -63,6 +63,7 @@ def train(
       latelier train pairs.jsonl --neighbours 7 --output ./my-model
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json
+    from latelier.cli.printable import printable
     from latelier.cli.train_session import Settings, run
 
     settings = Settings(epochs, batch_size, learning_rate, temperature, mine, neighbours, held_out, seed)
@@ -71,7 +72,7 @@ def train(
     if json_output:
         print_json(result)
         return
-    typer.echo(f"{output}: trained on {result['rows']:,} rows, {result['steps']:,} steps.")
+    typer.echo(f"{printable(str(output))}: trained on {result['rows']:,} rows, {result['steps']:,} steps.")
     for name, before in result["before"].items():
         typer.echo(
             f"  {name:12} {before:.3f} before, {result['after'][name]:.3f} after, on {result['held_out']} queries"

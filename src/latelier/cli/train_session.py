@@ -17,7 +17,7 @@ from latelier import indexes
 from latelier.cli.output import show_progress
 from latelier.cli.retrievers import quiet_loading
 from latelier.data import TrainingSet, load, mine_hard_negatives, order_by_neighbours
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT
@@ -73,8 +73,7 @@ def run(
         Rows, steps, queries held out, and measures before and after.
     """
     _require_trainer()
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InvalidArgumentError(f"{output} holds something already; give a new folder or an empty one.")
+    _prepare(output)
     examples = load(source, **texts)  # type: ignore[arg-type]
     training, held_out = _split(examples, settings)
     encoder = _make_model(*model, seed=settings.seed)
@@ -104,6 +103,18 @@ def _require_trainer() -> None:
         import datasets  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("Training", "train") from error
+
+
+def _prepare(output: Path) -> None:
+    """Make the folder now, and see that it can be written: training for hours first would be a pity."""
+    try:
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise InvalidArgumentError(f"{output} holds something already; give a new folder or an empty one.")
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise StorageError(f"cannot write {output}: {error}.") from error
 
 
 def _split(examples: TrainingSet, settings: Settings) -> tuple[TrainingSet, TrainingSet]:

@@ -1,0 +1,201 @@
+"""What goes wrong around the commands: a message and a status, no traceback, and nothing that acts on a terminal."""
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import typer
+from input_fuzzer import make_case
+
+from latelier.cli.failures import messages, prepare_streams
+from latelier.cli.printable import escape_json, printable
+from latelier.errors import InvalidArgumentError
+
+ACTING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+EVIL = "\x1b[2J\x1b]0;title\x07 red \x9b31m \u202egnp.exe \x00\x08\x7f"
+COMMAND = "from latelier.cli import main; main()"
+
+
+def start(*arguments, **options):
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], **options)
+
+
+def finish(process, input=None):
+    out, err = process.communicate(input, timeout=120)
+    assert b"Traceback" not in err, err
+    return process.returncode, (out or b"").decode(), err.decode()
+
+
+def test_printable_leaves_what_people_write():
+    greek, chinese, family = "\u03a9\u03bc\u03ad", "\u6708", "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+    persian, hebrew = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\u05e9\u05dc\u05d5\u05dd"
+    for text in ("Bananas.", "na\u00efve", greek, chinese, family, persian, hebrew):
+        assert printable(text) == text
+        assert escape_json(json.dumps(text, ensure_ascii=False)) == json.dumps(text, ensure_ascii=False)
+    everything = "".join(map(chr, range(0x2100))) + "\ud800"
+    assert not ACTING.search(printable(everything))
+    assert "\n" not in printable("a\nb")
+    assert printable("a\nb", lines=True) == "a\nb"
+    assert json.loads(escape_json(json.dumps(everything, ensure_ascii=False))) == everything
+    escape_json(json.dumps(everything, ensure_ascii=False)).encode()
+
+
+def test_documents_of_others_do_not_act_on_the_terminal(run, tmp_path):
+    folder = tmp_path / "index"
+    record = {"id": f"id{EVIL}\n", "text": f"Bananas {EVIL} are healthy.\r\n\u2028And more.", f"key{EVIL}": EVIL}
+    result = run("index", "-", "--index", folder, "--device", "cpu", input=json.dumps(record))
+    assert result.exit_code == 0, result.output
+    table = run("search", folder, f"fruit {EVIL}", "--explain", "--device", "cpu")
+    assert table.exit_code == 0, table.output
+    assert table.stdout.splitlines()[0].split()[2].startswith(r"id\x1b[2J\x1b]0;title\x07")
+    assert r"are healthy. And more." in table.stdout
+    answer = run("search", folder, f"fruit {EVIL}", "--json", "--device", "cpu")
+    assert json.loads(answer.stdout)["results"][0]["text"] == record["text"]
+    again = run("index", "-", "--index", folder, "--device", "cpu", input=json.dumps(record))
+    assert again.exit_code == 1
+    assert again.stderr.startswith(r"Error: documents[0]: id 'id\x1b[2J")
+    for output in (table.output, answer.output, again.output):
+        assert not ACTING.search(output)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["search", EVIL, "fruit"],
+        ["info", f"./{EVIL}"],
+        ["index", EVIL, "--index", "x"],
+        ["index", "-", "--index", "a\0b", "--device", "cpu"],
+        ["info", "a\0b"],
+        ["info", "x" * 5000],
+        ["index", "x" * 5000, "--index", "x"],
+        ["index", ".", "--index", "x"],
+        ["index", "-", f"--{EVIL}", "x"],
+        [EVIL],
+        [f"--{EVIL}", "info"],
+        ["index", "-", "--index", "x", "--kind", EVIL],
+        ["index", "-", "--index", "x", "--batch-size", EVIL],
+        ["search", "x", "y", "-k", "9" * 5000],
+        ["train", EVIL, "--output", "x"],
+    ],
+)
+def test_arguments_that_act_or_lead_nowhere(run, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments, input="one text\n")
+    assert result.exit_code in (1, 2)
+    assert isinstance(result.exception, SystemExit)
+    assert "Error" in result.stderr
+    assert "should not happen" not in result.stderr
+    assert not ACTING.search(result.output)
+
+
+def test_every_exception_is_a_message(capsys):
+    for error, message in [
+        (InvalidArgumentError(f"received {EVIL}"), r"Error: received \\x1b\[2J"),
+        (OSError(errno.ENOSPC, "No space left on device"), r"Error: \[Errno 28\] No space left on device\."),
+        (MemoryError(), r"Error: there is not enough memory"),
+        (ZeroDivisionError(f"by {EVIL}"), r"Error: ZeroDivisionError: by \\x1b.*\nThat should not happen.*--debug"),
+        (RuntimeError("x" * 100_000), r"Error: RuntimeError: x{3000,4000} \.\.\.\n$"),
+    ]:
+        with pytest.raises(typer.Exit) as raised, messages(debug=False):
+            raise error
+        assert raised.value.exit_code == 1
+        printed = capsys.readouterr().err
+        assert re.match(message, printed)
+        assert not ACTING.search(printed)
+        with pytest.raises(type(error)), messages(debug=True):
+            raise error
+
+
+def test_warnings_are_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    prepare_streams()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        prepare_streams()
+        warnings.warn(f"damaged {EVIL}", stacklevel=1)
+    assert capsys.readouterr().err.startswith("Warning: damaged \\x1b[2J")
+
+
+def test_hostile_files_through_the_command(run, tmp_path):
+    generator = random.Random(1)
+    for _ in range(6):  # each loads a model, if the file says anything
+        case = make_case(generator)
+        (tmp_path / f"case{case.suffix}").write_bytes(case.content)
+        folder = tmp_path / "index"
+        result = run("index", tmp_path / f"case{case.suffix}", "--index", folder, "--device", "cpu", *case.arguments)
+        assert result.exit_code in (0, 1), result.output
+        assert "should not happen" not in result.stderr
+        assert not ACTING.search(result.output)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals and pipes of POSIX")
+def test_interrupting_ends_with_130_and_says_nothing(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    code = f"import sys; from latelier.cli import main; sys.stdout.write('ready'); sys.stdout.flush(); {COMMAND}"
+    arguments = [sys.executable, "-c", code, "index", str(tmp_path / "pipe.txt"), "--index", str(tmp_path / "index")]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.read(5) == b"ready"
+    time.sleep(1.0)  # until it waits for somebody to write into the pipe
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "", "")
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
+def test_readers_that_leave_early(folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("info", str(folder), stdout=writing)
+    os.close(writing)
+    assert finish(process) == (1, "", "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="descriptors and bytes of POSIX")
+def test_closed_streams_and_arguments_that_are_no_text(folder, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "index", "-", "--index", str(tmp_path / "x")],
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: os.close(0),
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"Error: standard input is closed; name a file, or pipe the documents in.\n",
+    )
+    status, out, err = finish(start("info", b"/nowhere/\xff\x1b[2J"))
+    assert (status, out) == (1, "")
+    assert err.startswith(r"Error: there is no index in /nowhere/\udcff\x1b[2J")
+    closed = subprocess.run(
+        [sys.executable, "-c", COMMAND, "info", str(folder)],
+        stderr=subprocess.PIPE,
+        check=False,
+        preexec_fn=lambda: os.close(1),
+    )
+    assert b"Traceback" not in closed.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full")
+def test_output_that_cannot_be_written(folder):
+    with Path("/dev/full").open("wb") as full:
+        status, _, err = finish(start("info", str(folder), "--json", stdout=full))
+    assert status == 1
+    assert err == "Error: [Errno 28] No space left on device.\n"
+
+
+def test_output_in_a_locale_that_has_few_characters(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "café")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    status, out, _ = finish(start("info", str(tmp_path / "café"), "--json", env=environment))
+    assert (status, json.loads(out)["index"]) == (0, str(tmp_path / "café"))
