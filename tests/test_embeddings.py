@@ -178,6 +178,10 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
             lambda: TokenEmbeddings(torch.zeros(1, 2, dtype=torch.int8), [0, 1], torch.ones(1, dtype=torch.int32)),
             "scales of dtype torch.int32; expected float32",
         ),
+        (
+            lambda: TokenEmbeddings(torch.zeros(3, 2).to_sparse(), [0, 3]),
+            "vectors in the layout torch.sparse_coo; give",
+        ),
         (lambda: TokenEmbeddings(torch.zeros(3, 0), [0, 3]), "received 3 tokens of dim 0; every token needs"),
         (lambda: TokenEmbeddings.from_list([torch.zeros(1, 2), torch.zeros(2)]), r"text 1 has .* shape \(2,\)"),
         (

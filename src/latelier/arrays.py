@@ -161,6 +161,8 @@ def check_vectors(vectors: Any) -> None:
             f"received vectors of type {type(vectors).__name__} and shape {shape}; expected a 2-D numpy array or torch "
             "tensor (total_tokens, dim). Use TokenEmbeddings.from_list for a list of matrices."
         )
+    if isinstance(vectors, torch.Tensor) and vectors.layout != torch.strided:
+        raise EmbeddingsError(f"received vectors in the layout {vectors.layout}; give dense ones: vectors.to_dense().")
     if dtype_name(vectors) not in _ACCEPTED:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
     if len(vectors) and not vectors.shape[1]:

@@ -238,6 +238,42 @@ def test_damaged_ann_data_of_few_documents_is_dropped(folder, monkeypatch):
         assert recall(index, collection(400)[1]) > 0.97
 
 
+@pytest.mark.parametrize("few", [False, True])
+def test_ann_data_that_cannot_be_read_is_warned_of_and_made_anew(folder, monkeypatch, few):
+    monkeypatch.setattr(growth, "_FIRST_TOKENS", 10**6 if few else 1000)
+    [path] = (folder / "segments").glob("*/centroids_top.npy")
+    path.write_bytes(path.read_bytes()[:-1])
+    with indexes.open(folder) as index:
+        with pytest.warns(IndexDamageWarning, match="ANN data .* is damaged: .*centroids_top.npy is damaged") as caught:
+            assert len(index.search(collection(400)[0][3], k=5)[0]) == 5
+        assert caught[0].filename == __file__
+        index.compact()
+        assert (cells_of(index) is None) == few
+        assert index.verify().is_whole
+
+
+def test_what_was_checked_does_not_follow_its_file(tmp_path):
+    """Large files are mapped, but not what kernels use as addresses: here it changes while the index is open."""
+    count = 50_000
+    vectors = np.random.default_rng(0).standard_normal((count, 1, 8)).astype("float32")
+    with indexes.IVF(tmp_path / "index") as index:
+        index.add(range(count), list(vectors))
+
+    def use():
+        with indexes.open(tmp_path / "index") as index:
+            before = index.search(vectors[7], k=3)
+            [path] = (tmp_path / "index" / "segments").glob("*/documents.npy")
+            assert path.stat().st_size > 1 << 20
+            with path.open("r+b") as file:
+                file.seek(128)
+                file.write(b"\x55" * (path.stat().st_size - 128))
+            index._seen = None
+            assert index.search(vectors[7], k=3) == before
+            return index.get_embeddings([7, 40_000]).lengths.tolist()
+
+    assert in_child(use) == [1, 1]
+
+
 def gathered(postings, offsets, seed, documents, block):
     """What `gather_best` finds with any postings, between guards that nobody may write to or find."""
     rng = np.random.default_rng(seed)

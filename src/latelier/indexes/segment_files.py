@@ -137,7 +137,9 @@ class FileSegments:
         CorruptedIndexError, StorageError
             As for `open_arrays`, and if the arrays do not fit.
         """
-        segment = Segment(self.open_arrays(row.name, row.files), dim)
+        arrays = self.open_arrays(row.name, row.files)
+        # Read, not mapped: what is checked must not change in the file afterwards.
+        segment = Segment({name: np.array(a) if name == "documents" else a for name, a in arrays.items()}, dim)
         try:
             check_segment(segment, row, self._layout)
         except CorruptedIndexError as error:

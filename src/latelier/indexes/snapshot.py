@@ -82,6 +82,12 @@ class Snapshot:
             return None
         return self._derived.arrays
 
+    @property
+    def derived_damage(self) -> CorruptedIndexError | None:
+        """Why `derived` cannot be read, if it is there and cannot."""
+        arrays = None if self._derived is None else self._derived.arrays
+        return arrays if isinstance(arrays, CorruptedIndexError) else None
+
     def check_derived(self, segments: Segments) -> bool:
         """Whether what the index has derived can be read, and every byte of it is the one that was written."""
         if self.derived is None or self._derived is None:

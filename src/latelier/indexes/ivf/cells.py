@@ -94,6 +94,8 @@ class Cells(NamedTuple):
             if array is None or not _is_like(array, dtypes, shape):
                 found = "missing" if array is None else f"{array.dtype} {array.shape}"
                 raise CorruptedIndexError(f"{name}.npy is {found}, not {' or '.join(dtypes)} of shape {shape}")
+        # Read, not mapped: what is checked must not change in the file afterwards.
+        arrays = {**arrays, **{name: np.array(arrays[name]) for name in ("centroids_ranges", "numbers", "offsets")}}
         centroids = Centroids(*(arrays[f"centroids_{name}"] for name in Centroids._fields))
         cells = cls(centroids, arrays["numbers"], arrays["offsets"], arrays["documents"])
         wrong = next((name for name, right in _relations(cells) if not right), None)

@@ -299,17 +299,18 @@ class IVF(StoredIndex):
 
     def _read_cells(self, snapshot: Snapshot) -> Cells | None:
         """Return the stored cells, ``None`` where there are none for these documents or they are damaged."""
+        cells, damage = None, snapshot.derived_damage
         try:
             cells = None if snapshot.derived is None else Cells.from_arrays(snapshot.derived)
         except CorruptedIndexError as error:
-            if not self._warned:
-                self._warned = True
-                warn_outside(
-                    f"the ANN data of {self!r} is damaged: {error}. Searches compare all documents, which takes longer "
-                    "and finds no less. verify() names the file; compact(), or the next write, makes the data anew.",
-                    IndexDamageWarning,
-                )
-            return None
+            damage = error
+        if damage is not None and not self._warned:
+            self._warned = True
+            warn_outside(
+                f"the ANN data of {self!r} is damaged: {damage}. Searches compare all documents, which takes longer "
+                "and finds no less. verify() names the file; compact(), or the next write, makes the data anew.",
+                IndexDamageWarning,
+            )
         # Otherwise they are of documents that are all gone, and the index has been filled anew.
         return cells if cells is not None and cells.fits(snapshot.dim or 0) else None
 
@@ -329,5 +330,5 @@ class IVF(StoredIndex):
             self._storage.derive(fill_cells(centroids, table, living).arrays())
         elif growth is Growth.FILL and cells is not None:
             self._storage.derive(fill_cells(cells.centroids, table, table.fresh, cells).arrays())
-        elif cells is None and snapshot.derived is not None:
+        elif cells is None and (snapshot.derived is not None or snapshot.derived_damage is not None):
             self._storage.derive(None)  # damaged or of other documents, and too few are left to make it anew
