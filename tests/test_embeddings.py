@@ -159,6 +159,14 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: TokenEmbeddings.from_padded(torch.zeros(1, 2, 3), None), "a mask of type NoneType and shape"),
+        (lambda: TokenEmbeddings.from_padded(None, torch.ones(1, 2)), "embeddings of type NoneType and shape"),
+        (lambda: TokenEmbeddings.from_list([[[1.0]]]).to(b"\xff"), "cannot convert embeddings to b"),
+        (lambda: TokenEmbeddings.from_list([[[1.0]]]).to(np.zeros(3)), "cannot convert embeddings to array"),
+        (lambda: TokenEmbeddings.from_list([[[1.0]]]).to("xpu:99"), "cannot convert embeddings to 'xpu:99'"),
+        (lambda: TokenEmbeddings.from_list([[[1.0]]])[[0, [0]]], r"cannot select texts by \[0, \[0\]\]; use integers"),
+        (lambda: TokenEmbeddings.concatenate(None), "received NoneType to concatenate; give a list"),
+        (lambda: TokenEmbeddings.concatenate([[[1.0]]]), "received list to concatenate; give a list"),
         (lambda: TokenEmbeddings(torch.zeros(3), [0, 3]), r"type Tensor and shape torch.Size\(\[3\]\); expected a 2-D"),
         (lambda: TokenEmbeddings([[1.0]], [0, 1]), "type list .*from_list"),
         (lambda: TokenEmbeddings(torch.zeros(3, 2), [0, 2]), "offsets from 0 to 2 for 3 tokens"),
@@ -189,7 +197,10 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
             "text 1 is torch float32 with dim",
         ),
         (lambda: TokenEmbeddings.from_list([torch.zeros(1, 2), np.zeros((1, 2))]), "text 1 is numpy float64"),
-        (lambda: TokenEmbeddings.from_padded(torch.zeros(2, 3, 4), torch.ones(2, 4)), r"a mask of shape \(2, 4\)"),
+        (
+            lambda: TokenEmbeddings.from_padded(torch.zeros(2, 3, 4), torch.ones(2, 4)),
+            r"a mask of type Tensor and shape \(2, 4\)",
+        ),
         (lambda: TokenEmbeddings.concatenate([]), "received no batch"),
         (
             lambda: TokenEmbeddings.concatenate(

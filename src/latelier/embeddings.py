@@ -31,7 +31,7 @@ from latelier.arrays import (
     own_scales,
     quantize,
 )
-from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
+from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 
 __all__ = ["Array", "TokenEmbeddings"]
 
@@ -160,10 +160,13 @@ class TokenEmbeddings(Sequence[Any]):
         >>> batch.lengths, batch[0].tolist()
         (array([1, 2]), [[1.0, 0.0, 0.0, 0.0]])
         """
-        if padded.ndim != 3 or tuple(mask.shape) != tuple(padded.shape[:2]):
+        shapes = [
+            tuple(array.shape) if isinstance(array, (np.ndarray, torch.Tensor)) else () for array in (padded, mask)
+        ]
+        if len(shapes[0]) != 3 or shapes[1] != shapes[0][:2]:
             raise EmbeddingsError(
-                f"received padded embeddings of shape {tuple(padded.shape)} and a mask of shape {tuple(mask.shape)}; "
-                "expected (n, max_length, dim) and (n, max_length)."
+                f"received padded embeddings of type {type(padded).__name__} and shape {shapes[0]}, and a mask of type "
+                f"{type(mask).__name__} and shape {shapes[1]}; expected (n, max_length, dim) and (n, max_length)."
             )
         keep = mask.bool() if isinstance(mask, torch.Tensor) else np.asarray(mask, dtype=bool)
         lengths = keep.sum(1).cpu().numpy() if isinstance(keep, torch.Tensor) else keep.sum(1)
@@ -189,9 +192,10 @@ class TokenEmbeddings(Sequence[Any]):
         >>> len(TokenEmbeddings.concatenate([one, one, one]))
         3
         """
-        parts = list(parts)
-        if not parts:
-            raise InvalidArgumentError("received no batch to concatenate; give at least one TokenEmbeddings.")
+        parts = list(parts) if isinstance(parts, Iterable) else [parts]
+        odd = next((type(part).__name__ for part in parts if not isinstance(part, TokenEmbeddings)), None)
+        if not parts or odd:
+            raise InvalidArgumentError(f"received {odd or 'no batch'} to concatenate; give a list of TokenEmbeddings.")
         first = parts[0]
         for i, part in enumerate(parts):
             if describe(part.vectors) != describe(first.vectors):
@@ -259,7 +263,12 @@ class TokenEmbeddings(Sequence[Any]):
             if step == 1:
                 return self._slice(start, max(start, stop))
             index = range(start, stop, step)
-        return self._take(np.asarray(index))
+        try:
+            return self._take(np.asarray(index))
+        except ValueError as error:  # lists of unequal length
+            if isinstance(error, LatelierError):
+                raise
+            raise InvalidArgumentError(f"cannot select texts by {index!r:.80}; use integers or a slice.") from error
 
     def __iter__(self) -> Iterator[Array]:
         return (self._text(i) for i in range(len(self)))
@@ -308,22 +317,22 @@ class TokenEmbeddings(Sequence[Any]):
         ([[64, -127]], [[0.5040000081062317, -1.0]])
         """
         name = dtype_name(target) if isinstance(target, torch.dtype) else target
-        if name == "numpy":
-            return self._numpy()
-        if name == "torch":
-            return self._torch()
+        if isinstance(name, str) and name in ("numpy", "torch"):
+            return self._numpy() if name == "numpy" else self._torch()
         if isinstance(name, str) and name in DTYPES:
             return self._cast(name)
+        moved = self._torch()
         try:
             device = torch.device(name)
-        except (RuntimeError, TypeError) as error:
+            scales = None if moved.scales is None else moved.scales.to(device)
+            return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # AssertionError: torch without CUDA
             raise InvalidArgumentError(
-                f"cannot convert embeddings to {target!r}; expected a device such as 'cpu' or 'cuda', "
-                f"one of the dtypes {', '.join(DTYPES)}, 'numpy' or 'torch'."
+                f"cannot convert embeddings to {target!r:.80}: {str(error).splitlines()[0]:.200} Expected a device "
+                f"that is there, such as 'cpu' or 'cuda', one of the dtypes {', '.join(DTYPES)}, 'numpy' or 'torch'."
             ) from error
-        moved = self._torch()
-        scales = None if moved.scales is None else moved.scales.to(device)
-        return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one safetensors file; the file appears whole or not at all.

@@ -110,6 +110,7 @@ REFUSED_DOCUMENTS = {
     "wide id": ([2**63], [FINE], InvalidArgumentError, "int of 64 bits"),
     "broken id": (["\ud800"], [FINE], InvalidArgumentError, "valid Unicode"),
     "no ids": (None, [FINE], InvalidArgumentError, "received None as ids"),
+    "ids without dimensions": (np.array(5.0), [FINE], InvalidArgumentError, "array without dimensions as ids"),
     "few ids": (["b"], [FINE, FINE], InvalidArgumentError, "ids ran out after 1 documents"),
     "few embeddings": (
         ["b", "c"],

@@ -94,6 +94,11 @@ def test_a_device_that_is_not_there_is_named():
         rerank([["a"]], ragged([2]), [ragged([1])], device="cuda:99")
 
 
+def test_nested_lists_are_matrices_too():
+    [[hit]] = rerank([["a"]], [[[1.0, 0.0], [0.0, 1.0]]], [[[[0.5, 0.25], [0.0, 1.0]]]])
+    assert hit == ("a", 1.5)
+
+
 def test_no_queries():
     assert rerank([], [], []) == []
 
@@ -106,6 +111,11 @@ def test_no_queries():
         (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0; expected an integer of at least 1"),
         (([["a"]], ragged([2]), [ragged([1])], "cpu"), r"received k='cpu'; .* \(a device is given as device=\.\.\.\)"),
         (([["a"]], ragged([2]), [ragged([1])], True), "received k=True"),
+        ((None, ragged([2]), [ragged([1])]), "received None as documents_ids; expected a list"),
+        (([["a"]], 5, [ragged([1])]), r"received 5 \(int\) as queries_embeddings"),
+        (([{"a"}], ragged([2]), [ragged([1])]), r"received {'a'} \(set\) as documents_ids\[0\]"),
+        (([["a"]], ragged([2]), [None]), r"received None as documents_embeddings\[0\]"),
+        (([["a", "b"]], ragged([2]), [ragged([2])[0]]), r"documents_embeddings\[0\] holds 1 documents; expected 2"),
     ],
 )
 def test_lengths_that_do_not_fit(arguments, message):

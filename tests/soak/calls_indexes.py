@@ -104,7 +104,8 @@ def _store(call: Caller, index: indexes.Index, model: _Model) -> None:
         documents = zip(ids, vectors.matrices, texts or [None] * number, metadata or [None] * number, strict=True)
         for id, *document in documents:
             model.documents.pop(id, None)
-            model.documents[id] = (document[0], document[1], document[2])
+            stored = document[0].astype(index.dtype) if isinstance(index, indexes.Flat) else document[0]
+            model.documents[id] = (stored, document[1], document[2])
     elif result is not REFUSED:
         model.documents = {} if replace else model.documents
         model.read(index)

@@ -87,6 +87,9 @@ class Documents:
         show_progress: bool = False,
     ) -> None:
         refuse_padded(embeddings)
+        for name, values in (("ids", ids), ("texts", texts), ("metadata", metadata)):
+            if getattr(values, "ndim", 1) == 0:
+                raise InvalidArgumentError(f"received an array without dimensions as {name}; give one per document.")
         if is_single_id(ids):
             ids, texts, metadata = [ids], None if texts is None else [texts], None if metadata is None else [metadata]
         if isinstance(ids, Sized) and len(ids) == 1:

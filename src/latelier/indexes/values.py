@@ -65,7 +65,7 @@ def as_ids(ids: object) -> list[Id]:
     """Return one id or an iterable of ids as a list."""
     if is_single_id(ids):
         return [as_id(ids)]
-    if not isinstance(ids, Iterable) or (isinstance(ids, np.ndarray) and ids.ndim != 1):
+    if not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
         raise InvalidArgumentError(f"received {type(ids).__name__} as ids; give one id or an iterable of ids.")
     return [as_id(value) for value in ids]
 

@@ -39,7 +39,7 @@ class Numbers(NamedTuple):
 
 def check_compute_dtype(asked: Any) -> None:
     """Refuse what is not one of `COMPUTE_DTYPES`."""
-    if asked not in COMPUTE_DTYPES:
+    if not isinstance(asked, str) or asked not in COMPUTE_DTYPES:
         raise InvalidArgumentError(
             f"received compute_dtype={asked!r}; expected one of {', '.join(map(repr, COMPUTE_DTYPES))}."
         )

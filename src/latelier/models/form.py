@@ -45,7 +45,7 @@ class Form:
     def __post_init__(self) -> None:
         if self.precision is None:
             return
-        if self.precision not in DTYPES:
+        if not isinstance(self.precision, str) or self.precision not in DTYPES:
             raise InvalidArgumentError(
                 f"received precision={self.precision!r}; expected one of {', '.join(map(repr, DTYPES))}, or None."
             )

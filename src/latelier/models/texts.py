@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
+from latelier.reading import check_unicode
 
 if TYPE_CHECKING:
     from latelier.models.checkpoint import Checkpoint
@@ -20,6 +21,8 @@ def check_texts(texts: Any, name: str = "texts") -> None:
     for i, text in enumerate([texts] if isinstance(texts, str) else texts):
         if text is None or isinstance(text, (int, float, bytes)):
             raise InvalidArgumentError(f"{name}[{i}] is {text!r:.80}, a {type(text).__name__}; expected str.")
+        if isinstance(text, str):
+            check_unicode(text, f"{name}[{i}]")
 
 
 def check_batch_size(batch_size: Any) -> None:
@@ -39,6 +42,7 @@ def checked_stream(texts: Any) -> Iterator[str]:
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise InvalidArgumentError(f"texts[{i}] is {text!r:.80}, a {type(text).__name__}; expected str.")
+            check_unicode(text, f"texts[{i}]")
             yield text
 
     return check()

@@ -8,7 +8,7 @@ from typing import Any
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.arguments import check_options, resolve_task
 from latelier.models.checkpoint import Checkpoint
 from latelier.models.nesting import is_group
@@ -100,7 +100,12 @@ class Tokenization(Checkpoint):
         task = kwargs.get("task")
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
-        features = super().preprocess(inputs, prompt=prompt, **kwargs)
+        try:
+            features = super().preprocess(inputs, prompt=prompt, **kwargs)
+        except LatelierError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"cannot make features of these inputs: {error} Give texts, as str.") from error
         if features and task is not None:
             features["task"] = task
         return features

@@ -7,13 +7,14 @@ to 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from latelier.arrays import as_tensor
+from latelier.arrays import as_matrices, as_tensor
+from latelier.describing import describe
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes import Hit
@@ -78,14 +79,28 @@ def rerank(
     place = None if device is None else resolve_device(device)
     if is_array(queries_embeddings) and queries_embeddings.ndim == 2:
         queries_embeddings = [queries_embeddings]
-    counts = (len(documents_ids), len(queries_embeddings), len(documents_embeddings))
+    counts = (
+        _count(documents_ids, "documents_ids"),
+        _count(queries_embeddings, "queries_embeddings"),
+        _count(documents_embeddings, "documents_embeddings"),
+    )
     if len(set(counts)) > 1:
         raise InvalidArgumentError(
             f"received {counts[0]} lists of ids, {counts[1]} queries and {counts[2]} lists of document embeddings; "
             "expected one of each per query."
         )
     triples = zip(documents_ids, queries_embeddings, documents_embeddings, strict=True)
-    return [_rank(i, list(ids), query, _move(documents, place), k) for i, (ids, query, documents) in enumerate(triples)]
+    return [_rank(i, ids, query, documents, place, k) for i, (ids, query, documents) in enumerate(triples)]
+
+
+def _count(values: Any, name: str) -> int:
+    """Return the length of a list, or say that it is none."""
+    try:
+        if hasattr(values, "__getitem__") and not isinstance(values, (str, bytes, Mapping)):
+            return len(values)
+    except TypeError:  # an array without dimensions
+        pass
+    raise InvalidArgumentError(f"received {describe(values)} as {name}; expected a list with an entry for each query.")
 
 
 def _move(documents: Any, device: torch.device | None) -> Any:
@@ -95,17 +110,24 @@ def _move(documents: Any, device: torch.device | None) -> Any:
         return documents.to(device)
     if is_array(documents):
         return as_tensor(documents).to(device)
-    return [as_tensor(matrix).to(device) for matrix in documents]
+    return [as_tensor(matrix).to(device) for matrix in as_matrices(documents)]
 
 
-def _rank(i: int, ids: list[str | int], query: Any, documents: Any, k: int | None) -> list[Hit]:
-    if len(ids) != len(documents):
+def _rank(i: int, ids: Any, query: Any, documents: Any, place: torch.device | None, k: int | None) -> list[Hit]:
+    counts = _count(ids, f"documents_ids[{i}]"), _count(documents, f"documents_embeddings[{i}]")
+    if counts[0] != counts[1]:
         raise InvalidArgumentError(
-            f"query {i} has {len(ids)} candidate ids and {len(documents)} document embeddings; expected one per id."
+            f"query {i} has {counts[0]} candidate ids and {counts[1]} document embeddings; expected one per id."
         )
-    if not ids:
+    if not counts[0]:
         return []
-    scores = colbert_scores(query, documents)[0].detach().cpu().numpy()
+    # A query as nested lists is one matrix too.
+    queries = query if is_array(query) else [query]
+    scores = colbert_scores(queries, _move(documents, place))[0].detach().cpu().numpy()
+    if len(scores) != counts[0]:
+        raise EmbeddingsError(
+            f"documents_embeddings[{i}] holds {len(scores)} documents; expected {counts[0]}, one matrix per id."
+        )
     if np.isneginf(scores).any():
         raise EmbeddingsError(f"candidate {ids[int(np.argmin(scores))]!r} of query {i} has no token, so no score.")
     best = np.argsort(-scores, kind="stable")[:k]

@@ -135,6 +135,8 @@ def _torch_all(queries: Side, documents: Side) -> torch.Tensor:
 
 def _torch_grouped(queries: Side, documents: Side) -> torch.Tensor:
     query_vectors, document_vectors, queries_mask, documents_mask = _prepare(queries, documents)
+    if not len(document_vectors):  # nothing tells their dim
+        return query_vectors.new_zeros(len(query_vectors), 0, dtype=torch.float32)
     shape = (len(query_vectors), len(document_vectors) // max(len(query_vectors), 1))
     return padded.maxsim_grouped(
         query_vectors, document_vectors.unflatten(0, shape), queries_mask, documents_mask.unflatten(0, shape)
