@@ -131,7 +131,14 @@ def test_failures_have_a_message_and_a_status(run, tmp_path, monkeypatch, argume
 
 
 def test_faulty_arguments_of_a_search(run, folder):
-    for arguments in (["  "], ["fruit", "--filter", "year >"], ["fruit", "--filter", "absent_column = 1"]):
+    items = "SELECT 1 FROM json_each(?1) AS"
+    endless = f"EXISTS ({items} a WHERE EXISTS ({items} b WHERE EXISTS ({items} c WHERE a.value + c.value < 0)))"
+    for arguments in (
+        ["  "],
+        ["fruit", "--filter", "year >"],
+        ["fruit", "--filter", "absent_column = 1"],
+        ["fruit", "--filter", endless, "--parameter", json.dumps([0] * 1000), "--filter-timeout", "0.2"],
+    ):
         result = run("search", folder, *arguments, "--device", "cpu")
         assert result.exit_code == 1
         assert result.stderr.startswith("Error: ")

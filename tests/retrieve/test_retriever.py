@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.errors import DuplicateIdError, IndexFormatError, InvalidArgumentError, UnknownIdError
+from latelier.errors import DuplicateIdError, FilterTimeoutError, IndexFormatError, InvalidArgumentError, UnknownIdError
 from latelier.evaluation import evaluate
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.retrieve import Result, Retriever
@@ -47,6 +47,17 @@ def test_filters_see_the_metadata(retriever):
     assert [r.id for r in retriever.search("fruit", filter="year >= ?", parameters=(2023,))] == ["sum", "berlin"]
     assert [r.id for r in retriever.search("fruit", filter="lang = :lang", parameters={"lang": "de"})] == ["berlin"]
     assert retriever.search("fruit", filter="year > 3000") == []
+    both = ["year >= ?", "lang = ?"]
+    found = retriever.search("fruit", filter=both, parameters=(2023, "de"), filter_timeout=None)
+    assert [r.id for r in found] == ["berlin"]
+    endless = (
+        "EXISTS (SELECT 1 FROM json_each(?1) AS a WHERE EXISTS (SELECT 1 FROM json_each(?1) AS b WHERE EXISTS "
+        "(SELECT 1 FROM json_each(?1) AS c WHERE a.value + b.value + c.value < 0)))"
+    )
+    options = {"filter": endless, "parameters": [json.dumps([0] * 1000)], "filter_timeout": 0.1}
+    for search in (lambda: retriever.search("fruit", **options), lambda: retriever.run({"q": "fruit"}, **options)):
+        with pytest.raises(FilterTimeoutError, match=r"within 0\.1 seconds"):
+            search()
 
 
 @pytest.mark.parametrize(

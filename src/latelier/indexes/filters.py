@@ -5,7 +5,8 @@ exact JSON. A document without the key has NULL there, so ``year >= 2020`` leave
 it. Booleans are 0 and 1, lists and dicts JSON text: ``EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)``.
 
 An expression may come from a stranger: it is parsed by a grammar of our own (`latelier.indexes.filter_grammar`), which
-bounds how long its values become, it runs for a limited time, and SQLite refuses all but reading documents (`Gate`).
+bounds how long its values become; it runs for a limited time; and SQLite refuses all but reading documents
+(`latelier.indexes.authorizer`).
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def matching_numbers(
 
     end = None if timeout is None else time.monotonic() + timeout
     try:
-        with connection.gate, _limited(connection), deadline(connection, end, late):
+        with connection.authorizer, _limited(connection), deadline(connection, end, late):
             return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         if str(error).startswith(_NOT_THE_FILTER):

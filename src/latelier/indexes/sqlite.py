@@ -11,7 +11,7 @@ from typing import Any
 
 from latelier.errors import CorruptedIndexError, LatelierError, ReadOnlyIndexError, StorageError
 from latelier.indexes import forks
-from latelier.indexes.gate import Gate
+from latelier.indexes.authorizer import Authorizer
 from latelier.indexes.segment_files import sync_folder
 
 __all__ = ["WAIT_SECONDS", "Connection", "busy", "connect", "leave", "make_catalog", "read_uid", "translated"]
@@ -21,7 +21,7 @@ WAIT_SECONDS = 5.0
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose `gate` can be closed to all but questions about documents.
+    """A connection whose `authorizer` can be closed to all but questions about documents.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Connection(sqlite3.Connection):
         It was in use when this process was forked, and belongs to the parent.
     """
 
-    gate: Gate
+    authorizer: Authorizer
     serves_once = False
     inherited = False
 
@@ -91,14 +91,14 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")  # a large write leaves a large log behind
         # Touches the file, so that one that cannot be read fails here; and loads the JSON table-valued functions,
-        # which the gate would take for a change of the schema.
+        # which the authorizer would take for a change of the schema.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         connection.execute("SELECT count(*) FROM json_each('[]'), json_tree('[]')").fetchone()
     except BaseException:
         connection.close()
         raise
-    connection.gate = Gate()
-    connection.set_authorizer(connection.gate)
+    connection.authorizer = Authorizer()
+    connection.set_authorizer(connection.authorizer)
     return connection
 
 

@@ -1,8 +1,7 @@
-"""The gate that filters pass: SQLite asks it about every table, column and function that a statement touches.
+"""SQLite's authorizer for filters: it is asked about every table, column and function that a statement touches.
 
-The grammar of filters writes nothing that it refuses; it is there in case the grammar has a hole. Open, it lets
-everything through. Closed, it lets through only reading the documents and functions that do nothing but compute: no
-writing, no other database, no setting, no extension, no recursion.
+The grammar of filters writes nothing that the authorizer refuses: this is the second line, should the grammar have a
+hole. SQLite asks when it compiles a statement, not when it runs one that `sqlite3` has compiled before.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from types import TracebackType
 
 from latelier.indexes.filter_functions import FUNCTIONS
 
-__all__ = ["Gate"]
+__all__ = ["Authorizer"]
 
 _LISTS = ("json_each", "json_tree")
 _TABLES = {"document", "content", *_LISTS}
 _CALLED = frozenset(FUNCTIONS) | {"->", "->>", *_LISTS}
 
 
-class Gate:
+class Authorizer:
     """An authorizer for `sqlite3.Connection.set_authorizer`; closed within its own ``with`` block."""
 
     def __init__(self) -> None:
