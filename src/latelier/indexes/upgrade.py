@@ -5,18 +5,21 @@ The first format had no checksums. What its rows hold is taken as it is: from th
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 
 from latelier.indexes import catalog
 from latelier.indexes.fields import known_fields
 from latelier.indexes.rows import COLUMNS, has_checksums, insert_rows
-from latelier.indexes.schema import create_tables
+from latelier.indexes.schema import create_tables, write_setting
 
 __all__ = ["upgrade"]
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Give every row its checksum, within the transaction of the caller; do nothing where they have one.
+    """Give every row its checksum, and the index its ``uid``, within the transaction of the caller.
+
+    Nothing is done where they have them.
 
     Parameters
     ----------
@@ -40,3 +43,4 @@ def upgrade(connection: sqlite3.Connection) -> None:
     catalog.write_content_rows(connection, connection.execute(contents))
     for table in (*COLUMNS, "document", "content"):
         connection.execute(f"DROP TABLE first_{table}")
+    write_setting(connection, "uid", secrets.token_hex(16))
