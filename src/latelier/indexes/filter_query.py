@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filter_tokens import Token
+from latelier.indexes.filter_tokens import Token, shorten
 
 __all__ = ["MOST_REPLACEMENT", "Filter", "Name", "join_filters"]
 
@@ -57,8 +57,10 @@ class Filter(NamedTuple):
         if isinstance(parameters, Mapping):
             missing = [slot for slot in dict.fromkeys(self.slots) if slot not in parameters]
             if missing:
-                given = ", ".join(map(repr, parameters)) or "no name"
-                wanted = "a ? needs a tuple of values" if None in missing else f"no value for {missing[0]!r}"
+                given = shorten(", ".join(map(repr, parameters)) or "no name", 200)
+                wanted = (
+                    "a ? needs a tuple of values" if None in missing else f"no value for {shorten(str(missing[0]))!r}"
+                )
                 raise self._unbound(f"received values for {given}, but {wanted}")
             values = tuple(parameters[slot] for slot in self.slots if slot is not None)
         else:
@@ -71,7 +73,7 @@ class Filter(NamedTuple):
         return values
 
     def _unbound(self, reason: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"the filter {self.expression[:200]!r} cannot be evaluated: {reason}.")
+        return InvalidArgumentError(f"the filter {shorten(self.expression, 200)!r} cannot be evaluated: {reason}.")
 
 
 def join_filters(filters: Sequence[Filter]) -> Filter:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.values import fold_name
 
-__all__ = ["Reader", "Token", "refusal", "tokenize"]
+__all__ = ["Reader", "Token", "refusal", "shorten", "tokenize"]
 
 _MOST_CHARACTERS = 100_000
 _MOST_TOKENS = 20_000
@@ -140,8 +140,8 @@ def refusal(expression: str, token: Token, reason: str) -> InvalidArgumentError:
     first = max(0, token.position - _SHOWN)
     last = token.position + len(token.source) + _SHOWN
     shown = f"{'...' if first else ''}{expression[first:last]}{'...' if last < len(expression) else ''}"
-    where = "its end" if token.kind == "end" else f"{_shorten(token.source)!r} (character {token.position})"
-    return InvalidArgumentError(f"the filter {_shorten(shown, 4 * _SHOWN)!r} is refused at {where}: {reason}.")
+    where = "its end" if token.kind == "end" else f"{shorten(token.source)!r} (character {token.position})"
+    return InvalidArgumentError(f"the filter {shorten(shown, 4 * _SHOWN)!r} is refused at {where}: {reason}.")
 
 
 def _unreadable(expression: str, position: int) -> InvalidArgumentError:
@@ -164,5 +164,6 @@ def _plain(kind: str, source: str) -> str:
     return source[1:-1] if kind == "name" else source
 
 
-def _shorten(text: str, most: int = _SHOWN) -> str:
+def shorten(text: str, most: int = _SHOWN) -> str:
+    """Return the beginning of a text that is too long for a message."""
     return text if len(text) <= most else f"{text[:most]}..."

@@ -26,7 +26,7 @@ from latelier.indexes.deadlines import deadline
 from latelier.indexes.fields import RESERVED, Field, known_fields
 from latelier.indexes.filter_grammar import parse_filter
 from latelier.indexes.filter_query import Filter, Name, join_filters
-from latelier.indexes.filter_tokens import refusal
+from latelier.indexes.filter_tokens import refusal, shorten
 from latelier.indexes.sqlite import Connection
 from latelier.indexes.values import fold_name
 
@@ -106,8 +106,8 @@ def matching_numbers(
 
     def late() -> FilterTimeoutError:
         return FilterTimeoutError(
-            f"the filter {filter.expression[:200]!r} has not come to its end within {timeout:g} seconds; ask for less, "
-            "or give it more time: filter_timeout=60, or None for no limit."
+            f"the filter {shorten(filter.expression, 200)!r} has not come to its end within {timeout:g} seconds; ask for "
+            "less, or give it more time: filter_timeout=60, or None for no limit."
         )
 
     end = None if timeout is None else time.monotonic() + timeout
@@ -147,7 +147,7 @@ def _refuse(name: Name, fields: Sequence[Field]) -> str:
     hint = f". Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else "."
     shown = ", ".join(spellings[:30]) + (f" and {len(spellings) - 30} more" if len(spellings) > 30 else "")
     quotes = " Strings take single quotes." if name.token.kind == "name" else ""
-    reason = f"unknown field {spelled!r}{hint}{quotes} The fields are: {shown}"
+    reason = f"unknown field {shorten(spelled)!r}{hint}{quotes} The fields are: {shown}"
     raise refusal(name.expression, name.token, reason)
 
 
@@ -172,4 +172,4 @@ def _explain(reason: str, filter: Filter) -> str:
         reason += f"; here a value takes up to {_LIMITS['SQLITE_LIMIT_LENGTH'] >> 20} MiB"
     if "stack overflow" in reason or "too large (maximum depth" in reason:
         reason += "; nest less, and write many alternatives as x IN (...)"
-    return f"the filter {filter.expression[:200]!r} cannot be evaluated: {reason}."
+    return f"the filter {shorten(filter.expression, 200)!r} cannot be evaluated: {shorten(reason, 300)}."
