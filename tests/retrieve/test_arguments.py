@@ -33,7 +33,7 @@ def test_what_is_no_list_of_queries(retriever, texts, message):
     assert retriever.search(query for query in ["fruit"]) == retriever.search(["fruit"])
 
 
-@pytest.mark.parametrize("value", [0, -1, None, "3", 1.5, True, [3], float("nan")])
+@pytest.mark.parametrize("value", [0, -1, 10**30, None, "3", 1.5, True, [3], float("nan")])
 def test_numbers_that_are_no_counts(retriever, value):
     calls = {
         "k": [lambda: retriever.search("fruit", value), lambda: retriever.run({}, value)],
@@ -85,6 +85,16 @@ def test_models_indexes_and_options_of_other_types(model):
         ({"model": 5}, r"received 5 \(int\) as the model; expected a ColBERT, or its name"),
         ({"model": model, "index": 5}, r"received 5 \(int\) as the index; expected an Index, a folder or None"),
         ({"model_options": ["a"]}, r"as model_options; expected a dict"),
+        ({"model": model, "index": "a\ud800"}, r"received 'a\\ud800' \(str\) as a path"),
+        ({"model": model, "index": "a\0b"}, r"received 'a\\x00b' \(str\) as a path"),
+        ({"device": 10**5000}, r"unknown device a value"),
+        ({"model_options": {"max_length_document": 10**5000}}, r"max_length_document=a value, but this encoder reads"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message):
             Retriever(**arguments)
+    for value in (None, 5, b"index", "a\0b", 10**5000):
+        with pytest.raises(InvalidArgumentError, match="as a path; give the folder of the index"):
+            Retriever.open(value)
+    for option, message in [({"filter": 10**5000}, "as a filter"), ({"filter_timeout": "soon"}, "give a number")]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            Retriever(model).search("fruit", **option)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from latelier.describing import short
 from latelier.errors import FilterTimeoutError, InvalidArgumentError
 from latelier.indexes.base import Parameters
 from latelier.indexes.deadlines import deadline
@@ -65,8 +66,8 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
     expressions = expression if isinstance(expression, (list, tuple)) else [expression]
     if not expressions or not all(isinstance(each, str) and each.strip() for each in expressions):
         raise InvalidArgumentError(
-            f"received {expression!r} as a filter; give an SQL expression such as \"year >= 2020 AND lang = 'en'\", "
-            "or a list of those that must all hold."
+            f"received {short(expression)} as a filter; give an SQL expression such as "
+            "\"year >= 2020 AND lang = 'en'\", or a list of those that must all hold."
         )
     if isinstance(parameters, (str, bytes)) or not isinstance(parameters, Iterable):
         raise InvalidArgumentError(
@@ -125,9 +126,9 @@ def check_timeout(timeout: object) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool) and timeout > 0:
-        return float(timeout)
+        return float(min(timeout, 1e9))  # an integer may be larger than any float
     raise InvalidArgumentError(
-        f"received filter_timeout={timeout!r}; give a number of seconds above 0, or None for no limit."
+        f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
     )
 
 

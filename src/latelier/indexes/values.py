@@ -72,12 +72,19 @@ def as_ids(ids: object) -> list[Id]:
 
 def as_folder(path: object) -> Path:
     """Return a path as an absolute one, or say why it cannot be a folder's."""
-    if isinstance(path, (str, os.PathLike)) and "\0" not in os.fsdecode(path):
+    if isinstance(path, (str, os.PathLike)) and "\0" not in os.fsdecode(path) and _is_encodable(path):
         # Connections and segments are still opened after the process has changed its folder.
         return Path(os.fsdecode(path)).absolute()
-    raise InvalidArgumentError(
-        f"received {path!r:.60} ({type(path).__name__}) as a path; give the folder of the index as a str or a Path."
-    )
+    raise InvalidArgumentError(f"received {describe(path)} as a path; give the folder of the index as a str or a Path.")
+
+
+def _is_encodable(path: str | os.PathLike[str]) -> bool:
+    """Whether the system can be asked for a path; a lone surrogate that stands for no byte has no form there."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_text(text: object, id: Id) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,5 +55,5 @@ def check_count(name: str, value: Any) -> None:
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received chunk_size=0; expected a positive integer.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= sys.maxsize:
         raise InvalidArgumentError(f"received {name}={short(value)}; expected a positive integer.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from latelier.describing import short
 from latelier.errors import InvalidArgumentError
 
 __all__ = ["resolve_device"]
@@ -39,7 +40,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"unknown device {device!r}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best there is."
+            f"unknown device {short(device)}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best there is."
         ) from error
     missing = resolved.type in ("cuda", "mps") and resolved.type not in _available()
     if missing or (resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count()):

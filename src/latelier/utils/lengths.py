@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from latelier.describing import short
 from latelier.errors import InvalidArgumentError
 
 __all__ = ["encoder_limit", "resolve_length"]
@@ -69,7 +70,9 @@ def resolve_length(name: str, asked: int | None, default: int | None, limit: int
     if asked is None:
         return default if limit is None or default is None else min(default, limit)
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 4:
-        raise InvalidArgumentError(f"{name}={asked!r} is not a length; expected an integer of at least 4 tokens.")
+        raise InvalidArgumentError(f"{name}={short(asked)} is not a length; expected an integer of at least 4 tokens.")
     if limit is not None and asked > limit:
-        raise InvalidArgumentError(f"{name}={asked}, but this encoder reads at most {limit} tokens; give at most that.")
+        raise InvalidArgumentError(
+            f"{name}={short(asked)}, but this encoder reads at most {limit} tokens; give at most that."
+        )
     return asked
