@@ -1,5 +1,6 @@
 """top_k against sorting the whole matrix."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,3 +48,13 @@ def test_no_documents_and_no_queries():
 def test_k_has_to_be_a_positive_integer(k):
     with pytest.raises(InvalidArgumentError, match=f"received k={k}; expected an integer of at least 1"):
         top_k(ragged([2]), ragged([2]), k)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 9])
+def test_scores_that_are_not_a_number_come_last(k):
+    documents = [[[0.5]], [[np.nan]], [[-2.0]], [[np.nan]], [[1.0]]]
+    scores, positions = top_k([[[1.0]], [[0.25]]], documents, k, backend="torch")
+    assert positions.tolist() == [[4, 0, 2, 1, 3][:k]] * 2
+    assert not scores.isnan().any()
+    [row] = top_k([[[np.nan]]], documents, k)[1].tolist()
+    assert row == [0, 1, 2, 3, 4][:k]

@@ -111,7 +111,8 @@ class TopK:
         numbers
             ``(documents,)``, what to call them; later than those of earlier blocks.
         """
-        for query, row in enumerate(scores):
+        # NaN, which NaN in the embeddings makes, has no place in an order: it counts as the lowest.
+        for query, row in enumerate(np.fmax(scores, np.float32(-np.inf))):
             kept = self.scores[query]
             if len(kept) == self.k:
                 # Only better ones matter: of equal scores the earlier document stays.
