@@ -107,8 +107,8 @@ def matching_numbers(
 
     def late() -> FilterTimeoutError:
         return FilterTimeoutError(
-            f"the filter {shorten(filter.expression, 200)!r} has not come to its end within {timeout:g} seconds; ask for "
-            "less, or give it more time: filter_timeout=60, or None for no limit."
+            f"the filter {shorten(filter.expression, 200)!r} has not come to its end within {timeout:g} seconds; ask "
+            "for less, or give it more time: filter_timeout=60, or None for no limit."
         )
 
     end = None if timeout is None else time.monotonic() + timeout
