@@ -7,9 +7,11 @@ import sys
 import pytest
 
 import latelier
+from latelier import indexes
 from latelier.cli import app
 from latelier.cli.cache import cache_folder
 from latelier.cli.output import bold
+from latelier.retrieve import Retriever
 
 
 def test_search_prints_a_table(run, folder):
@@ -95,6 +97,21 @@ def test_index_adds_refuses_and_updates(run, tmp_path):
     assert (result.exit_code, result.stdout) == (0, f"{folder}: 3 documents, 2 before.\n")
     result = run("index", "-", "--index", folder, "--resume", "--update", "--device", "cpu", input=more)
     assert (result.exit_code, "give one of them" in result.stderr) == (1, True)
+
+
+def test_a_model_given_by_hand_goes_with_the_options_of_the_index(run, tmp_path, minilm):
+    folder = tmp_path / "index"
+    options = {"max_length_document": 8, "local_files_only": True}
+    with Retriever(minilm, folder, device="cpu", model_options=options) as retriever:
+        retriever.add([("a", "word " * 50)])
+    for command in (["search", folder, "word"], ["index", "-", "--index", folder]):
+        result = run(*command, "--device", "cpu", input="word " * 50)
+        assert result.exit_code == 1
+        assert "options that are not stored: 'local_files_only'. Give the model" in result.stderr
+        result = run(*command, "--model", minilm, "--device", "cpu", input="word " * 50)
+        assert result.exit_code == 0, result.output
+    with indexes.open(folder) as index:
+        assert [len(matrix) for matrix in index.get_embeddings(index.ids())] == [8, 8]
 
 
 def test_index_with_a_model_of_ones_own(run, tmp_path, minilm, records_file):

@@ -28,20 +28,12 @@ def quiet_loading() -> None:
 
 def open_existing(folder: Path, model: str | None, device: str | None) -> Retriever:
     """Open an index for searching, with the model that it names or with the one that the user gives."""
-    from latelier import indexes
     from latelier.retrieve import Retriever
-    from latelier.retrieve.identity import Identity
 
     quiet_loading()
     if model is None:
         return Retriever.open(folder, device=device, read_only=True)
-    index = indexes.open(folder, read_only=True)
-    try:
-        stored = Identity.stored_in(index)
-        return Retriever(model, index, device=device, model_options=stored.options if stored else None)
-    except BaseException:
-        index.close()
-        raise
+    return _open_with(model, folder, device, read_only=True)
 
 
 def open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind = Kind.FLAT) -> Retriever:
@@ -51,12 +43,26 @@ def open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind
     from latelier.retrieve.identity import Identity
 
     quiet_loading()
-    exists = folder.is_dir() and any(folder.iterdir())
-    if model is None and exists:
-        with indexes.open(folder, read_only=True) as index:
-            named = index.dim is not None or Identity.stored_in(index) is not None
-        if named:
-            return Retriever.open(folder, device=device)
-    if exists or kind is Kind.FLAT:
-        return Retriever(model, folder, device=device)
-    return Retriever(model, indexes.IVF(folder), device=device)
+    if folder.is_dir() and any(folder.iterdir()):
+        if model is None:
+            with indexes.open(folder, read_only=True) as index:
+                named = index.dim is not None or Identity.stored_in(index) is not None
+            if named:
+                return Retriever.open(folder, device=device)
+        return _open_with(model, folder, device, read_only=False)
+    return Retriever(model, folder if kind is Kind.FLAT else indexes.IVF(folder), device=device)
+
+
+def _open_with(model: str | None, folder: Path, device: str | None, *, read_only: bool) -> Retriever:
+    """Open an index with a model that the user gives, and with the options that the index was filled with."""
+    from latelier import indexes
+    from latelier.retrieve import Retriever
+    from latelier.retrieve.identity import Identity
+
+    index = indexes.open(folder, read_only=read_only)
+    try:
+        stored = Identity.stored_in(index)
+        return Retriever(model, index, device=device, model_options=stored.options if stored else None)
+    except BaseException:
+        index.close()
+        raise

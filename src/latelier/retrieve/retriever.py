@@ -19,6 +19,7 @@ from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.models.loading import load_unvouched
+from latelier.reading import is_folder
 from latelier.retrieve.arguments import as_queries, check_count
 from latelier.retrieve.chunks import Existing, chunks, encode
 from latelier.retrieve.explanation import Explanation, explain_alignment
@@ -438,11 +439,11 @@ class Retriever:
 def _portable_name(model: PathLike) -> str:
     """Return a folder as an absolute path, so that the index can be opened from anywhere."""
     name = os.fspath(model)
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
+    return str(Path(name).resolve()) if is_folder(Path(name)) else name
 
 
 def _open_or_make(path: PathLike | None) -> Index:
     if not isinstance(path, (str, os.PathLike, type(None))):
         raise InvalidArgumentError(f"received {describe(path)} as the index; expected an Index, a folder or None.")
-    exists = path is not None and Path(path).is_dir() and any(Path(path).iterdir())
+    exists = path is not None and is_folder(Path(path)) and any(Path(path).iterdir())
     return indexes.open(path) if path is not None and exists else indexes.Flat(path)
