@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import warnings
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import MultiVectorEncoder
@@ -22,6 +23,7 @@ from torch import nn
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.arguments import check_options
 from latelier.models.names import check_folder, resolve_name
+from latelier.models.pylate import save_for_pylate
 from latelier.models.quiet import quiet_conversion
 from latelier.models.recipe import Recipe, build_modules, token_heads
 from latelier.utils import encoder_limit, resolve_device, resolve_length
@@ -115,18 +117,60 @@ class Checkpoint(MultiVectorEncoder):
         """Most tokens of a document, markers and special tokens included."""
         return self._encoder.document_length or self._read_limit()
 
-    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save to a folder that `ColBERT` and plain sentence-transformers load.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        model_name: str | None = None,
+        create_model_card: bool = True,
+        train_datasets: list[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        layout: Literal["sentence-transformers", "pylate"] = "sentence-transformers",
+    ) -> None:
+        """Save to a folder that `ColBERT` and plain sentence-transformers load, and PyLate 1.6 where asked for.
 
         Parameters
         ----------
         path
             The folder.
-        *args, **kwargs
-            Arguments of `sentence_transformers.MultiVectorEncoder.save`.
+        model_name, create_model_card, train_datasets, safe_serialization
+            As in `sentence_transformers.MultiVectorEncoder.save`.
+        layout
+            ``"pylate"`` writes what PyLate 1.6 reads; `ColBERT` and sentence-transformers read that too.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the layout is unknown, or PyLate's cannot hold the model; nothing is written then.
         """
         self._check_fitted()
-        super().save(str(path), *args, **kwargs)
+        if layout == "pylate":
+            save_for_pylate(self, str(path), safe_serialization=safe_serialization)
+            if create_model_card:
+                self._create_model_card(str(path), model_name, train_datasets)
+        elif layout == "sentence-transformers":
+            super().save(str(path), model_name, create_model_card, train_datasets, safe_serialization)
+        else:
+            raise InvalidArgumentError(f"unknown layout {layout!r}; expected 'sentence-transformers' or 'pylate'.")
+
+    def save_pretrained(
+        self,
+        path: str | os.PathLike[str],
+        model_name: str | None = None,
+        create_model_card: bool = True,
+        train_datasets: list[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        layout: Literal["sentence-transformers", "pylate"] = "sentence-transformers",
+    ) -> None:
+        """Save as `save` does; the name that transformers uses.
+
+        Parameters
+        ----------
+        path, model_name, create_model_card, train_datasets, safe_serialization, layout
+            As in `save`.
+        """
+        self.save(path, model_name, create_model_card, train_datasets, safe_serialization, layout=layout)
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Add a PEFT adapter, such as LoRA, that is trained in place of the encoder's own weights.

@@ -42,7 +42,7 @@ def check_option(name: str, value: Any) -> None:
     Examples
     --------
     >>> check_option("truncate_dim", 64)
-    >>> check_option("trust_remote_code", True)
+    >>> check_option("trust_remote_code", True)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: the option 'trust_remote_code' is not one of embedding_size, ...
     """

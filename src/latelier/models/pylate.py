@@ -1,0 +1,184 @@
+"""Saving a model in the folder layout that PyLate 1.6 reads.
+
+PyLate lists the encoder and its linear layers, and keeps the rest in one JSON file: a marker per side that is one
+token, lengths, query expansion, punctuation to skip. A model that is more than that is refused, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from torch import nn
+
+from latelier.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from latelier.models.checkpoint import Checkpoint
+
+__all__ = ["save_for_pylate"]
+
+_ENCODER_TYPE = "sentence_transformers.models.Transformer"
+_HEAD_TYPE = "pylate.models.Dense.Dense"
+_HEAD_KEYS = ("in_features", "out_features", "bias", "activation_function")
+# Texts on which a marker in front of the text and a token put behind the first one must come to the same.
+_TEXTS = ("what is a pear?", "(Two) figs", "")
+
+
+def save_for_pylate(model: Checkpoint, path: str, *, safe_serialization: bool = True) -> None:
+    """Write what PyLate 1.6 loads with equal embeddings: modules, tokenizer and four JSON files of its own.
+
+    A model without a head gets the identity as one, since PyLate would put a random one in its place.
+
+    Parameters
+    ----------
+    model
+        The model.
+    path
+        The folder.
+    safe_serialization
+        Write weights as safetensors.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If PyLate has no place for something that the model has; every such thing is named.
+    """
+    config = _describe(model)
+    encoder: Any = model[0]
+    heads = [module for module in model if isinstance(module, Dense)] or [_identity(model)]
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder.save(str(folder), safe_serialization=safe_serialization)
+    _use_old_name_of_special_tokens(folder / "tokenizer_config.json")
+    modules = [{"idx": 0, "name": "0", "path": "", "type": _ENCODER_TYPE}]
+    for i, head in enumerate(heads, 1):
+        name = f"{i}_Dense"
+        (folder / name).mkdir(exist_ok=True)
+        head.save(str(folder / name), safe_serialization=safe_serialization)
+        settings = head.get_config_dict()
+        use_residual = bool(settings.get("use_residual"))
+        _write(folder / name / "config.json", {**{k: settings[k] for k in _HEAD_KEYS}, "use_residual": use_residual})
+        modules.append({"idx": i, "name": str(i), "path": name, "type": _HEAD_TYPE})
+    length = model.max_seq_length or max(config["query_length"], config["document_length"])
+    _write(
+        folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": bool(encoder.do_lower_case)}
+    )
+    _write(folder / "config_sentence_transformers.json", config)
+    _write(folder / "modules.json", modules)
+
+
+def _describe(model: Checkpoint) -> dict[str, Any]:
+    """Return PyLate's settings of the model, or say all that they cannot express."""
+    kinds = [type(module) for module in model]
+    if kinds[:1] != [Transformer] or kinds[-2:] != [MultiVectorMask, Normalize] or set(kinds[1:-2]) - {Dense}:
+        raise InvalidArgumentError(
+            f"PyLate's layout holds Transformer, Dense layers, MultiVectorMask and Normalize; this model consists of "
+            f"{', '.join(kind.__name__ for kind in kinds)}. Save it in the default layout."
+        )
+    encoder: Any = model[0]
+    mask: Any = model[-2]
+    markers = {task: _marker(model, task) for task in ("query", "document")}
+    problems = [reason for _, reason in markers.values() if reason] + _problems(model, encoder, mask)
+    if problems:
+        raise InvalidArgumentError(
+            f"PyLate's layout cannot hold this model: {'; '.join(problems)}. Save it in the default layout."
+        )
+    expansion = encoder.query_expansion
+    return {
+        "__version__": {"transformers": transformers.__version__, "pytorch": torch.__version__},
+        "model_type": "ColBERT",
+        "prompts": {"query": "", "document": ""},
+        "default_prompt_name": None,
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": markers["query"][0],
+        "document_prefix": markers["document"][0],
+        "query_length": model.max_length_query,
+        "document_length": model.max_length_document,
+        "do_query_expansion": expansion is not None,
+        "attend_to_expansion_tokens": expansion is not None and expansion["attend"],
+        "skiplist_words": _known_words(model.tokenizer, mask.skiplist_words),
+    }
+
+
+def _problems(model: Checkpoint, encoder: Any, mask: Any) -> list[str]:
+    """Say what else PyLate has no setting for."""
+    filler = model.tokenizer.mask_token or model.tokenizer.eos_token
+    expansion = encoder.query_expansion or {"strategy": "fixed", "token": filler}
+    heads = [module for module in model if isinstance(module, Dense)]
+    found = {
+        f"its queries are expanded by the strategy {expansion['strategy']!r}, not to one length": (
+            expansion["strategy"] != "fixed"
+        ),
+        f"its queries are expanded with {expansion['token']!r}, not {filler!r}": (
+            expansion["token"] not in (None, filler)
+        ),
+        f"its skiplist is for {mask.skiplist_tasks}, not for documents": (
+            bool(mask.skiplist_words) and mask.skiplist_tasks != ["document"]
+        ),
+        "it keeps nothing but certain tokens (keep_only_token_ids)": bool(mask.keep_only_token_ids),
+        "a linear layer reads or writes something other than token vectors": any(
+            {head.module_input_name, head.module_output_name} != {"token_embeddings"} for head in heads
+        ),
+        f"its similarity is {model.similarity_fn_name!r}, not 'maxsim'": model.similarity_fn_name != "maxsim",
+        f"its backend is {model.get_backend()!r}, not 'torch'": model.get_backend() != "torch",
+        "it has an adapter, which has to be merged into the encoder first": (
+            getattr(encoder.model, "_hf_peft_config_loaded", False)
+        ),
+    }
+    return [problem for problem, is_so in found.items() if is_so]
+
+
+def _marker(model: Checkpoint, task: str) -> tuple[str, str]:
+    """Return the token that stands for the prompt of a task, and what is wrong with it."""
+    prompt = model.prompts.get(task) or ""
+    if not prompt:
+        return "", ""
+    tokenizer = model.tokenizer
+    pieces = tokenizer.tokenize(prompt)
+    if len(pieces) != 1 or tokenizer.tokenize(pieces[0]) != pieces:
+        return "", f"its {task} prompt {prompt!r} is {len(pieces)} tokens, not one"
+    marker = pieces[0]
+    for text in _TEXTS:
+        first, *rest = tokenizer(text)["input_ids"]
+        inserted = [first, tokenizer.convert_tokens_to_ids(marker), *rest]
+        if not tokenizer(prompt + text)["input_ids"] == tokenizer(marker + text)["input_ids"] == inserted:
+            return "", f"its {task} marker {marker!r} changes how the text behind it is split into tokens"
+    return marker, ""
+
+
+def _known_words(tokenizer: Any, words: list[str]) -> list[str]:
+    """Leave out words that are no token: PyLate would skip every unknown token for them."""
+    unknown = tokenizer.unk_token_id
+    return [word for word in words if word == tokenizer.unk_token or tokenizer.convert_tokens_to_ids(word) != unknown]
+
+
+def _identity(model: Checkpoint) -> Dense:
+    dim = model.embedding_size
+    return Dense(
+        in_features=dim,
+        out_features=dim,
+        bias=False,
+        activation_function=nn.Identity(),
+        init_weight=torch.eye(dim, dtype=model.dtype),
+        module_input_name="token_embeddings",
+    )
+
+
+def _use_old_name_of_special_tokens(path: Path) -> None:
+    """Name the list of special tokens as transformers 4, which PyLate runs on too, knows it; version 5 knows both."""
+    if not path.is_file():
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+        _write(path, config)
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,0 +1,192 @@
+"""What is saved for PyLate is read back with equal embeddings, by ourselves, sentence-transformers and PyLate itself.
+
+PyLate 1.6 needs another version of sentence-transformers, and so an environment of its own. Where there is one,
+``LATELIER_PYLATE_PYTHON=/that/environment/bin/python pytest tests/models/test_pylate_layout.py`` compares for real.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import dense_with_head, pylate
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+from transformers import AutoTokenizer, BertConfig, BertModel
+
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT, Recipe
+
+PYTHON = os.environ.get("LATELIER_PYLATE_PYTHON")
+TEXTS = [
+    "what is a pear?",
+    "fruits are healthy.",
+    "",
+    "Fruits, like pears (and apples), are good for health!",
+    'A pear; a fig: "plums" -- and 3.5% more...',
+    "naïve Éclairs, 東京 and Straße",
+    " ".join(["pear tree"] * 60),
+    "[Q] is not a marker in a text, is it?",
+    "x",
+    "The quick brown fox jumps over the lazy dog, twice, and the dog does not mind at all.",
+]
+MODELS = {
+    "from_dense": lambda minilm, folder: ColBERT.from_dense(minilm, device="cpu"),
+    "from_dense, rotated": lambda minilm, folder: ColBERT.from_dense(minilm, "orthogonal", 32, device="cpu"),
+    "recipe": lambda minilm, folder: ColBERT(minilm, device="cpu"),
+    "attends to expansion": lambda minilm, folder: ColBERT(
+        minilm, 64, "cpu", 20, 40, recipe=Recipe(attend_to_expansion=True)
+    ),
+    "no expansion": lambda minilm, folder: ColBERT(minilm, 32, "cpu", 12, 100, recipe=Recipe(query_expansion=False)),
+    "own skiplist": lambda minilm, folder: ColBERT(minilm, 32, "cpu", recipe=Recipe(skiplist=("a", ".", "pear tree"))),
+    "one marker": lambda minilm, folder: ColBERT(
+        minilm, 32, "cpu", recipe=Recipe(query_marker="", document_marker="[DOC] ", skiplist=())
+    ),
+    "marker of the vocabulary": lambda minilm, folder: ColBERT(
+        minilm, 32, "cpu", recipe=Recipe(query_marker="[unused0]", document_marker="[unused0]")
+    ),
+    "trained heads": lambda minilm, folder: ColBERT(
+        dense_with_head(minilm, folder / "dense", 48, activation="activation.Tanh", bias=True),
+        device="cpu",
+        prompts={"query": "", "document": ""},
+    ),
+    "a pylate folder": lambda minilm, folder: ColBERT(pylate(minilm, folder / "theirs"), device="cpu"),
+}
+
+
+OF_MINILM = ("trained heads", "a pylate folder")
+
+
+def embeddings(model):
+    return [*model.encode_query(TEXTS), *model.encode_document(TEXTS)]
+
+
+def difference(left, right):
+    assert [tuple(matrix.shape) for matrix in left] == [tuple(matrix.shape) for matrix in right]
+    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in zip(left, right, strict=True))
+
+
+@pytest.fixture(scope="module")
+def tiny(minilm, tmp_path_factory):
+    """A random encoder with MiniLM's vocabulary."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    config = BertConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+    BertModel(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(minilm).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_we_and_sentence_transformers_read_it_back(name, minilm, tiny, tmp_path):
+    model = MODELS[name](minilm if name in OF_MINILM else tiny, tmp_path)
+    model.save_pretrained(tmp_path / "saved", layout="pylate")
+    expected = embeddings(model)
+    again = ColBERT(tmp_path / "saved", device="cpu")
+    assert difference(expected, embeddings(again)) < 2e-6
+    assert (again.max_length_query, again.max_length_document) == (model.max_length_query, model.max_length_document)
+    assert difference(expected, embeddings(MultiVectorEncoder(str(tmp_path / "saved"), device="cpu"))) < 2e-6
+
+
+def test_the_files_are_those_of_pylate(minilm, tmp_path):
+    ColBERT(minilm, 16, "cpu", 24, 120).save(str(tmp_path), layout="pylate")
+    theirs = pylate(minilm, tmp_path / "theirs")
+    for name in (
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "1_Dense/config.json",
+    ):
+        ours, expected = (json.loads((folder / name).read_text()) for folder in (tmp_path, theirs))
+        if name.startswith("config_s"):
+            del ours["__version__"]
+        if name.startswith("1_"):
+            expected["use_residual"] = False
+        if name.startswith("sentence"):
+            expected["max_seq_length"] = 256
+        assert ours == expected
+    assert sorted(path.name for path in (tmp_path / "1_Dense").iterdir()) == ["config.json", "model.safetensors"]
+    assert (tmp_path / "README.md").is_file()
+    tokenizer = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert tokenizer["additional_special_tokens"] == ["[Q] ", "[D] "]
+    assert "extra_special_tokens" not in tokenizer  # a list of them stops transformers 4
+
+
+def changed(tiny, change):
+    model = ColBERT(tiny, 16, "cpu")
+    change(model)
+    return model
+
+
+def pooled(model):
+    model.append(HierarchicalTokenPooling(2))
+
+
+def sentence_level(model):
+    model[1].module_output_name = "sentence_embedding"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pooled, "this model consists of Transformer, Dense, MultiVectorMask, Normalize, HierarchicalTokenPooling"),
+        (lambda m: m.prompts.update(query="query: "), "its query prompt 'query: ' is 2 tokens, not one"),
+        (lambda m: m.prompts.update(document="passage"), "its document marker 'passage' changes how"),
+        (
+            lambda m: setattr(m[0], "query_expansion", {"strategy": "min", "length": 8}),
+            "expanded by the strategy 'min', not to one length",
+        ),
+        (
+            lambda m: setattr(m[0], "query_expansion", {"strategy": "fixed", "length": 8, "token": "[PAD]"}),
+            r"expanded with '\[PAD\]', not '\[MASK\]'",
+        ),
+        (lambda m: setattr(m[2], "skiplist_tasks", ["query", "document"]), r"skiplist is for \['query', 'document'\]"),
+        (lambda m: setattr(m[2], "keep_only_token_ids", [7]), "keeps nothing but certain tokens"),
+        (sentence_level, "a linear layer reads or writes something other than token vectors"),
+        (lambda m: setattr(m, "similarity_fn_name", "meanmaxsim"), "its similarity is 'meanmaxsim', not 'maxsim'"),
+    ],
+)
+def test_what_pylate_cannot_express_is_refused_before_anything_is_written(tiny, tmp_path, change, message):
+    model = changed(tiny, change)
+    with pytest.raises(InvalidArgumentError, match=message):
+        model.save(tmp_path / "saved", layout="pylate")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_all_problems_are_named_at_once_and_so_is_an_unknown_layout(tiny, tmp_path):
+    model = changed(tiny, lambda m: m.prompts.update(query="find a", document="text of"))
+    with pytest.raises(InvalidArgumentError, match=r"query prompt 'find a' is 2 tokens.*; its document prompt 'te"):
+        model.save_pretrained(tmp_path / "saved", layout="pylate")
+    with pytest.raises(InvalidArgumentError, match="unknown layout 'colbert'; expected 'sentence-transformers' or"):
+        model.save(tmp_path / "saved", layout="colbert")
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.skipif(not PYTHON, reason="LATELIER_PYLATE_PYTHON names no interpreter that has PyLate 1.6")
+@pytest.mark.parametrize("name", MODELS)
+def test_pylate_reads_it_and_we_read_what_pylate_saves(name, minilm, tmp_path):
+    model = MODELS[name](minilm, tmp_path)
+    model.save(tmp_path / "saved", layout="pylate")
+    script = """
+import json, sys
+import numpy as np
+from pylate import models
+folder, texts = sys.argv[1], json.loads(sys.argv[2])
+model = models.ColBERT(folder + "/saved", device="cpu")
+sides = [model.encode(texts, is_query=is_query) for is_query in (True, False)]
+np.savez(folder + "/theirs.npz", *(matrix for side in sides for matrix in side))
+model.save(folder + "/theirs_saved")
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [PYTHON, "-c", script, str(tmp_path), json.dumps(TEXTS)]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+    with np.load(tmp_path / "theirs.npz") as archive:
+        theirs = [archive[f"arr_{i}"] for i in range(2 * len(TEXTS))]
+    there, back = (
+        difference(embeddings(model), theirs),
+        difference(embeddings(ColBERT(Path(tmp_path / "theirs_saved"), device="cpu")), theirs),
+    )
+    sys.stdout.write(f"largest difference: ours in PyLate {there:.1e}, PyLate's in ours {back:.1e}\n")  # pytest -s
+    assert max(there, back) < 2e-6
