@@ -10,6 +10,7 @@ from filter_fuzzer import ROWS, random_filter
 
 from latelier import indexes
 from latelier.errors import LatelierError
+from latelier.indexes.filter_grammar import parse_filter
 from soak.cases import Part, Wrong, say
 
 _TENANTS = ("t0", "t1", "t2")
@@ -36,6 +37,9 @@ def case(source: Path, scratch: Path, seed: int) -> str:
     say(f"{filter!r} {parameters!r}"[:800])
     started = time.process_time()
     try:
+        parse_filter(
+            expression
+        )  # "1) OR (1" is refused by itself, or in a list, not after it was put between parentheses
         found = index.search(np.eye(4), k=len(ROWS), filter=filter, parameters=parameters)
     except LatelierError:
         return "refused"
