@@ -1,6 +1,7 @@
 """The commands: what they print, where, and how they fail."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -112,6 +113,19 @@ def test_a_model_given_by_hand_goes_with_the_options_of_the_index(run, tmp_path,
         assert result.exit_code == 0, result.output
     with indexes.open(folder) as index:
         assert [len(matrix) for matrix in index.get_embeddings(index.ids())] == [8, 8]
+
+
+def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_hand(run, tmp_path, folder, minilm):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    with indexes.open(copy) as index:
+        index.settings["retriever"] = {**index.settings["retriever"], "options": {"trust_remote_code": True}}
+    result = run("info", copy, "--json")
+    assert json.loads(result.stdout)["documents"] == 3
+    assert result.stderr.startswith("Warning: the index says of the model that filled it what this library does not")
+    result = run("search", copy, "fruit", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "'trust_remote_code' is not one of" in result.stderr
+    assert run("search", copy, "fruit", "--model", minilm, "--device", "cpu").exit_code == 0
 
 
 def test_index_with_a_model_of_ones_own(run, tmp_path, minilm, records_file):

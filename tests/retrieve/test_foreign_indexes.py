@@ -104,8 +104,27 @@ def test_claims_of_another_form(filled, tmp_path, stored):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), stored)
     with pytest.raises(IndexFormatError, match="what this library does not store"):
         Retriever.open(folder, device="cpu", read_only=True)
-    with indexes.open(folder) as index, pytest.raises(IndexFormatError, match="give it by hand"):
-        Identity.stored_in(index)
+    with indexes.open(folder) as index:
+        with pytest.raises(IndexFormatError, match=r"If you know the model, (give it by hand|del index\.settings)"):
+            Identity.stored_in(index)
+
+
+def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, model, tmp_path):
+    folder = shutil.copytree(filled, tmp_path / "index")
+    with Retriever(model, folder) as retriever:
+        fingerprint = retriever._identity.probe
+    claim(folder, {**GOOD, "probe": fingerprint, "options": {"trust_remote_code": True}})
+    with Retriever(model, folder) as retriever:
+        assert len(retriever.search("fruit")) == 1
+    claim(folder, {**GOOD, "probe": fingerprint[::-1], "options": 5})
+    with pytest.raises(InvalidArgumentError, match=r"filled by the model 'someone/model' with other weights"):
+        Retriever(model, folder)
+    claim(folder, 5)
+    with pytest.raises(IndexFormatError, match=r"store: 5 \(int\)\. If you know the model, del index\.settings"):
+        Retriever(model, folder)
+    with indexes.open(folder) as index:
+        del index.settings["retriever"]
+        assert len(Retriever(model, index).search("fruit")) == 1
 
 
 def test_a_model_inside_of_the_index_runs_nothing(filled, minilm, tmp_path):

@@ -24,10 +24,15 @@ def info(
     from latelier import indexes
     from latelier.cli.output import bold, print_json
     from latelier.cli.printable import printable
+    from latelier.errors import IndexFormatError
     from latelier.retrieve.identity import Identity
 
     with indexes.open(folder, read_only=True) as index:
-        model = Identity.stored_in(index)
+        try:
+            model = Identity.stored_in(index)
+        except IndexFormatError as error:
+            typer.echo(f"Warning: {printable(str(error))}", err=True)
+            model = None
         facts = {
             "index": str(folder),
             "kind": type(index).__name__,

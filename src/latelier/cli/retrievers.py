@@ -56,12 +56,16 @@ def open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind
 def _open_with(model: str | None, folder: Path, device: str | None, *, read_only: bool) -> Retriever:
     """Open an index with a model that the user gives, and with the options that the index was filled with."""
     from latelier import indexes
+    from latelier.errors import IndexFormatError
     from latelier.retrieve import Retriever
     from latelier.retrieve.identity import Identity
 
     index = indexes.open(folder, read_only=read_only)
     try:
-        stored = Identity.stored_in(index)
+        try:
+            stored = Identity.stored_in(index)
+        except IndexFormatError:  # which the user answers by giving the model
+            stored = None
         return Retriever(model, index, device=device, model_options=stored.options if stored else None)
     except BaseException:
         index.close()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.describing import cut, short
+from latelier.describing import cut, describe, short
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Index
 from latelier.models import ColBERT
@@ -53,13 +53,11 @@ class Identity(NamedTuple):
         IndexFormatError
             If what is stored has another form, or options that nobody may store.
         """
-        try:
-            stored = index.settings.get(_SETTING)
-        except LatelierError:
-            raise
-        except (ValueError, RecursionError) as error:  # no JSON, or nested without end
-            raise _malformed("it", error) from error
-        return None if stored is None else cls(*_read(stored))
+        stored = _stored(index)
+        if stored is None:
+            return None
+        (name, fingerprint), (options, unstored) = _read_filler(stored), _read_options(stored)
+        return cls(name, options, fingerprint, unstored)
 
     def store_in(self, index: Index) -> None:
         """Note that this model fills the index."""
@@ -72,17 +70,21 @@ class Identity(NamedTuple):
         ------
         InvalidArgumentError
             If the dimensions or the fingerprints differ.
+        IndexFormatError
+            If the fingerprint that is stored is none.
         """
         if index.dim is None:
             return
-        stored = self.stored_in(index)
-        filler = f"the model {short(stored.name)}" if stored and stored.name else "another model"
+        # Not the options: whoever gives the model by hand gives those that it needs.
+        stored = _stored(index)
+        name, fingerprint = (None, None) if stored is None else _read_filler(stored)
+        filler = f"the model {short(name)}" if name else "another model"
         if index.dim != len(self.probe):
             raise InvalidArgumentError(
                 f"the index holds embeddings of {index.dim} dimensions, this model makes {len(self.probe)}: it was "
                 f"filled by {filler}. Retriever.open(path) takes the model that an index names; or make a new index."
             )
-        if stored and not is_same_model(stored.probe, self.probe):
+        if fingerprint and not is_same_model(fingerprint, self.probe):
             raise InvalidArgumentError(
                 f"the index was filled by {filler} with other weights than this model has, so their embeddings cannot "
                 "be compared. Retriever.open(path) takes the model that an index names; or make a new index."
@@ -117,33 +119,47 @@ def is_same_model(left: Sequence[float], right: Sequence[float]) -> bool:
     return bool(cosine >= _LEAST_COSINE)
 
 
-def _read(stored: Any) -> tuple[str | None, dict[str, Any], list[float], list[str]]:
-    """Check what an index says about its model, all of which may be made up."""
+_FOREIGN = "the index says of the model that filled it what this library does not store"
+_BY_HAND = "If you know the model, give it by hand: Retriever(model, path), or --model on the command line."
+_FORGET = "If you know the model, del index.settings['retriever'] lets Retriever(model, index) take it, unchecked."
+
+
+def _stored(index: Index) -> Any:
+    """Return what an index says about its model, as it is; None where it says nothing."""
+    try:
+        return index.settings.get(_SETTING)
+    except LatelierError:
+        raise
+    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
+        raise IndexFormatError(f"{_FOREIGN}: {error}. {_FORGET}") from error
+
+
+def _read_filler(stored: Any) -> tuple[str | None, list[float]]:
+    """Check the name and the fingerprint, which may be made up."""
     if not isinstance(stored, dict):
-        raise _malformed("it", stored)
-    name, options, fingerprint = stored.get("name"), stored.get("options"), stored.get("probe")
-    unstored = stored.get("unstored", [])
+        raise IndexFormatError(f"{_FOREIGN}: {describe(stored)}. {_FORGET}")
+    name, fingerprint = stored.get("name"), stored.get("probe")
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME):
-        raise _malformed("the model's name", name)
+        raise IndexFormatError(f"{_FOREIGN}: the name {describe(name)}. {_FORGET}")
+    if (
+        not isinstance(fingerprint, list)
+        or not 0 < len(fingerprint) <= _MOST_DIMENSIONS
+        or not all(type(value) in (int, float) and -1e6 <= value <= 1e6 for value in fingerprint)
+    ):
+        raise IndexFormatError(f"{_FOREIGN}: the fingerprint {describe(fingerprint)}. {_FORGET}")
+    return name, fingerprint
+
+
+def _read_options(stored: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Check the options, which may be made up, and the names of those that are not stored."""
+    options, unstored = stored.get("options"), stored.get("unstored", [])
     if not isinstance(options, dict):
-        raise _malformed("the model's options", options)
+        raise IndexFormatError(f"{_FOREIGN}: the options {describe(options)}. {_BY_HAND}")
     for option, value in options.items():
         try:
             check_option(option, value)
         except InvalidArgumentError as error:
             raise IndexFormatError(f"{_FOREIGN}: {error} {_BY_HAND}") from error
-    if not isinstance(fingerprint, list) or not 0 < len(fingerprint) <= _MOST_DIMENSIONS:
-        raise _malformed("the model's fingerprint", fingerprint)
-    if not all(type(value) in (int, float) and -1e6 <= value <= 1e6 for value in fingerprint):
-        raise _malformed("the model's fingerprint", fingerprint)
     if not isinstance(unstored, list) or not all(isinstance(each, str) for each in unstored):
-        raise _malformed("the names of other options", unstored)
-    return name, options, fingerprint, [cut(each, 60) for each in unstored[:20]]
-
-
-_FOREIGN = "the index says of the model that filled it what this library does not store"
-_BY_HAND = "If you know the model, give it by hand: Retriever(model, path), or --model on the command line."
-
-
-def _malformed(what: str, received: Any) -> IndexFormatError:
-    return IndexFormatError(f"{_FOREIGN}: {what} is {short(received)}. {_BY_HAND}")
+        raise IndexFormatError(f"{_FOREIGN}: the names of options {describe(unstored)}. {_BY_HAND}")
+    return options, [cut(each, 60) for each in unstored[:20]]
