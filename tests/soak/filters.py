@@ -37,9 +37,8 @@ def case(source: Path, scratch: Path, seed: int) -> str:
     say(f"{filter!r} {parameters!r}"[:800])
     started = time.process_time()
     try:
-        parse_filter(
-            expression
-        )  # "1) OR (1" is refused by itself, or in a list, not after it was put between parentheses
+        # "1) OR (1" is refused by itself, and in a list, but not once it stands between parentheses.
+        parse_filter(expression)
         found = index.search(np.eye(4), k=len(ROWS), filter=filter, parameters=parameters)
     except LatelierError:
         return "refused"
