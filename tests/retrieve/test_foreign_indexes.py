@@ -104,9 +104,9 @@ def test_claims_of_another_form(filled, tmp_path, stored):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), stored)
     with pytest.raises(IndexFormatError, match="what this library does not store"):
         Retriever.open(folder, device="cpu", read_only=True)
-    with indexes.open(folder) as index:
-        with pytest.raises(IndexFormatError, match=r"If you know the model, (give it by hand|del index\.settings)"):
-            Identity.stored_in(index)
+    cure = r"If you know the model, (give it by hand|del index\.settings)"
+    with indexes.open(folder) as index, pytest.raises(IndexFormatError, match=cure):
+        Identity.stored_in(index)
 
 
 def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, model, tmp_path):
