@@ -12,7 +12,7 @@ ROWS = [
     if line.startswith("| ") and not line.startswith(("| ---", "| PyLate |"))
 ]
 # Names that a row mentions in passing, and that are no code of their own.
-WORDS = {"recipe=", "pool=", "layout="}
+WORDS = {"recipe=", "device=", "layout="}
 
 
 def test_every_row_runs_and_gives_what_the_page_says(tmp_path, monkeypatch):
