@@ -147,6 +147,8 @@ def test_texts_and_empty_dicts_are_no_features(colbert):
         loss([QUERIES[0], DOCUMENTS[0]])
     with pytest.raises(InvalidArgumentError, match=r"\[1\] is \{\}; .*tokenize\(texts, is_query=False\)"):
         loss([colbert.tokenize(QUERIES), dict(colbert.tokenize([], is_query=False))])
+    with pytest.raises(InvalidArgumentError, match="received None as sentence_features; expected a list of features"):
+        loss(None)
 
 
 def test_a_document_of_which_nothing_is_scored_is_named():

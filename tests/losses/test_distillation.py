@@ -119,6 +119,9 @@ def test_labels_may_be_integers_or_lists():
     ("labels", "message"),
     [
         (None, r"received no labels; expected the teacher's scores of shape \(3, 2\).*column 'scores'"),
+        ({"a": 1}, r"received {'a': 1} \(dict\) as labels; expected numbers"),
+        ("high", r"received 'high' \(str\) as labels; expected numbers"),
+        (torch.ones(3, 2) * 1j, "received complex labels; expected real numbers"),
         (torch.ones(3), r"received labels of shape \(3,\); expected the teacher's scores of shape \(3, 2\)"),
         (torch.ones(3, 3), r"received labels of shape \(3, 3\); expected .* \(3, 2\)"),
         (torch.ones(2, 3), r"received labels of shape \(2, 3\); expected .* \(3, 2\)"),

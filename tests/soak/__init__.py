@@ -12,7 +12,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
 
 # What the parts share with the tests of their areas.
-for _area in ("indexes", "cli"):
+for _area in ("indexes", "cli", "losses"):
     _folder = str(Path(__file__).parents[1] / _area)
     if _folder not in sys.path:
         sys.path.append(_folder)

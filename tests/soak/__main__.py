@@ -14,7 +14,7 @@ from tqdm import tqdm
 from soak.cases import Part, Report, run_case
 from soak.workers import run_part
 
-PARTS = ("kills", "forks", "flips", "catalogs", "filters", "commands", "calls")
+PARTS = ("kills", "forks", "flips", "large", "catalogs", "filters", "commands", "calls")
 _ROW = "{:10} {:>8} {:>8} {:>9} {:>6} {:>8}"
 
 

@@ -13,7 +13,7 @@ from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
 from latelier.indexes.ivf.warmup import compile_kernels
-from soak import calls_data, calls_embeddings, calls_indexes, calls_models, calls_scores
+from soak import calls_data, calls_embeddings, calls_indexes, calls_losses, calls_models, calls_scores
 from soak.caller import Caller
 from soak.cases import Part
 
@@ -26,6 +26,7 @@ TARGETS = (
     *calls_indexes.TARGETS,
     *calls_data.TARGETS * 2,
     *calls_models.TARGETS,
+    *calls_losses.TARGETS,
 )
 _SETTINGS = settings(
     max_examples=EXAMPLES,

@@ -28,17 +28,22 @@ KINDS: dict[str, tuple[Callable[..., indexes.Index], dict[str, Any]]] = {**_SMAL
 
 
 def make(folder: Path) -> None:
-    """Make one index per kind, and a large one whose ANN data was made as it is for users."""
+    """Make one index per kind."""
     repeat_names()
-    with indexes.IVF(folder / "large") as index:
-        vectors = np.random.default_rng(0).standard_normal((LARGE * 8, DIM), dtype="float32")
-        index.add(range(LARGE), TokenEmbeddings(vectors, np.arange(LARGE + 1) * 8), map(str, range(LARGE)))
-        assert index._storage.snapshot().derived is not None
     for name, (kind, options) in (_SMALL | _CODED).items():
         fill(kind(folder / name, **options))
     grow_early()
     for name, (kind, options) in _ANN.items():
         index = fill(kind(folder / name, **options))
+        assert index._storage.snapshot().derived is not None
+
+
+def make_large(folder: Path) -> None:
+    """Make an index whose ANN data was made as it is for users: of half a million tokens."""
+    repeat_names()
+    with indexes.IVF(folder / "large") as index:
+        vectors = np.random.default_rng(0).standard_normal((LARGE * 8, DIM), dtype="float32")
+        index.add(range(LARGE), TokenEmbeddings(vectors, np.arange(LARGE + 1) * 8), map(str, range(LARGE)))
         assert index._storage.snapshot().derived is not None
 
 
@@ -103,11 +108,6 @@ def of_ids(good: dict[str, Any], ids: list[Any]) -> dict[str, Any]:
         "records": {id: good["records"][id] for id in ids},
         "vectors": {id: good["vectors"][id] for id in ids},
     }
-
-
-def some(rng: random.Random) -> str:
-    """Choose an index to damage: now and then the large one."""
-    return "large" if rng.random() < 0.02 else rng.choice(list(KINDS))
 
 
 def _ask(question: Callable[[], Any]) -> Any:

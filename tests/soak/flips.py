@@ -16,7 +16,7 @@ from latelier.indexes.report import VerifyReport
 from latelier.indexes.schema import CATALOG
 from soak.cases import Part, Wrong, say
 from soak.damage import damage
-from soak.flip_sources import DIM, answers, differing, make, of_ids, some
+from soak.flip_sources import DIM, KINDS, answers, differing, make, of_ids
 
 _FRESH = "fresh"
 
@@ -25,7 +25,12 @@ def case(source: Path, scratch: Path, seed: int) -> str:
     """Damage a copy of an index; look at it without writing; write to it and look again."""
     grow_early()
     rng = random.Random(seed)
-    name, folder = some(rng), scratch / "index"
+    return damaged(source, scratch, rng, rng.choice(list(KINDS)))
+
+
+def damaged(source: Path, scratch: Path, rng: random.Random, name: str) -> str:
+    """Damage a copy of an index, and return how that was met."""
+    folder = scratch / "index"
     # Without the side files of other processes that are reading the source.
     shutil.copytree(source / name, folder, ignore=shutil.ignore_patterns("*-wal", "*-shm"))
     say(f"{name}, {damage(rng, folder)}")

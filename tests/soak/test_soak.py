@@ -15,8 +15,16 @@ from soak.workers import run_part
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 
 TESTS = Path(__file__).parents[1]
-# Share of the full size that takes a few seconds.
-SCALES = {"kills": 0.02}
+# Share of the full size that takes a few seconds; the part "large" is that of flips on another index.
+SCALES = {
+    "kills": 0.02,
+    "forks": 0.02,
+    "flips": 0.01,
+    "catalogs": 0.03,
+    "filters": 0.03,
+    "commands": 0.05,
+    "calls": 0.06,
+}
 
 
 def run_soak(*arguments):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from latelier.describing import describe, short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.losses.passes import MiniBatches, run_rows, run_whole
@@ -110,7 +111,12 @@ def _read_columns(
     model: nn.Module, sentence_features: Iterable[Mapping[str, Any]], warn_once: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Copy the dicts, and bring what the tokeniser made to the model's device."""
-    given = list(sentence_features)
+    try:
+        given = list(sentence_features)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"received {describe(sentence_features)} as sentence_features; expected a list of features."
+        ) from error
     if len(given) < 2:
         raise InvalidArgumentError(
             f"sentence_features holds {len(given)} dicts; expected the queries' features, then the documents'."
@@ -121,7 +127,7 @@ def _read_columns(
     for i, (features, task) in enumerate(zip(given, ["query", *["document"] * (len(given) - 1)], strict=True)):
         if not isinstance(features, Mapping) or not features:
             raise InvalidArgumentError(
-                f"sentence_features[{i}] is {features!r}; expected features, as model.tokenize(texts, "
+                f"sentence_features[{i}] is {short(features)}; expected features, as model.tokenize(texts, "
                 f"is_query={task == 'query'}) returns them."
             )
         if features.get("task") not in (None, task):

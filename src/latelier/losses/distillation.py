@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
 from latelier.losses.base import Loss, Options, ScoreMetric, check_number, check_score_metric, raw_score
 from latelier.losses.columns import Embedded
@@ -17,7 +18,7 @@ from latelier.losses.passes import MiniBatches, at_least_float32
 from latelier.losses.stretching import computing_dtype, relative_rounding, row_weights, stretch
 from latelier.scores import colbert_kd_scores, colbert_scores
 
-__all__ = ["Distillation", "read_labels"]
+__all__ = ["Distillation", "as_numbers", "read_labels"]
 
 
 class Distillation(Loss):
@@ -229,9 +230,20 @@ def read_labels(labels: Any, scores: Tensor) -> Tensor:
         raise InvalidArgumentError(
             f"received no labels; {expected}. In a trainer, they are the dataset's column 'scores' (or 'label')."
         )
-    teacher = torch.as_tensor(labels).detach().to(scores)
+    teacher = as_numbers(labels).detach().to(scores)
     if teacher.shape != scores.shape:
         raise InvalidArgumentError(f"received labels of shape {tuple(teacher.shape)}; {expected}.")
     if not teacher.isfinite().all():
         raise InvalidArgumentError(f"labels hold NaN or infinity: {teacher[~teacher.isfinite()].tolist()}; {expected}.")
     return teacher
+
+
+def as_numbers(labels: Any) -> Tensor:
+    """Return labels as a tensor, or say that they hold no numbers."""
+    try:
+        numbers = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InvalidArgumentError(f"received {describe(labels)} as labels; expected numbers: {error}.") from error
+    if numbers.is_complex():
+        raise InvalidArgumentError("received complex labels; expected real numbers.")
+    return numbers

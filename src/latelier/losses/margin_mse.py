@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.losses.base import Loss, Options, ScoreMetric, score
 from latelier.losses.columns import Embedded
-from latelier.losses.distillation import read_labels
+from latelier.losses.distillation import as_numbers, read_labels
 from latelier.losses.passes import MiniBatches
 from latelier.scores import colbert_kd_scores
 
@@ -94,7 +93,7 @@ class MarginMSE(Loss):
 
 
 def _read_margins(labels: Any, scores: Tensor) -> Tensor:
-    given = None if labels is None else torch.as_tensor(labels).detach()
+    given = None if labels is None else as_numbers(labels).detach()
     b, n = scores.shape
     if given is not None and given.shape in ((b, n - 1), (b,) if n == 2 else (b, n - 1)):
         return read_labels(given.reshape(b, n - 1), scores[:, 1:])
