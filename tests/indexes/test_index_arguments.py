@@ -277,5 +277,9 @@ def test_an_id_that_comes_twice_in_a_long_stream_is_refused(tmp_path):
 def test_dtype_is_one_of_two():
     with pytest.raises(InvalidArgumentError, match="dtype='int8'; expected one of float32, float16"):
         indexes.Flat(dtype="int8")
+    with pytest.raises(InvalidArgumentError, match=r"dtype=array\(\[\].*; expected one of float32, float16"):
+        indexes.Flat(dtype=np.zeros(0))
+    with pytest.raises(InvalidArgumentError, match=r"nbits=array\(\[\].*; expected one of 8, 4, 2, 1"):
+        indexes.IVF(nbits=np.zeros(0))
     with pytest.raises(LatelierError, match="in memory begins empty; read_only=True needs a path"):
         indexes.Flat(read_only=True)

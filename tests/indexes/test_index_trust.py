@@ -285,6 +285,20 @@ def test_a_catalog_that_is_a_link_is_not_written(tmp_path, name):
     assert victim.read_bytes() == before
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
+@pytest.mark.parametrize(
+    "make_file", [os.mkfifo if hasattr(os, "mkfifo") else None, Path.mkdir], ids=["pipe", "folder"]
+)
+@pytest.mark.parametrize("suffix", ["wal", "shm", "journal"])
+def test_side_files_that_are_no_files_are_refused(tmp_path, suffix, make_file):
+    """SQLite would wait for the other end of a pipe for ever."""
+    folder = make(tmp_path / "index")
+    make_file(folder / f"catalog.sqlite-{suffix}")
+    for use in (indexes.open, indexes.Flat):
+        with pytest.raises(CorruptedIndexError, match=f"catalog.sqlite-{suffix} is no plain file"):
+            use(folder)
+
+
 def test_a_journal_that_names_another_file_deletes_nothing(tmp_path):
     """SQLite deletes the "super-journal" that a journal names, once it has rolled it back."""
     folder = make(tmp_path / "index")

@@ -18,12 +18,12 @@ TESTS = Path(__file__).parents[1]
 # Share of the full size that takes a few seconds; the part "large" is that of flips on another index.
 SCALES = {
     "kills": 0.02,
-    "forks": 0.02,
-    "flips": 0.01,
-    "catalogs": 0.03,
-    "filters": 0.03,
-    "commands": 0.05,
-    "calls": 0.06,
+    "forks": 0.01,
+    "flips": 0.006,
+    "catalogs": 0.01,
+    "filters": 0.02,
+    "commands": 0.02,
+    "calls": 0.03,
 }
 
 

@@ -78,7 +78,7 @@ class Flat(StoredIndex):
         segment_bytes: int = SEGMENT_BYTES,
         device: str | torch.device | None = None,
     ) -> None:
-        if dtype not in (None, *_DTYPES):
+        if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
             raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
         own = {"dtype": dtype or "float32"}
         super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)

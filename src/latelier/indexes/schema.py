@@ -202,13 +202,17 @@ def check_folder(folder: Path, *, create: bool) -> None:
 
 
 def _check_side_files(folder: Path) -> None:
-    """Refuse files that would make SQLite write, or delete, elsewhere.
+    """Refuse files that would make SQLite write, or delete, elsewhere, or wait for ever.
 
-    That are links, and a journal that names another one (a "super-journal"), which SQLite would delete.
+    That are links, pipes and the like, and a journal that names another one (a "super-journal"), which SQLite would
+    delete.
     """
     for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
-        if (folder / name).is_symlink():
-            raise damaged(f"{folder / name} is a link, which is not followed")
+        file = folder / name
+        if file.is_symlink():
+            raise damaged(f"{file} is a link, which is not followed")
+        if file.exists() and not file.is_file():
+            raise damaged(f"{file} is no plain file")
     journal = folder / f"{CATALOG}-journal"
     if journal.is_file() and journal.read_bytes().endswith(_SUPER_JOURNAL):
         raise damaged(f"{journal} is not a journal that an index makes")

@@ -100,10 +100,10 @@ class IVF(StoredIndex):
         memory_limit: int = 1 << 30,
         device: str | torch.device | None = None,
     ) -> None:
-        if nbits not in (None, *BITS):
+        if nbits is not None and not (isinstance(nbits, (int, np.integer)) and nbits in BITS):
             raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
         segment_bytes = max(1, positive(memory_limit, "memory_limit") // _MEMORY_BATCHES)
-        own = {"nbits": nbits or 8}
+        own = {"nbits": int(nbits or 8)}
         super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
         self._seen: tuple[Snapshot, Table, Cells | None] | None = None
         self._looking = forks.Lock()
