@@ -192,7 +192,12 @@ class TokenEmbeddings(Sequence[Any]):
         >>> len(TokenEmbeddings.concatenate([one, one, one]))
         3
         """
-        parts = list(parts) if isinstance(parts, Iterable) and getattr(parts, "ndim", 1) else [parts]
+        try:
+            parts = list(parts)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"received {type(parts).__name__} to concatenate; give a list of TokenEmbeddings."
+            ) from error
         odd = next((type(part).__name__ for part in parts if not isinstance(part, TokenEmbeddings)), None)
         if not parts or odd:
             raise InvalidArgumentError(f"received {odd or 'no batch'} to concatenate; give a list of TokenEmbeddings.")
