@@ -183,23 +183,21 @@ def insert_documents(connection: sqlite3.Connection, first: int, documents: Sequ
     """Insert documents under the numbers from `first` on, with columns for metadata keys that are new."""
     make_fields(connection, (key for document in documents for key in document.fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
-    rows = [(number, document.id, _field_values(document, columns)) for number, document in enumerate(documents, first)]
+    rows = ((n, document.id, *_field_values(document, columns)) for n, document in enumerate(documents, first))
     write_document_rows(connection, list(columns.values()), rows)
     contents = ((number, d.id, d.metadata, d.text) for number, d in enumerate(documents, first))
     write_content_rows(connection, contents)
 
 
 def write_document_rows(
-    connection: sqlite3.Connection, columns: Sequence[str], rows: Iterable[tuple[int, Id, list[Any]]]
+    connection: sqlite3.Connection, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
 ) -> None:
     """Insert rows of ``document``: number, id, and the values of some of its columns."""
     names = ["number", "id", *columns]
-    given: Iterator[tuple[Any, ...]] = ((number, id, *values) for number, id, values in rows)
-    stored = names
     if has_checksums(connection):
-        stored = [*names, "checksum"]
-        given = ((*row, document_checksum(names, row)) for row in given)
-    connection.executemany(f"INSERT INTO document ({', '.join(stored)}) VALUES ({_marks(stored)})", given)
+        names.append("checksum")
+        rows = ((*row, document_checksum(columns, row)) for row in rows)
+    connection.executemany(f"INSERT INTO document ({', '.join(names)}) VALUES ({_marks(names)})", rows)
 
 
 def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int, Id, str, str | None]]) -> None:
@@ -209,10 +207,16 @@ def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int,
     connection.executemany(f"INSERT INTO content VALUES ({_marks(range(3 + checked))})", given)
 
 
-def document_checksum(names: Sequence[str], values: Sequence[Any]) -> int:
-    """Return the checksum of a row of ``document``; a column with no value, which may be new, does not count."""
-    pairs = [pair for pair in zip(names, values, strict=True) if pair[1] is not None]
-    return row_checksum("document", [part for pair in pairs for part in pair])
+def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
+    """Return the checksum of a row of ``document``: number, id, and the values of columns.
+
+    A column without a value does not count, as it may have been added since.
+    """
+    values = [*row[:2]]
+    for column, value in zip(columns, row[2:], strict=True):
+        if value is not None:
+            values += (column, value)
+    return row_checksum("document", values)
 
 
 def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:

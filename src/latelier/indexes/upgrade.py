@@ -38,7 +38,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
     for column in columns:
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
     documents = connection.execute(f"SELECT {', '.join(['number', 'id', *columns])} FROM first_document")
-    catalog.write_document_rows(connection, columns, ((row[0], row[1], list(row[2:])) for row in documents))
+    catalog.write_document_rows(connection, columns, documents)
     contents = "SELECT number, id, metadata, text FROM first_document JOIN first_content USING (number)"
     catalog.write_content_rows(connection, connection.execute(contents))
     for table in (*COLUMNS, "document", "content"):

@@ -9,6 +9,7 @@ from latelier.indexes import catalog, schema
 from latelier.indexes.base import Id
 from latelier.indexes.catalog import DerivedRow
 from latelier.indexes.connections import Connections
+from latelier.indexes.fields import known_fields
 from latelier.indexes.report import Damage, VerifyReport
 from latelier.indexes.rows import COLUMNS, has_checksums, unchecked
 from latelier.indexes.segment_files import Segments
@@ -77,14 +78,10 @@ def _changed_documents(connection: Connection) -> list[Id]:
     """Return the ids of documents whose rows in ``document`` or ``content`` are not what was written."""
     if not has_checksums(connection):
         return []
-    changed = []
-    documents = connection.execute("SELECT * FROM document")
-    names = [column[0] for column in documents.description]
-    at = names.index("checksum")
-    del names[at]
-    for row in documents:
-        if row[at] != catalog.document_checksum(names, row[:at] + row[at + 1 :]):
-            changed.append(row[1])
+    changed: list[Id] = []
+    columns = [field.column for field in known_fields(connection)]
+    documents = connection.execute(f"SELECT {', '.join(['checksum', 'number', 'id', *columns])} FROM document")
+    changed += [row[2] for row in documents if row[0] != catalog.document_checksum(columns, row[1:])]
     contents = connection.execute(
         "SELECT number, id, metadata, text, content.checksum FROM document JOIN content USING (number)"
     )
