@@ -80,6 +80,12 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="latelier-scores")
 
 
+def _after_fork_in_child() -> None:
+    _pool.cache_clear()  # the child has the pool but none of its threads
+    # The same goes for the pool of torch's OpenMP, for whose threads its next product would wait forever. torch's own
+    # data loader does likewise in its workers.
+    torch.set_num_threads(1)
+
+
 if hasattr(os, "register_at_fork"):
-    # A forked child has the pool but none of its threads.
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_after_fork_in_child)
