@@ -15,7 +15,7 @@ from kill_rounds import grow_early
 from latelier import indexes
 from latelier.errors import LatelierError
 from latelier.retrieve import Retriever
-from soak import hostile_folders, hostile_rows, hostile_schema
+from soak import hostile_arrays, hostile_folders, hostile_rows, hostile_schema
 from soak.cases import Part, Wrong, say
 from soak.flip_sources import DIM, FILTER, KINDS, QUERIES, fill, repeat_names
 
@@ -63,9 +63,8 @@ def _attack(rng: random.Random, folder: Path, victim: Path) -> tuple[bool, str]:
     if rng.random() < 0.2 and os.name == "posix":
         return False, rng.choice(hostile_folders.ATTACKS)(rng, folder, victim)
     with_model = rng.random() < 0.08
-    attack: Callable[..., str] = rng.choice(
-        rng.choice([hostile_rows.ATTACKS, hostile_rows.ATTACKS, hostile_schema.ATTACKS])
-    )
+    attacks = rng.choices([hostile_rows.ATTACKS, [hostile_arrays.arrays], hostile_schema.ATTACKS], [4, 3, 2])[0]
+    attack: Callable[..., str] = rng.choice(attacks)
     if with_model:
         hostile_folders.evil_model(folder, victim)
         attack = hostile_rows.retriever_setting
@@ -73,7 +72,10 @@ def _attack(rng: random.Random, folder: Path, victim: Path) -> tuple[bool, str]:
         (folder / "segments" / "link").symlink_to(victim)
     connection = sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)
     try:
-        return with_model, attack(rng, connection, victim)
+        said = attack(rng, connection, victim)
+        if attack is hostile_arrays.arrays or rng.random() < 0.8:
+            hostile_arrays.seal(connection)
+        return with_model, said
     except sqlite3.Error as error:  # SQLite itself does not hold such a row
         return with_model, f"{attack.__name__}: {error}"
     finally:
