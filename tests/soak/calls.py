@@ -60,4 +60,4 @@ def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
     return counts
 
 
-PART = Part("calls", 600, prepare, case)
+PART = Part("calls", 500, prepare, case)

@@ -2,6 +2,7 @@
 
 import random
 import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,38 @@ _SMALL = {f"flat-{dtype}": (indexes.Flat, {"dtype": dtype, "segment_bytes": 5000
 _CODED = {f"ivf-{n}": (indexes.IVF, {"nbits": n, "memory_limit": 10_000}) for n in (8, 4, 2, 1)}
 _ANN = {f"ann-{n}": (indexes.IVF, {"nbits": n, "memory_limit": 10_000}) for n in (8, 4, 2, 1)}
 KINDS: dict[str, tuple[Callable[..., indexes.Index], dict[str, Any]]] = {**_SMALL, **_CODED, **_ANN}
+LOGGED = {"log-flat": indexes.Flat, "log-ivf": indexes.IVF}
+# Commits that the log holds; with the first, it is empty.
+STATES = 7
 
 
 def make(folder: Path) -> None:
     """Make one index per kind."""
     repeat_names()
+    make_with_log(folder)
     for name, (kind, options) in (_SMALL | _CODED).items():
         fill(kind(folder / name, **options))
     grow_early()
     for name, (kind, options) in _ANN.items():
         index = fill(kind(folder / name, **options))
         assert index._storage.snapshot().derived is not None
+
+
+def make_with_log(folder: Path) -> None:
+    """Make indexes as killed processes leave them: SQLite's log holds the last commits. Keep the earlier states too."""
+    rng = np.random.default_rng(8)
+    for name, kind in LOGGED.items():
+        with kind(folder / "open") as index:
+            for state in range(STATES):
+                ids = [f"{state} {i}" for i in range(20)]
+                if state and state % 2 == 0:
+                    index.remove(f"{state - 1} 3")
+                elif state:
+                    vectors = [rng.integers(-8, 9, size=(3, DIM)).astype("float32") for _ in ids]
+                    index.add(ids, vectors, ids, [{"year": 2100 + state, "who": "w"}] * 20)
+                shutil.copytree(folder / "open", folder / f"{name}.{state}", ignore=shutil.ignore_patterns("*-shm"))
+        shutil.rmtree(folder / "open")
+        (folder / f"{name}.{STATES - 1}").rename(folder / name)
 
 
 def make_large(folder: Path) -> None:

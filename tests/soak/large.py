@@ -13,4 +13,4 @@ def case(source: Path, scratch: Path, seed: int) -> str:
     return damaged(source, scratch, random.Random(seed), "large")
 
 
-PART = Part("large", 150, make_large, case)
+PART = Part("large", 40, make_large, case)
