@@ -213,6 +213,13 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error():
     assert in_child(as_nobody) == "could not make the folder /latelier-index: Permission denied."
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["a name", "names"])
+def test_a_path_that_is_too_long_is_a_storage_error(tmp_path, name):
+    for use in (indexes.Flat, indexes.IVF, indexes.open):
+        with pytest.raises(StorageError, match=r"could not look for an index in .*xxx"):
+            use(tmp_path / name)
+
+
 def test_a_foreign_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for use in (indexes.Flat, indexes.open):

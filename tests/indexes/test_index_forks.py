@@ -206,6 +206,25 @@ def test_a_fork_within_a_write_s_own_iterable_cannot_spoil_the_write(leave, stat
     check_whole(folder, ["a", "b", "c"])
 
 
+def test_an_iterable_that_reads_a_snapshot_while_it_is_read_leaves_forks_alone(tmp_path):
+    """It enters the snapshot when it is asked for the first document, and leaves it when asked for one too many."""
+    with indexes.Flat(tmp_path / "old") as old, indexes.Flat(tmp_path / "new", segment_bytes=64) as new:
+        old.add(range(9), [ONE] * 9)
+
+        def stored():
+            with old.snapshot():
+                for id in old.ids():
+                    yield old.get_embeddings([id])[0]
+
+        new.add(range(9), stored())
+        assert forks._state.used == {}
+        thread = threading.Thread(target=lambda: children.append(start_child(new.ids)), name="forks")
+        children = []
+        thread.start()
+        thread.join()
+        assert children[0]() == list(range(9))
+
+
 def test_threads_that_fork_at_once_and_children_that_fork(disk_index):
     """Neither waits for the other for long, and grandchildren work as children do."""
     disk_index.add("a", ONE)

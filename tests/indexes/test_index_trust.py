@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import struct
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from latelier.errors import (
     LatelierError,
     StorageError,
 )
+from latelier.indexes import forks
 from latelier.indexes.rows import COLUMNS, row_checksum
 
 KINDS = [indexes.Flat, indexes.IVF]
@@ -52,8 +54,9 @@ def flip(path, position, bit=6):
 def change(folder, statement, *parameters):
     connection = sqlite3.connect(folder / "catalog.sqlite")
     with connection:
-        connection.execute(statement, parameters)
+        rows = connection.execute(statement, parameters).fetchall()
     connection.close()
+    return rows
 
 
 def forge(folder, table, **values):
@@ -376,6 +379,15 @@ def test_ids_that_are_none_are_refused(tmp_path, content):
         assert not index.verify().is_whole
 
 
+def test_an_id_that_is_not_valid_unicode_is_refused(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add("sixsix", matrices([1])[0])
+    path = next((tmp_path / "index" / "segments").rglob("ids.npy"))
+    path.write_bytes(path.read_bytes().replace(b'"sixsix"', b'"\\ud800"'))
+    with indexes.open(tmp_path / "index") as index, pytest.raises(CorruptedIndexError, match="the ids of a segment"):
+        index.search(matrices([1]))
+
+
 @pytest.mark.parametrize(
     ("table", "values"),
     [
@@ -403,6 +415,51 @@ def test_a_row_that_lies_is_refused(tmp_path, table, values):
         assert not index.verify().is_whole
         with pytest.raises(CorruptedIndexError, match="damaged"):
             index.search(matrices([1]))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {},  # whose bytes are a float
+        {"shape": [12, 4, *[1] * 63]},  # numpy has 64 dimensions
+        {"shape": [0, 10**30]},
+        {"shape": [0, 2**40, 2**40]},
+        {"shape": [0, *[10**4000] * 1000]},
+        {"shape": [True, 48]},
+    ],
+    ids=lambda written: str(written)[:30],
+)
+def test_arrays_that_numpy_cannot_make_are_refused(tmp_path, written):
+    """Of a file that says the same as the catalog."""
+    folder = make(tmp_path / "index")
+    name, files = change(folder, "SELECT name, files FROM segment ORDER BY first")[0]
+    files = json.loads(files)
+    shape = tuple(written.get("shape", [12, 4]))
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) % 2**16) + header + b"\0" * 192 * bool(shape[0])
+    (folder / "segments" / name / "vectors.npy").write_bytes(content)
+    files["vectors.npy"].update({"bytes": len(content) if written else float(len(content)), **written})
+    forge(folder, "segment", files=json.dumps(files))
+    with indexes.open(folder) as index:
+        for use in (index.search, index.get_embeddings):
+            with pytest.raises(CorruptedIndexError, match=r"vectors\.npy is damaged"):
+                use(matrices([1]) if use == index.search else "a")
+        assert not index.verify().is_whole
+        assert index.get_embeddings("x").lengths.tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_that_a_stranger_s_catalog_names_twice_are_not_deleted(tmp_path, kind):
+    """As ANN data, too: the next commit makes that anew, and deletes what it was."""
+    folder = make(tmp_path / "index", kind)
+    name, files = change(folder, "SELECT name, files FROM segment ORDER BY first")[0]
+    derived = ("derived", json.dumps([name, json.loads(files)]))
+    change(folder, "INSERT INTO setting VALUES (?, ?, ?)", *derived, row_checksum("setting", derived))
+    with indexes.open(folder) as index:
+        index._storage.derive(None)
+        assert (folder / "segments" / name).is_dir()
+        assert index.verify().is_whole
+        assert len(index.get_embeddings(index.ids())) == 5
 
 
 @pytest.mark.parametrize(
@@ -458,6 +515,37 @@ def test_a_snapshot_shows_one_commit(tmp_path, kind):
             with pytest.raises(LatelierError, match=r"nothing is written within snapshot\(\)"):
                 index.add("no", matrices([1])[0])
         assert index.ids() == ["x", "new"]
+
+
+def test_settings_are_of_the_snapshot(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index, indexes.open(tmp_path / "index") as other:
+        index.settings["model"] = "first"
+        with index.snapshot():
+            assert len(index.settings) == 1
+            other.settings.update(model="second", more=1)
+            assert dict(index.settings) == {"model": "first"}
+            for change in (lambda: index.settings.update(more=2), lambda: index.settings.pop("model")):
+                with pytest.raises(LatelierError, match=r"nothing is written within snapshot\(\)"):
+                    change()
+        assert dict(index.settings) == {"model": "second", "more": 1}
+
+
+def test_a_snapshot_ends_also_where_another_thread_closes_its_generator(tmp_path):
+    """As web servers do that take what a generator yields in threads of a pool."""
+    with indexes.Flat(tmp_path / "index") as index:
+
+        def lengths():
+            with index.snapshot():
+                yield len(index)
+
+        generator = lengths()
+        assert next(generator) == 0
+        thread = threading.Thread(target=generator.close)
+        thread.start()
+        thread.join()
+        index.add("a", np.eye(4))
+        assert index.ids() == ["a"]
+        assert forks._state.used == {}
 
 
 @pytest.mark.parametrize("dim", [1, 16, 4096])

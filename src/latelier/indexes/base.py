@@ -276,8 +276,8 @@ class Index(ABC):
     def snapshot(self) -> AbstractContextManager[None]:
         """Let all that this thread reads within a ``with`` block be of one commit, whatever others write meanwhile.
 
-        Nothing can be written within the block. Of an index in memory, other threads wait. An adapter to an engine that
-        cannot promise it does nothing here.
+        Nothing can be written within the block, which ends in the thread that began it. Of an index in memory, other
+        threads wait. An adapter to an engine that cannot promise it does nothing here.
 
         Examples
         --------

@@ -77,7 +77,9 @@ class _State:
         # Reentrant, because the garbage collector may close a connection while it is held.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.used: dict[int, int] = {}  # per thread: how many times it is inside `using`
+        # Per thread: how many times it is inside `using`. Below 0, and not inside, where a user's iterable has left a
+        # `using` that it entered when it was last asked, see `iterate_outside`.
+        self.used: dict[int, int] = {}
         self.outside: set[int] = set()  # threads in a transaction that waits for a user's iterable
         self.forking: dict[int, bool] = {}  # threads that are about to fork: whether they still wait for others
         self.pools: WeakSet[Pool] = WeakSet()
@@ -93,24 +95,21 @@ _state = _State()
 class _Using:
     """See `using`."""
 
+    __slots__ = ("_thread",)
+
     def __enter__(self) -> None:
         if _state.unusable or os.getpid() != _state.process:
             refuse_unusable()
+        self._thread = threading.get_ident()  # a generator may be closed by another one
         _enter(1)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with _state.lock:
-            me = threading.get_ident()
-            left = _state.used.pop(me, 0) - 1
-            if left > 0:
-                _state.used[me] = left
-            elif _state.forking:
+            _count(self._thread, -1)
+            if _state.forking:
                 _state.changed.notify_all()
-
-
-_USING = _Using()
 
 
 def using() -> _Using:
@@ -121,7 +120,7 @@ def using() -> _Using:
     StorageError
         In a forked child in which SQLite cannot be used.
     """
-    return _USING
+    return _Using()
 
 
 def refuse_unusable() -> None:
@@ -172,9 +171,20 @@ def register(pool: Pool) -> None:
 def _enter(times: int) -> None:
     me = threading.get_ident()
     with _state.lock:
-        if _state.forking and me not in _state.used:
+        if _state.forking and me not in _inside():
             _state.changed.wait_for(lambda: not _is_kept_out(me), _PATIENCE)
-        _state.used[me] = _state.used.get(me, 0) + times
+        _count(me, times)
+
+
+def _count(thread: int, times: int) -> None:
+    count = _state.used.pop(thread, 0) + times
+    if count:
+        _state.used[thread] = count
+
+
+def _inside() -> set[int]:
+    """Return the threads that may be inside SQLite."""
+    return {thread for thread, count in _state.used.items() if count > 0}
 
 
 def _is_kept_out(me: int) -> bool:
@@ -186,8 +196,8 @@ def _before_fork() -> None:
     me = threading.get_ident()
     with _state.lock:
         _state.forking[me] = True
-        _state.changed.wait_for(lambda: not (_state.used.keys() | _state.outside) - {me}, STREAM_SECONDS)
-        _state.changed.wait_for(lambda: not _state.used.keys() - {me}, FORK_SECONDS)
+        _state.changed.wait_for(lambda: not (_inside() | _state.outside) - {me}, STREAM_SECONDS)
+        _state.changed.wait_for(lambda: not _inside() - {me}, FORK_SECONDS)
         _state.forking[me] = False
         pools = list(_state.pools)
     for pool in pools:
@@ -208,7 +218,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     me = threading.get_ident()
-    others = _state.used.keys() - {me}
+    others = _inside() - {me}
     _release_compiler()
     _state.process = os.getpid()
     _state.lock = threading.RLock()

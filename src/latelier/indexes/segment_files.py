@@ -38,6 +38,7 @@ _FILE = re.compile(r"[a-z_]{1,40}\.npy")
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
 _DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
 _MOST_HEADER = 4096
+_MOST_DIMENSIONS, _MOST_NUMBERS = 4, 1 << 48
 # Smaller files are read rather than mapped: a map holds a file descriptor, and those are few.
 _MAP_BYTES = 1 << 20
 _READ_BYTES = 1 << 24
@@ -276,7 +277,9 @@ def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
     ):
         raise CorruptedIndexError(f"the catalog says that it holds {written['dtype']!r:.60}, which no index has")
     dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
-    if not all(type(n) is int and n >= 0 for n in shape):
+    # Few enough dimensions for numpy, and also of an array without numbers no more than it can count.
+    possible = len(shape) <= _MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
+    if not possible or math.prod(max(1, n) for n in shape) >= _MOST_NUMBERS:
         raise CorruptedIndexError(f"the catalog says that it has the shape {shape!r:.60}")
     if not 0 <= written["bytes"] - math.prod(shape) * dtype.itemsize <= _MOST_HEADER:
         raise CorruptedIndexError(f"it has {written['bytes']} bytes, too many or too few for {dtype} {list(shape)}")
@@ -296,7 +299,7 @@ def _check_size(path: Path, written: Any) -> None:
     if not path.is_file():
         raise CorruptedIndexError("it is missing")
     size = path.stat().st_size
-    if size != written["bytes"]:
+    if type(written["bytes"]) is not int or size != written["bytes"]:
         raise CorruptedIndexError(f"it has {size} bytes, but {written['bytes']} were written")
 
 

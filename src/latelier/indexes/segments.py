@@ -17,6 +17,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.base import Id
+from latelier.indexes.values import is_unicode
 
 __all__ = [
     "Files",
@@ -96,7 +97,7 @@ class Segment:
             ids = json.loads(b"[" + b",".join(blob[first:last].tobytes() for first, last in ranges) + b"]")
         except (ValueError, RecursionError):
             ids = []
-        if len(ids) != len(places) or not {*map(type, ids)} <= {int, str}:
+        if len(ids) != len(places) or not {*map(type, ids)} <= {int, str} or not all(map(is_unicode, map(str, ids))):
             raise CorruptedIndexError("the ids of a segment are damaged; verify() names the file")
         return list(ids)
 

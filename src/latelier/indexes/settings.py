@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from latelier.indexes.catalog import read_user_setting, user_setting_names
-from latelier.indexes.connections import Connections
 from latelier.indexes.rows import insert_rows
+from latelier.indexes.sqlite import Connection
 from latelier.indexes.values import encode_setting, is_unicode
 
 __all__ = ["Settings"]
@@ -18,8 +19,10 @@ class Settings(MutableMapping[str, Any]):
 
     Parameters
     ----------
-    connections
-        To the catalog.
+    ask
+        Asks the catalog a question, given as a function of the connection and other arguments.
+    change
+        Begins a transaction that writes; its connection is called for.
 
     Examples
     --------
@@ -30,28 +33,28 @@ class Settings(MutableMapping[str, Any]):
     ('my-colbert', None, 1)
     """
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(
+        self, ask: Callable[..., Any], change: Callable[[], AbstractContextManager[Callable[[], Connection]]]
+    ) -> None:
+        self._ask, self._change = ask, change
 
     def __getitem__(self, name: str) -> Any:
         _refuse_other_names(name)
-        with self._connections.reading() as connection:
-            return read_user_setting(connection, name)
+        return self._ask(read_user_setting, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         row = (name, encode_setting(name, value))
-        with self._connections.writing() as begin:
+        with self._change() as begin:
             insert_rows(begin(), "user_setting", [row])
 
     def __delitem__(self, name: str) -> None:
         _refuse_other_names(name)
-        with self._connections.writing() as begin:
+        with self._change() as begin:
             if not begin().execute("DELETE FROM user_setting WHERE name = ?", (name,)).rowcount:
                 raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        with self._connections.reading() as connection:
-            return iter(user_setting_names(connection))
+        return iter(self._ask(user_setting_names))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

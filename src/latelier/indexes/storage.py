@@ -90,7 +90,7 @@ class Storage:
     @property
     def settings(self) -> Settings:
         """What users keep with the index."""
-        return Settings(self._connections)
+        return Settings(self._ask, self._changing)
 
     def snapshot(self) -> Snapshot:
         """Return the latest commit."""
@@ -107,12 +107,13 @@ class Storage:
         if self._view_held() is not None:
             yield
             return
+        mine = self._held.__dict__  # this thread's, also where another one closes the generator that we are in
         with self._view() as view:
-            self._held.view = view
+            mine["view"] = view
             try:
                 yield
             finally:
-                self._held.view = None
+                del mine["view"]
 
     def _view_held(self) -> tuple[Connection, Snapshot] | None:
         return getattr(self._held, "view", None)
@@ -332,11 +333,9 @@ class Storage:
     @contextmanager
     def _writing(self, merge: Merge) -> Iterator[Callable[[], Writer]]:
         """Be the only writer; what was changed through the `Writer` becomes visible at the end, or not at all."""
-        if self._view_held() is not None:
-            raise InvalidArgumentError("nothing is written within snapshot(): leave its with block first.")
         writers: list[Writer] = []
         try:
-            with self._connections.writing() as begin:
+            with self._changing() as begin:
 
                 def writer() -> Writer:
                     if not writers:
@@ -349,10 +348,19 @@ class Storage:
         except BaseException:
             self._delete_unreferenced([name for used in writers for name in used.written])
             raise
-        self._delete([name for used in writers for name in used.dropped])
+        self._delete_unreferenced([name for used in writers for name in used.dropped])
+
+    @contextmanager
+    def _changing(self) -> Iterator[Callable[[], Connection]]:
+        """Begin the only writing transaction, see `Connections.writing`."""
+        if self._view_held() is not None:
+            raise InvalidArgumentError("nothing is written within snapshot(): leave its with block first.")
+        with self._connections.writing() as begin:
+            yield begin
 
     def _delete_unreferenced(self, names: Sequence[str]) -> None:
-        # Ask, rather than trust that the commit failed: a disk may report an error after it has done the work.
+        # Ask, rather than trust that the commit failed: a disk may report an error after it has done the work. Nor that
+        # what one row of the catalog has let go is named by no other: it may be a stranger's.
         with suppress(LatelierError):
             self._delete(set(names) - self._ask(_referenced))
 

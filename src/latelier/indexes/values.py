@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from latelier.describing import describe
-from latelier.errors import DuplicateIdError, InvalidArgumentError, UnknownIdError
+from latelier.errors import DuplicateIdError, InvalidArgumentError, StorageError, UnknownIdError
 from latelier.indexes.base import Id
 
 __all__ = [
@@ -74,7 +74,15 @@ def as_folder(path: object) -> Path:
     """Return a path as an absolute one, or say why it cannot be a folder's."""
     if isinstance(path, (str, os.PathLike)) and "\0" not in os.fsdecode(path) and _is_encodable(path):
         # Connections and segments are still opened after the process has changed its folder.
-        return Path(os.fsdecode(path)).absolute()
+        folder = Path(os.fsdecode(path)).absolute()
+        try:
+            folder.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # may be made, or is said elsewhere
+        except OSError as error:  # a name that is too long, or a folder above that may not be read
+            reason = error.strerror or error
+            raise StorageError(f"could not look for an index in {str(folder)!r:.200}: {reason}.") from error
+        return folder
     raise InvalidArgumentError(f"received {describe(path)} as a path; give the folder of the index as a str or a Path.")
 
 
