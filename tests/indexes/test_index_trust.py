@@ -651,6 +651,14 @@ def test_the_first_format_is_read_and_written_and_brought_up_to_date_by_compact(
         assert index.verify().ids == ["a"]
 
 
+def test_compacting_what_is_compact_commits_nothing(tmp_path):
+    with indexes.open(make(tmp_path / "index")) as index:
+        index.compact()
+        before = index._storage.snapshot()
+        index.compact()
+        assert index._storage.snapshot() is before
+
+
 def test_a_first_format_of_version_zero_is_none(first_format):
     change(first_format, "PRAGMA user_version = 0")
     with pytest.raises((CorruptedIndexError, IndexFormatError), match="its format version is 0"):

@@ -26,6 +26,7 @@ from latelier.indexes.batches import Documents, Encode
 from latelier.indexes.connections import Connections, FileConnections, MemoryConnections
 from latelier.indexes.filters import matching_numbers, read_filter
 from latelier.indexes.report import VerifyReport
+from latelier.indexes.rows import has_checksums
 from latelier.indexes.segment_files import FileSegments, MemorySegments, Segments
 from latelier.indexes.segments import Layout, Part, Segment, SegmentRow, merge_documents
 from latelier.indexes.selections import as_question
@@ -268,7 +269,8 @@ class Storage:
             )
             if self.path is None:
                 merged = (pair for pair in list(merged))  # as in write
-            begin().upgrade()
+            if not self._ask(has_checksums):
+                begin().upgrade()
             for rows, segment in merged:
                 begin().replace(rows, segment)
                 progress(len(segment))
