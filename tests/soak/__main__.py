@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from soak.cases import Part, Report, run_case
-from soak.workers import run_part
+from soak.workers import name_wrong, run_part
 
 PARTS = ("kills", "forks", "flips", "large", "catalogs", "filters", "commands", "calls")
 _ROW = "{:10} {:>8} {:>8} {:>9} {:>6} {:>8}"
@@ -36,7 +36,7 @@ def main() -> int:
     print(_ROW.format("part", "tried", "refused", "accepted", "wrong", "seconds"))
     print(*rows, sep="\n")
     for part, report in wrong:
-        print(f"WRONG --only {part.name} --seed {report.seed}: {report.wrong}")
+        print(name_wrong(part, report))
     return bool(wrong)
 
 

@@ -45,6 +45,9 @@ def run_part(part: Part, seeds: Iterable[int], folder: Path, workers: int) -> li
                 for worker in running:
                     found = worker.poll(part.seconds + GRACE)
                     reports += found
+                    for report in found:
+                        if report.wrong:  # the table comes later
+                            progress.write(name_wrong(part, report), file=sys.stderr)
                     progress.update(len(found))
                 wrong = sum(bool(report.wrong) for report in reports)
                 progress.set_postfix(wrong=wrong, refresh=False)
@@ -54,6 +57,11 @@ def run_part(part: Part, seeds: Iterable[int], folder: Path, workers: int) -> li
         for worker in running:
             worker.stop()
     return sorted(reports, key=lambda report: report.seed)
+
+
+def name_wrong(part: Part, report: Report) -> str:
+    """Return what went wrong in a case, and how to repeat it."""
+    return f"WRONG --only {part.name} --seed {report.seed}: {report.wrong}"
 
 
 class _Worker:

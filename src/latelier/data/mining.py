@@ -10,11 +10,10 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from latelier.data.examples import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Hit, Id, Index
+from latelier.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder
@@ -98,7 +97,7 @@ def mine_hard_negatives(
     rng = None if seed is None else random.Random(seed)
     wanted = [id_ for id_, judged in judgements.items() if any(value > 0 for value in judged.values())]
     rows: list[tuple[str, Id, list[Id]]] = []
-    with tqdm(total=len(wanted), desc="Mining negatives", disable=not show_progress_bar) as bar:
+    with progress_bar(shown=show_progress_bar, total=len(wanted), desc="Mining negatives") as bar:
         for start in range(0, len(wanted), batch_size):
             batch = wanted[start : start + batch_size]
             # Room for the documents of the window besides those that are judged.

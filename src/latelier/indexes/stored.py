@@ -16,7 +16,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexDamageWarning, IndexFormatError, InvalidArgumentError, LatelierError
@@ -34,6 +33,7 @@ from latelier.indexes.storage import Storage
 from latelier.indexes.values import as_folder, as_id, as_ids, is_single_id
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
+from latelier.utils.progress import progress_bar
 
 __all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive", "warn_of_damage", "warn_outside"]
 
@@ -218,7 +218,7 @@ class StoredIndex(Index):
     def compact(self, *, show_progress: bool = False) -> None:
         """See `Index.compact`."""
         limit = self._segment_numbers // (self.dim or 1)
-        with tqdm(unit=" documents", disable=not show_progress) as progress:
+        with progress_bar(shown=show_progress, unit=" documents") as progress:
             damages = self._storage.compact(self._merge, limit=limit, progress=progress.update)
         if damages:
             warn_of_damage(f"{'; '.join(damages)}. What is damaged was left as it is, the rest is compacted.")

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Transformer
-from tqdm import tqdm
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
@@ -29,6 +28,7 @@ from latelier.models.texts import check_batch_size, check_lengths, checked_strea
 from latelier.models.tokenization import Tokenization
 from latelier.models.workers import PackedChunk, PackingQueue
 from latelier.utils import resolve_device
+from latelier.utils.progress import progress_bar
 
 __all__ = ["Encoder"]
 
@@ -211,7 +211,7 @@ class Encoder(Tokenization):
         numbers = Numbers(compute_dtype, self.resolve_truncation(truncate_dim))
 
         def windows() -> Iterator[Any]:
-            with tqdm(total=total, desc=_DESCRIPTIONS[task], disable=not show_progress_bar) as bar:
+            with progress_bar(shown=show_progress_bar, total=total, desc=_DESCRIPTIONS[task]) as bar:
                 for part in packed_windows(
                     self, checked, task, batch_size=batch_size, numbers=numbers, precision=as_computed, bar=bar
                 ):
@@ -301,7 +301,7 @@ class Encoder(Tokenization):
             options = {"prompt": prompt, "batch_size": batch_size, "task": task, "numbers": numbers}
             return self._multi_process(rows, show_progress_bar, pool, device, chunk_size, **options)
         job = Job(task, self._place(device), prompt, batch_size, numbers, convert_to_numpy)
-        with tqdm(total=len(rows), desc=_DESCRIPTIONS[task], disable=not show_progress_bar) as bar:
+        with progress_bar(shown=show_progress_bar, total=len(rows), desc=_DESCRIPTIONS[task]) as bar:
             windows = encode_windows(self, rows, job, bar)
             if packed and rows:
                 return TokenEmbeddings.concatenate([pack(window) for window in windows])

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from sentence_transformers.base.modules import Dense
-from tqdm import tqdm
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.projection import SecondMoment
+from latelier.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from latelier.models.colbert import ColBERT
@@ -42,7 +42,7 @@ def fit_pca(model: ColBERT, texts: Iterable[str], batch_size: int, show_progress
     moment = SecondMoment(projection.in_features)
     model.eval()
     remaining = iter([texts] if isinstance(texts, str) else texts)
-    with torch.inference_mode(), tqdm(desc="Fitting projection", unit="text", disable=not show_progress_bar) as bar:
+    with torch.inference_mode(), progress_bar(shown=show_progress_bar, desc="Fitting projection", unit="text") as bar:
         while batch := list(islice(remaining, batch_size)):
             features = model.tokenize(batch, is_query=False)
             features = {key: v.to(model.device) if hasattr(v, "to") else v for key, v in features.items()}

@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tqdm import tqdm
-
 from latelier.describing import short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
@@ -20,6 +18,7 @@ from latelier.models import ColBERT
 from latelier.models.streaming import packed_windows
 from latelier.retrieve.arguments import check_count
 from latelier.retrieve.documents import Document, read_documents
+from latelier.utils.progress import progress_bar
 
 __all__ = ["Chunk", "Existing", "chunks", "encode"]
 
@@ -64,7 +63,7 @@ def chunks(
     check_count("chunk_size", size)
     read = enumerate(read_documents(documents))
     total = len(documents) if isinstance(documents, Sized) else None
-    with tqdm(total=total, desc="Indexing", unit=" documents", disable=not show_progress) as progress:
+    with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as progress:
         while given := list(itertools.islice(read, size)):
             chunk = given if existing != "skip" else _missing(given, index)
             progress.update(len(given) - len(chunk))
