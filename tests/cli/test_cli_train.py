@@ -144,6 +144,20 @@ def test_faulty_rows_are_named(train, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_texts_that_are_no_unicode_are_named(train):
+    result = train([*PAIRS[:2], {"query": "half \ud800", "positive": "a pear"}])
+    assert result.exit_code == 1
+    assert "Error: pairs.jsonl:3: query is not valid Unicode: '\\ud800' at position 5" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--epochs=inf", "--learning-rate=inf", "--seed=-1", "--seed=4294967296"])
+def test_numbers_that_nothing_can_be_trained_with(train, tmp_path, option):
+    result = train(PAIRS, option)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option.split('=')[0]}'" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_is_there_is_not_replaced(train, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")

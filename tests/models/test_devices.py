@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.utils import resolve_device
 
@@ -26,3 +27,8 @@ def test_scores_and_embeddings_on(device, minilm):
 
 def test_no_device_given_takes_the_best_there_is(minilm):
     assert ColBERT.from_dense(minilm).device.type == resolve_device().type
+
+
+def test_devices_that_hold_no_numbers():
+    with pytest.raises(InvalidArgumentError, match="nothing can be computed on device 'meta' here"):
+        resolve_device("meta")

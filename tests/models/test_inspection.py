@@ -224,6 +224,13 @@ def test_damaged_folders_are_errors_of_ours(plain):
         load_unvouched(str(plain), "cpu")
 
 
+def test_folders_whose_parts_do_not_fit_together_are_errors_of_ours(plain):
+    ColBERT.from_dense(str(plain), projection="orthogonal", embedding_size=8, device="cpu").save(plain / "small")
+    edit(plain / "small" / "1_Dense" / "config.json", module_input_name="nothing")
+    with pytest.raises(ModelLoadError, match=r"small': KeyError: 'nothing'\. Give a folder"):
+        load_unvouched(str(plain / "small"), "cpu")
+
+
 HUB = """
 import sys
 from latelier.errors import LatelierError

@@ -1,5 +1,8 @@
 """Each kernel that this processor can run, against the naive loop and against each other."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
-from latelier.scores.kernels import KERNELS, choose_kernel, jit
+from latelier.scores.kernels import KERNELS, choose_kernel, jit, selection
 from latelier.scores.matrices import Matrices
 from latelier.scores.threads import for_ranges
 from naive import naive_matrix, ragged
@@ -231,3 +234,11 @@ def test_what_cannot_be_cached_is_compiled_all_the_same():
     names = {"kernel": jit.kernel}
     exec("@kernel()\ndef double(x):\n    return 2 * x", names)
     assert names["double"](21) == 42
+
+
+def test_a_file_run_by_itself_leaves_nothing_in_the_cache_that_others_could_not_load(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    use = "import numpy; from latelier.scores.kernels.selection import sort_falling; sort_falling(numpy.array([1, 5]))"
+    for command in (["-m", "doctest", selection.__file__], ["-c", use]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -38,12 +38,12 @@ def train(
             min=0, help="Pairs to put into a pair's batch whose documents it is confused with: hard, at no cost."
         ),
     ] = 0,
-    epochs: Annotated[float, typer.Option(min=0.0, help="How often to go through the data.")] = 1.0,
+    epochs: Annotated[float, typer.Option(min=0.0, max=1e6, help="How often to go through the data.")] = 1.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Queries that are contrasted with one another.")] = 32,
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")] = 3e-5,
+    learning_rate: Annotated[float, typer.Option(min=0.0, max=1e6, help="Highest learning rate.")] = 3e-5,
     temperature: Annotated[float, typer.Option(min=0.0, help="Scores are divided by it.")] = 0.2,
     held_out: Annotated[int, typer.Option(min=0, help="Most queries to measure on instead; a tenth at most.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the order and of what is held out.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the order and of what is held out.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

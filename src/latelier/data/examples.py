@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latelier.describing import describe
+from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.reading import check_unicode
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -137,7 +138,8 @@ class TrainingSet:
         _count(documents, f"the documents of {where}")
         for name, text in [("query", self.queries[i]), *((f"document {j}", text) for j, text in enumerate(documents))]:
             if not isinstance(text, str) or not text.strip():
-                raise InvalidArgumentError(f"{where}: {name} is {text!r}; expected a text that is not empty.")
+                raise InvalidArgumentError(f"{where}: {name} is {short(text)}; expected a text that is not empty.")
+            check_unicode(text, f"{where}: {name}")
         if not documents:
             raise InvalidArgumentError(f"{where} has no document; give each query at least one.")
         if len(documents) != self.width:

@@ -77,9 +77,11 @@ def load_unvouched(name: str, device: str | torch.device | None = None, **option
         ) from error
     only_weights = {"use_safetensors": True, "weights_only": True}
     try:
-        return load(
+        model = load(
             str(folder), device, trust_remote_code=False, local_files_only=True, model_kwargs=only_weights, **options
         )
+        model.encode_query(["a"])  # fails here, and not in a search, where the parts in the folder do not fit together
+        return model
     except LatelierError:
         raise
     except Exception as error:

@@ -48,6 +48,11 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
             f"device {str(device)!r} was asked for, but torch {torch.__version__} finds "
             f"{torch.cuda.device_count()} CUDA devices here; available: {', '.join(_available())}."
         )
+    if resolved.type not in ("cpu", "cuda", "mps"):
+        try:
+            torch.zeros(1, device=resolved).cpu()
+        except (RuntimeError, AssertionError) as error:  # such as "meta", which holds no numbers
+            raise InvalidArgumentError(f"nothing can be computed on device {str(device)!r} here.") from error
     return resolved
 
 
