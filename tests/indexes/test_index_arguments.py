@@ -1,5 +1,7 @@
 """What users hand in: every accepted form means the same, everything else is refused before anything changes."""
 
+import enum
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,39 @@ def test_int8_with_scales_is_dequantised(index):
         np.testing.assert_allclose(index.get_embeddings("b")[0], packed[1], atol=2e-3)
     else:
         check_stored(index, index.get_embeddings("b")[0], packed.to("float32")[1])
+
+
+class Key(str, enum.Enum):
+    """Whose str() is its name: "Key.YEAR"."""
+
+    YEAR = "year"
+
+
+class Number(enum.IntEnum):
+    SEVEN = 7
+
+
+def test_subclasses_of_text_and_numbers_are_stored_as_what_they_are(index):
+    """What numpy, pandas and enums hand out is compared with what comes back from the catalog."""
+    ids = np.array(["a", "b", "year", 7], dtype=object)
+    texts = np.array(["x", "y", "z", "u"])
+    metadata = [
+        {Key.YEAR: np.float64(1.5), "name": np.str_("n"), "key": Key.YEAR, "list": [np.float64(0.5), Key.YEAR]},
+        {"year": 2.5},
+        {"year": -0.0},
+        {"year": Number.SEVEN, "big": 2**70},
+    ]
+    index.add([np.str_("a"), "b", Key.YEAR, Number.SEVEN], matrices([1, 1, 1, 1]), texts, metadata)
+    index.settings[Key.YEAR] = np.str_("model")
+    assert index.ids() == list(ids)
+    assert {type(id) for id in index.ids()} == {str, int}
+    assert [record.text for record in index.get(list(ids))] == ["x", "y", "z", "u"]
+    expected = {"year": 1.5, "name": "n", "key": "year", "list": [0.5, "year"]}
+    assert index.get("a").metadata == expected
+    assert index.get(Number.SEVEN).metadata == {"year": 7, "big": 2**70}
+    assert dict(index.settings) == {"year": "model"}
+    assert len(index.search(matrices([1]), filter="key = 'year' AND name = 'n' AND year > 1")[0]) == 1
+    assert index.verify().is_whole
 
 
 def test_one_document_needs_no_lists(index):

@@ -43,7 +43,7 @@ class Settings(MutableMapping[str, Any]):
         return self._ask(read_user_setting, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        row = (name, encode_setting(name, value))
+        row = encode_setting(name, value)
         with self._change() as begin:
             insert_rows(begin(), "user_setting", [row])
 

@@ -52,7 +52,7 @@ def is_single_id(ids: object) -> bool:
 def as_id(value: object) -> Id:
     """Return an id as plain ``str`` or ``int``, or say why it cannot be one."""
     if isinstance(value, str) and value and is_unicode(value):
-        return str(value)
+        return _plain(value)
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) in _INT64:
         return int(value)
     raise InvalidArgumentError(
@@ -97,8 +97,10 @@ def _is_encodable(path: str | os.PathLike[str]) -> bool:
 
 def check_text(text: object, id: Id) -> str | None:
     """Return the text of a document, or say why it cannot be stored."""
-    if text is None or (isinstance(text, str) and is_unicode(text)):
-        return text
+    if text is None:
+        return None
+    if isinstance(text, str) and is_unicode(text):
+        return _plain(text)
     received = "a text that is not valid Unicode" if isinstance(text, str) else type(text).__name__
     raise InvalidArgumentError(f"document {id!r} came with {received} as its text; give a str or None.")
 
@@ -126,12 +128,12 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
         raise InvalidArgumentError(f"the metadata of document {id!r} {reason}.") from error
 
 
-def encode_setting(name: object, value: object) -> str:
-    """Return a setting of a user as JSON, or say why it cannot be stored."""
+def encode_setting(name: object, value: object) -> tuple[str, str]:
+    """Return the name of a user's setting and its value as JSON, or say why it cannot be stored."""
     try:
-        _key(name)
+        known = _key(name)
         _check_json(value)
-        return _dump(value)
+        return known, _dump(value)
     except (ValueError, RecursionError) as error:
         reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidArgumentError(f"the setting {name!r} {reason}.") from error
@@ -168,9 +170,14 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def _plain(text: str) -> str:
+    """Return a text of numpy, an enum or another subclass as a str, which is what comes back from SQLite."""
+    return text if type(text) is str else str.__str__(text)  # str() of a member of an enum would be its name
+
+
 def _key(key: object) -> str:
     if isinstance(key, str) and key and is_unicode(key):
-        return str(key)
+        return _plain(key)
     raise ValueError(f"has the key {key!r}; keys are str, not empty and valid Unicode")
 
 
@@ -203,4 +210,7 @@ def _sql_value(value: Any) -> SqlValue:
         return _dump(value)
     if isinstance(value, int) and int(value) not in _INT64:
         return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
-    return int(value) if isinstance(value, bool) else value
+    if isinstance(value, str):
+        return _plain(value)
+    # Not a bool, nor a number of numpy.
+    return None if value is None else int(value) if isinstance(value, int) else float(value)
