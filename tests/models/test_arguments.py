@@ -110,7 +110,7 @@ def test_forward_in_every_spelling(fresh):
         (lambda m: m.encode([{"no": "text"}]), "cannot make features of these inputs: .* Give texts, as str"),
         (lambda m: m.encode("a", precision=["int8"]), r"received precision=\['int8'\]; expected one of"),
         (lambda m: m.encode("a", compute_dtype={}), r"received compute_dtype={}; expected one of"),
-        (lambda m: m.encode([["a"], ["b", 3]]), r"texts\[1\]\[1\] is 3, a int; expected str"),
+        (lambda m: m.encode([["a"], ["b", 3]]), r"texts\[1\]\[1\] is 3 \(int\); expected str"),
         (lambda m: m.encode([["a"], [["b"]]]), r"texts\[1\]\[0\] is a list"),
         (lambda m: m.preprocess(GROUPS, task="document"), "received lists of texts; .* tuples for pairs"),
         (lambda m: m.scores(["a"], [["b", "c"]], tqdm_bar=False), "received lists of texts"),

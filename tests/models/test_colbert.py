@@ -154,12 +154,14 @@ def test_truncation_false_refuses_to_cut(fresh):
         fresh(texts=[long], truncation=False)
 
 
-@pytest.mark.parametrize("bad", [None, 3, b"bytes"])
+@pytest.mark.parametrize("bad", [None, 3, b"bytes", pytest.param(10**5000, id="long")])
 def test_what_is_no_text_is_refused_by_its_position(fresh, bad):
     with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is .*; expected str"):
         fresh.encode(["fine", bad])
     with pytest.raises(InvalidArgumentError, match="received no texts to encode"):
         fresh.encode()
+    with pytest.raises(InvalidArgumentError, match="encode has no argument 'sentence'; did you mean 'sentences'"):
+        fresh.encode(sentence=["fine"])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,10 @@ def test_what_is_no_text_is_refused_by_its_position(fresh, bad):
     [
         ({"max_length_document": 600}, "max_length_document=600, but this encoder reads at most 512 tokens"),
         ({"max_length_query": 2}, "max_length_query=2 is not a length"),
-        ({"embedding_size": 0}, "embedding_size=0; expected a positive integer"),
+        ({"embedding_size": 0}, "embedding_size=0; expected an integer of at least 1"),
+        ({"embedding_size": True}, "embedding_size=True; expected an integer of at least 1"),
+        ({"recipe": {}}, r"received {} \(dict\) as recipe; expected a Recipe"),
+        ({"prompts": "query: "}, "as prompts; expected a dict of texts"),
         ({"device": "cuda:99"}, "device 'cuda:99' was asked for, but torch"),
         ({"device": "gpu"}, "unknown device 'gpu'; expected 'cpu', 'cuda'"),
     ],
@@ -194,7 +199,7 @@ def test_unknown_constructor_options_are_named(minilm, option, message):
 def test_scores_refuse_unequal_sides(fresh):
     with pytest.raises(InvalidArgumentError, match="received 2 queries and 1 documents; expected pairs"):
         fresh.scores(["a", "b"], ["c"])
-    with pytest.raises(InvalidArgumentError, match="batch_size=0; expected at least 1"):
+    with pytest.raises(InvalidArgumentError, match="batch_size=0; expected an integer of at least 1"):
         fresh.scores(["a"], ["c"], batch_size=0)
 
 

@@ -67,6 +67,12 @@ class TestPrecision:
             ({"compute_dtype": "int8"}, "received compute_dtype='int8'; expected one of 'auto'"),
             ({"compute_dtype": "bfloat16", "normalize_embeddings": True}, "with normalize_embeddings: that is encoded"),
             ({"batch_size": 0}, "received batch_size=0; expected an integer of at least 1"),
+            ({"batch_size": 2**64}, "expected an integer of at least 1 and at most 9223372036854775807"),
+            ({"pool_factor": 10**5000}, "received pool_factor=a value; expected an integer"),
+            ({"truncate_dim": 10**5000}, "received truncate_dim=a value; expected an integer from 1 to 16"),
+            ({"prompt_name": "passage"}, "received prompt_name='passage'; this model has 'query', 'document'"),
+            ({"prompt_name": ["query"]}, r"received prompt_name=\['query'\]; this model has"),
+            ({"output_value": "sentence_embedding"}, "received output_value='sentence_embedding'; expected 'token_"),
         ],
     )
     def test_what_cannot_be_is_refused(self, fresh, options, message):
@@ -223,14 +229,14 @@ class TestStream:
 
     def test_what_is_no_text_is_refused_when_it_comes(self, dense, small_windows):
         stream = dense.encode_stream(["a", "b", None])
-        with pytest.raises(InvalidArgumentError, match=r"texts\[2\] is None, a NoneType; expected str"):
+        with pytest.raises(InvalidArgumentError, match=r"texts\[2\] is None; expected str"):
             list(stream)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("one text",), "received 'one text' as texts to stream"),
-            ((7,), "received 7 as texts to stream"),
+            (("one text",), "received 'one text' \\(str\\) as texts to stream"),
+            ((7,), "received 7 \\(int\\) as texts to stream"),
         ],
     )
     def test_what_is_no_stream_is_refused_at_once(self, dense, arguments, message):

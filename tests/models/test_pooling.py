@@ -232,13 +232,13 @@ def test_opposite_vectors_have_no_mean_direction():
 
 @pytest.mark.parametrize("factor", [0, -1, 1.5, "2", None, True])
 def test_factor_must_be_a_positive_integer(factor):
-    with pytest.raises(InvalidArgumentError, match=r"pool_factor=.*expected an integer, at least 1"):
+    with pytest.raises(InvalidArgumentError, match=r"pool_factor=.*expected an integer of at least 1"):
         pool_tokens(TokenEmbeddings.from_list([[[1.0, 0.0]]]), factor)
 
 
 @pytest.mark.parametrize("protected", [-1, 0.5, None, False])
 def test_protected_tokens_must_be_an_integer_from_0(protected):
-    with pytest.raises(InvalidArgumentError, match=r"protected_tokens=.*expected an integer, at least 0"):
+    with pytest.raises(InvalidArgumentError, match=r"protected_tokens=.*expected an integer of at least 0"):
         pool_tokens(TokenEmbeddings.from_list([[[1.0, 0.0]]]), 2, protected_tokens=protected)
 
 
@@ -294,5 +294,5 @@ class TestEncode:
             dense.encode_document("rain", pool_factor=2, output_value=None)
 
     def test_a_bad_factor_is_met_before_encoding(self, dense):
-        with pytest.raises(InvalidArgumentError, match="pool_factor=0; expected an integer, at least 1"):
+        with pytest.raises(InvalidArgumentError, match="pool_factor=0; expected an integer of at least 1"):
             dense.encode_document(["rain"], pool_factor=0)

@@ -109,7 +109,7 @@ def test_no_queries():
         (([["a"]], ragged([2, 2]), [[], []]), "received 1 lists of ids, 2 queries and 2 lists of document embeddings"),
         (([["a", "b"]], ragged([2]), [ragged([1])]), "query 0 has 2 candidate ids and 1 document embeddings"),
         (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0; expected an integer of at least 1"),
-        (([["a"]], ragged([2]), [ragged([1])], "cpu"), r"received k='cpu'; .* \(a device is given as device=\.\.\.\)"),
+        (([["a"]], ragged([2]), [ragged([1])], "cpu"), r"received k='cpu'; a device is given as device=\.\.\."),
         (([["a"]], ragged([2]), [ragged([1])], True), "received k=True"),
         ((None, ragged([2]), [ragged([1])]), "received None as documents_ids; expected a list"),
         (([["a"]], 5, [ragged([1])]), r"received 5 \(int\) as queries_embeddings"),

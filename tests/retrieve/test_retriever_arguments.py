@@ -42,7 +42,7 @@ def test_numbers_that_are_no_counts(retriever, value):
     }
     for name, made in calls.items():
         for call in made:
-            with pytest.raises(InvalidArgumentError, match=rf"received {name}=.*; expected a positive integer"):
+            with pytest.raises(InvalidArgumentError, match=rf"received {name}=.*; expected an integer of at least 1"):
                 call()
     assert len(retriever) == 4
 

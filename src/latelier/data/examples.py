@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latelier.describing import describe, short
+from latelier.describing import short
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.reading import check_unicode
+from latelier.utils import count_entries
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,9 +54,9 @@ class TrainingSet:
     rows: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        counts = [_count(self.queries, "queries"), _count(self.documents, "documents")]
-        counts += [_count(self.scores, "scores")] if self.scores is not None else []
-        if len(set(counts)) > 1 or (self.rows is not None and _count(self.rows, "rows") != counts[0]):
+        counts = [count_entries(self.queries, "queries"), count_entries(self.documents, "documents")]
+        counts += [count_entries(self.scores, "scores")] if self.scores is not None else []
+        if len(set(counts)) > 1 or (self.rows is not None and count_entries(self.rows, "rows") != counts[0]):
             scores = "" if self.scores is None else f" and {counts[2]} lists of scores"
             raise InvalidArgumentError(
                 f"received {counts[0]} queries, {counts[1]} lists of documents{scores}; expected equally many, and a "
@@ -135,7 +136,7 @@ class TrainingSet:
     def _check_row(self, i: int) -> None:
         where = self.rows[i] if self.rows is not None else f"row {i}"
         documents = self.documents[i]
-        _count(documents, f"the documents of {where}")
+        count_entries(documents, f"the documents of {where}")
         for name, text in [("query", self.queries[i]), *((f"document {j}", text) for j, text in enumerate(documents))]:
             if not isinstance(text, str) or not text.strip():
                 raise InvalidArgumentError(f"{where}: {name} is {short(text)}; expected a text that is not empty.")
@@ -152,7 +153,7 @@ class TrainingSet:
             self._check_scores(self.scores[i], where)
 
     def _check_scores(self, scores: Sequence[float], where: str) -> None:
-        count = _count(scores, f"the scores of {where}")
+        count = count_entries(scores, f"the scores of {where}")
         if count != self.width:
             raise InvalidArgumentError(f"{where} has {count} scores for {self.width} documents; give one for each.")
         try:
@@ -161,14 +162,3 @@ class TrainingSet:
             raise InvalidArgumentError(f"{where} has scores that are no numbers: {error}.") from error
         if not finite:
             raise InvalidArgumentError(f"{where} has scores with NaN or infinity; give numbers.")
-
-
-def _count(values: object, name: str) -> int:
-    """Return how many entries a list has, or say that it is none."""
-    indexed = hasattr(values, "__getitem__") and not isinstance(values, (str, bytes, Mapping))
-    try:
-        if indexed:
-            return len(values)  # type: ignore[arg-type]
-    except TypeError:  # an array without dimensions
-        pass
-    raise InvalidArgumentError(f"received {describe(values)} as {name}; expected a list.")

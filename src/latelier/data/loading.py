@@ -17,6 +17,7 @@ from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
 from latelier.reading import as_path, is_folder, open_binary, parse_json, text_lines
+from latelier.utils import check_count
 
 __all__ = ["load"]
 
@@ -71,8 +72,7 @@ def load(
     >>> load(scored, queries={1: "where is Rome?"}, documents={"a": "On the Tiber.", "b": "In Georgia."})
     TrainingSet(1 row, 2 documents each, with scores)
     """
-    if candidates is not None and (isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1):
-        raise InvalidArgumentError(f"candidates={candidates!r}; expected an integer of at least 1, or None.")
+    check_count("candidates", candidates, optional=True)
     if isinstance(source, (str, os.PathLike)) and is_folder(as_path(source, "source")):
         return _from_beir(as_path(source), split)
     by_id = (

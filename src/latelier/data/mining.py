@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from latelier.data.examples import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Hit, Id, Index
+from latelier.utils import check_count
 from latelier.utils.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def mine_hard_negatives(
 
 def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_size: int) -> tuple[int, int]:
     for name, value in (("negatives", negatives), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidArgumentError(f"{name}={value!r}; expected an integer of at least 1.")
+        check_count(name, value)
     first, last = ranks
     if not 1 <= first <= last or last - first + 1 < negatives:
         raise InvalidArgumentError(

@@ -10,6 +10,7 @@ import random
 
 from latelier.data.examples import TrainingSet
 from latelier.errors import InvalidArgumentError
+from latelier.utils import check_count
 
 __all__ = ["order_by_neighbours"]
 
@@ -56,8 +57,7 @@ def order_by_neighbours(
     if mined.scores is not None:
         raise InvalidArgumentError("the rows have a teacher's scores; give those of mine_hard_negatives.")
     for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidArgumentError(f"{name}={value!r}; expected an integer of at least {least}.")
+        check_count(name, value, least)
     if len(mined) and negatives > mined.width - 1:
         raise InvalidArgumentError(f"negatives={negatives}, but the rows have {mined.width - 1} each.")
     rng = random.Random(seed)

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
-from latelier.utils import batch_by_tokens
+from latelier.utils import batch_by_tokens, check_count
 
 __all__ = ["MiniBatches", "at_least_float32", "run_rows", "run_whole"]
 
@@ -49,8 +48,7 @@ class MiniBatches(NamedTuple):
     def check(self) -> MiniBatches:
         """Return itself, or refuse sizes that are none."""
         for name, value in (("mini_batch_tokens", self.max_tokens), ("mini_batch_size", self.max_rows)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidArgumentError(f"{name}={value!r}; expected an integer of at least 1, or None.")
+            check_count(name, value, optional=True)
         return self
 
 

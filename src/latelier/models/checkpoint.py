@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from pickle import UnpicklingError
 from typing import Any, Literal
 
@@ -20,13 +21,14 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
+from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.arguments import check_options
 from latelier.models.names import check_folder, resolve_name
 from latelier.models.pylate import save_for_pylate
 from latelier.models.quiet import quiet_conversion
 from latelier.models.recipe import Recipe, build_modules, token_heads
-from latelier.utils import encoder_limit, resolve_device, resolve_length
+from latelier.utils import check_count, encoder_limit, resolve_device, resolve_length
 
 __all__ = ["DEFAULT_EMBEDDING_SIZE", "Checkpoint"]
 
@@ -58,8 +60,11 @@ class Checkpoint(MultiVectorEncoder):
             inspect.signature(MultiVectorEncoder.__init__).parameters.keys() - {"self"},
             inspect.signature(Checkpoint.__init__).parameters.keys() - {"self"},
         )
-        if embedding_size is not None and (not isinstance(embedding_size, int) or embedding_size < 1):
-            raise InvalidArgumentError(f"embedding_size={embedding_size!r}; expected a positive integer.")
+        check_count("embedding_size", embedding_size, optional=True)
+        if not isinstance(recipe, (Recipe, type(None))):
+            raise InvalidArgumentError(f"received {describe(recipe)} as recipe; expected a Recipe, or None.")
+        if not isinstance(kwargs.get("prompts"), (Mapping, type(None))):
+            raise InvalidArgumentError(f"received {describe(kwargs['prompts'])} as prompts; expected a dict of texts.")
         # Plain values only: modules stored here, before nn.Module.__init__, would break nn.Sequential.
         self._recipe = recipe or Recipe()
         self._asked_size = embedding_size
@@ -103,7 +108,9 @@ class Checkpoint(MultiVectorEncoder):
             return self.truncate_dim
         size = self.embedding_size
         if isinstance(truncate_dim, bool) or not isinstance(truncate_dim, int) or not 1 <= truncate_dim <= size:
-            raise InvalidArgumentError(f"received truncate_dim={truncate_dim!r}; expected an integer from 1 to {size}.")
+            raise InvalidArgumentError(
+                f"received truncate_dim={short(truncate_dim)}; expected an integer from 1 to {size}."
+            )
         return truncate_dim
 
     @property

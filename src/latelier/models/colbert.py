@@ -25,6 +25,7 @@ from latelier.models.fitting import fit_pca
 from latelier.models.recipe import UNTRAINED
 from latelier.models.texts import check_pairs
 from latelier.scores import colbert_scores_pairwise
+from latelier.utils import check_count
 
 __all__ = ["ColBERT"]
 
@@ -273,8 +274,7 @@ class ColBERT(Encoder):
             If there are not as many documents as queries.
         """
         queries, documents = check_pairs(queries, documents)
-        if batch_size < 1:
-            raise InvalidArgumentError(f"batch_size={batch_size}; expected at least 1.")
+        check_count("batch_size", batch_size)
         batches = []
         for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not tqdm_bar):
             pair = slice(start, start + batch_size)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from sentence_transformers.base.modules import Transformer
 
+from latelier.describing import short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.arguments import check_options, one_name, resolve_task
@@ -24,10 +25,10 @@ from latelier.models.form import Form
 from latelier.models.nesting import flatten, regroup
 from latelier.models.pooling import check_pooling, pool_tokens
 from latelier.models.streaming import packed_windows
-from latelier.models.texts import check_batch_size, check_lengths, checked_stream
+from latelier.models.texts import check_lengths, checked_stream
 from latelier.models.tokenization import Tokenization
 from latelier.models.workers import PackedChunk, PackingQueue
-from latelier.utils import resolve_device
+from latelier.utils import check_count, resolve_device
 from latelier.utils.progress import progress_bar
 
 __all__ = ["Encoder"]
@@ -132,8 +133,7 @@ class Encoder(Tokenization):
         >>> model.encode(["fruits are healthy.", ""], is_query=False, packed=True)
         TokenEmbeddings(2 texts, 8 tokens, dim=384, float32, cpu)
         """
-        given = one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
-        single = self._check_given(given, kwargs)
+        given, single = self._given({"texts": texts, "inputs": inputs, "sentences": sentences}, kwargs)
         rows, sizes = flatten([given] if single else list(given))
         task = resolve_task(query_mode, is_query, task)
         check_pooling(pool_factor, protected_tokens, task, output_value)
@@ -204,7 +204,7 @@ class Encoder(Tokenization):
         total = len(texts) if isinstance(texts, Sized) else None
         check_pooling(pool_factor, protected_tokens, task)
         check_compute_dtype(compute_dtype)
-        check_batch_size(batch_size)
+        check_count("batch_size", batch_size)
         checked = checked_stream(texts)
         self._check_fitted()
         as_computed = precision if pool_factor == 1 else None
@@ -232,14 +232,15 @@ class Encoder(Tokenization):
         encoder = self[0]
         return isinstance(encoder, Transformer) and not encoder.can_flatten_inputs and task is not None
 
-    def _check_given(self, given: Any, options: Mapping[str, Any]) -> bool:
-        """Refuse a generator and arguments that do not exist; return whether one text was given."""
+    def _given(self, spellings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, bool]:
+        """Return what is to be encoded, and whether it is one text; refuse arguments that do not exist first."""
         if options:
             known = {"processing_kwargs", *self.get_model_kwargs()} - {"task"}
             check_options("encode", options, known, inspect.signature(self.encode).parameters)
+        given = one_name(spellings, "texts to encode")
         if isinstance(given, Iterator):
             raise InvalidArgumentError("received a generator; encode takes a list, encode_stream reads generators.")
-        return self.is_singular_input(given)
+        return given, self.is_singular_input(given)
 
     def _encodes_here(self, rows: list[Any], task: str | None, options: Mapping[str, Any]) -> bool:
         """Whether our loop does it: plain texts and no step of sentence-transformers' own in between."""
@@ -292,7 +293,7 @@ class Encoder(Tokenization):
         chunk_size: int | None = None,
     ) -> Any:
         """Return a matrix per text, or `TokenEmbeddings`, as computed."""
-        check_batch_size(batch_size)
+        check_count("batch_size", batch_size)
         if show_progress_bar is None:
             show_progress_bar = _logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
         if pool is not None or (isinstance(device, list) and device):
@@ -306,6 +307,14 @@ class Encoder(Tokenization):
             if packed and rows:
                 return TokenEmbeddings.concatenate([pack(window) for window in windows])
             return [matrix for window in windows for matrix in matrices(window)]
+
+    def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str | None:
+        try:
+            return super()._resolve_prompt(prompt, prompt_name)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"received prompt_name={short(prompt_name)}; this model has {', '.join(map(repr, self.prompts))}."
+            ) from error
 
     def _place(self, device: Any) -> torch.device:
         """Return where to compute; finding out walks over all parameters, a tenth of a short query."""

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from latelier.describing import short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.scores.kernels.ward import pool_documents
 from latelier.scores.threads import for_ranges
+from latelier.utils import check_count
 
 __all__ = ["check_pooling", "pool_tokens"]
 
@@ -96,9 +98,12 @@ def check_pooling(
     pool_factor: Any, protected_tokens: Any, task: str = "document", output_value: str | None = "token_embeddings"
 ) -> None:
     """Refuse what cannot be pooled, or not like this: numbers, and the ``task`` and ``output_value`` of encoding."""
-    for name, value, least in (("pool_factor", pool_factor, 1), ("protected_tokens", protected_tokens, 0)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise InvalidArgumentError(f"received {name}={value!r}; expected an integer, at least {least}.")
+    check_count("pool_factor", pool_factor)
+    check_count("protected_tokens", protected_tokens, 0)
+    if output_value not in (None, "token_embeddings"):
+        raise InvalidArgumentError(
+            f"received output_value={short(output_value)}; expected 'token_embeddings', or None for features."
+        )
     if pool_factor != 1 and task == "query":
         raise InvalidArgumentError(
             f"received pool_factor={pool_factor} for queries; only documents are pooled. Encode them with "

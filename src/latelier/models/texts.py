@@ -5,43 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
 from latelier.reading import check_unicode
 
 if TYPE_CHECKING:
     from latelier.models.checkpoint import Checkpoint
 
-__all__ = ["check_batch_size", "check_lengths", "check_pairs", "check_texts", "checked_stream"]
+__all__ = ["check_lengths", "check_pairs", "check_texts", "checked_stream"]
 
 
 def check_texts(texts: Any, name: str = "texts") -> None:
     """Refuse what is certainly no text, by its position; other modalities are sentence-transformers' to judge."""
     for i, text in enumerate([texts] if isinstance(texts, str) else texts):
         if text is None or isinstance(text, (int, float, bytes)):
-            raise InvalidArgumentError(f"{name}[{i}] is {text!r:.80}, a {type(text).__name__}; expected str.")
+            raise InvalidArgumentError(f"{name}[{i}] is {describe(text)}; expected str.")
         if isinstance(text, str):
             check_unicode(text, f"{name}[{i}]")
-
-
-def check_batch_size(batch_size: Any) -> None:
-    """Refuse what is not a number of texts."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise InvalidArgumentError(f"received batch_size={batch_size!r}; expected an integer of at least 1.")
 
 
 def checked_stream(texts: Any) -> Iterator[str]:
     """Yield texts as they come, up to the first that is none, which is refused by its position."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise InvalidArgumentError(
-            f"received {texts!r:.80} as texts to stream; expected an iterable of str, a list or a generator for one."
+            f"received {describe(texts)} as texts to stream; expected an iterable of str, a list or a generator."
         )
 
     def check() -> Iterator[str]:
         for i, text in enumerate(texts):
             if not isinstance(text, str):
-                raise InvalidArgumentError(f"texts[{i}] is {text!r:.80}, a {type(text).__name__}; expected str.")
+                raise InvalidArgumentError(f"texts[{i}] is {describe(text)}; expected str.")
             check_unicode(text, f"texts[{i}]")
             yield text
 

@@ -7,22 +7,23 @@ to 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from latelier.arrays import as_matrices, as_tensor
-from latelier.describing import describe
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes import Hit
 from latelier.indexes.matrices import is_array
 from latelier.scores import colbert_scores
-from latelier.utils import resolve_device
+from latelier.utils import check_count, count_entries, resolve_device
 
 __all__ = ["rerank"]
+
+_PER_QUERY = "a list with an entry for each query"
 
 
 def rerank(
@@ -71,18 +72,16 @@ def rerank(
     >>> rerank([["a", "b"], ["b"]], queries, [[a, b], [b]])
     [[Hit(id='b', score=1.0), Hit(id='a', score=0.5)], [Hit(id='b', score=-2.0)]]
     """
-    if k is not None and (isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1):
-        raise InvalidArgumentError(
-            f"received k={k!r}; expected an integer of at least 1, or None to keep all candidates "
-            "(a device is given as device=...)."
-        )
+    if isinstance(k, (str, torch.device)):  # PyLate's fourth argument
+        raise InvalidArgumentError(f"received k={str(k)!r}; a device is given as device=...")
+    check_count("k", k, optional=True)
     place = None if device is None else resolve_device(device)
     if is_array(queries_embeddings) and queries_embeddings.ndim == 2:
         queries_embeddings = [queries_embeddings]
     counts = (
-        _count(documents_ids, "documents_ids"),
-        _count(queries_embeddings, "queries_embeddings"),
-        _count(documents_embeddings, "documents_embeddings"),
+        count_entries(documents_ids, "documents_ids", _PER_QUERY),
+        count_entries(queries_embeddings, "queries_embeddings", _PER_QUERY),
+        count_entries(documents_embeddings, "documents_embeddings", _PER_QUERY),
     )
     if len(set(counts)) > 1:
         raise InvalidArgumentError(
@@ -91,16 +90,6 @@ def rerank(
         )
     triples = zip(documents_ids, queries_embeddings, documents_embeddings, strict=True)
     return [_rank(i, ids, query, documents, place, k) for i, (ids, query, documents) in enumerate(triples)]
-
-
-def _count(values: Any, name: str) -> int:
-    """Return the length of a list, or say that it is none."""
-    try:
-        if hasattr(values, "__getitem__") and not isinstance(values, (str, bytes, Mapping)):
-            return len(values)
-    except TypeError:  # an array without dimensions
-        pass
-    raise InvalidArgumentError(f"received {describe(values)} as {name}; expected a list with an entry for each query.")
 
 
 def _move(documents: Any, device: torch.device | None) -> Any:
@@ -114,7 +103,7 @@ def _move(documents: Any, device: torch.device | None) -> Any:
 
 
 def _rank(i: int, ids: Any, query: Any, documents: Any, place: torch.device | None, k: int | None) -> list[Hit]:
-    counts = _count(ids, f"documents_ids[{i}]"), _count(documents, f"documents_embeddings[{i}]")
+    counts = count_entries(ids, f"documents_ids[{i}]"), count_entries(documents, f"documents_embeddings[{i}]")
     if counts[0] != counts[1]:
         raise InvalidArgumentError(
             f"query {i} has {counts[0]} candidate ids and {counts[1]} document embeddings; expected one per id."

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-import numpy as np
 
 from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError
 from latelier.reading import check_unicode
 
-__all__ = ["as_queries", "check_count"]
+__all__ = ["as_queries"]
 
 
 def as_queries(texts: Any) -> list[str]:
@@ -39,21 +36,3 @@ def as_queries(texts: Any) -> list[str]:
             raise InvalidArgumentError(f"queries[{position}] is {short(text)}; expected a text that is not empty.")
         check_unicode(text, f"queries[{position}]")
     return queries
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuse a number of things that is not a positive integer.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not.
-
-    Examples
-    --------
-    >>> check_count("chunk_size", 0)
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received chunk_size=0; expected a positive integer.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= sys.maxsize:
-        raise InvalidArgumentError(f"received {name}={short(value)}; expected a positive integer.")

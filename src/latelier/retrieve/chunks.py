@@ -16,8 +16,8 @@ from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.models import ColBERT
 from latelier.models.streaming import packed_windows
-from latelier.retrieve.arguments import check_count
 from latelier.retrieve.documents import Document, read_documents
+from latelier.utils import check_count
 from latelier.utils.progress import progress_bar
 
 __all__ = ["Chunk", "Existing", "chunks", "encode"]

@@ -20,11 +20,12 @@ from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.models.loading import load_unvouched
 from latelier.reading import is_folder
-from latelier.retrieve.arguments import as_queries, check_count
+from latelier.retrieve.arguments import as_queries
 from latelier.retrieve.chunks import Existing, chunks, encode
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.identity import Identity, identify
 from latelier.scores.alignment import align
+from latelier.utils import check_count
 
 if TYPE_CHECKING:
     from typing_extensions import Self

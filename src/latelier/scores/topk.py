@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.errors import InvalidArgumentError
 from latelier.scores.engines import Backend, choose_engine
 from latelier.scores.inputs import read_documents, read_queries
+from latelier.utils import check_count
 
 __all__ = ["TopK", "top_k"]
 
@@ -58,8 +58,7 @@ def top_k(
     >>> top_k(queries, documents, k=2)
     (tensor([[0.7500, 0.5000]]), tensor([[2, 0]]))
     """
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise InvalidArgumentError(f"received k={k!r}; expected an integer of at least 1.")
+    check_count("k", k)
     queries = read_queries(queries_embeddings, queries_mask)
     documents = read_documents(documents_embeddings, documents_mask)
     engine = choose_engine(backend, queries, documents)

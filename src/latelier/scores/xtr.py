@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.errors import EmbeddingsError
 from latelier.scores.inputs import read_documents, read_queries
+from latelier.utils import check_count
 
 __all__ = ["xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"]
 
@@ -155,8 +156,7 @@ def xtr_scores_pairwise(
 def _read(
     queries: Any, documents: Any, queries_mask: Any, documents_mask: Any, top_k: int
 ) -> tuple[TokenEmbeddings, TokenEmbeddings]:
-    if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
-        raise InvalidArgumentError(f"received top_k={top_k!r}; expected an integer of at least 1.")
+    check_count("top_k", top_k)
     left, right = read_queries(queries, queries_mask), read_documents(documents, documents_mask)
     if left.dim != right.dim and len(left) and len(right):
         raise EmbeddingsError(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from latelier.describing import short
 from latelier.errors import InvalidArgumentError
+from latelier.utils.counts import check_count
 
 __all__ = ["batch_by_tokens"]
 
@@ -37,9 +37,8 @@ def batch_by_tokens(
     >>> [batch.tolist() for batch in batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20)]
     [[4, 1], [0, 3, 2]]
     """
-    for name, value in (("max_tokens", max_tokens), ("max_rows", 1 if max_rows is None else max_rows)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise InvalidArgumentError(f"received {name}={short(value)}; expected an integer of at least 1.")
+    check_count("max_tokens", max_tokens)
+    check_count("max_rows", max_rows, optional=True)
     try:
         lengths = np.asarray(lengths, dtype="int64")
     except (TypeError, ValueError, OverflowError) as error:
