@@ -231,7 +231,7 @@ def _expected(queries, documents):
 
 def test_what_cannot_be_cached_is_compiled_all_the_same():
     # Code without a file is the case in which numba finds no place for its cache, as in an unwritable installation.
-    names = {"kernel": jit.kernel}
+    names = {"kernel": jit.kernel, "__name__": "latelier.elsewhere"}
     exec("@kernel()\ndef double(x):\n    return 2 * x", names)
     assert names["double"](21) == 42
 

@@ -43,7 +43,7 @@ def kernel(*fastmath: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         # numba finds what it cached by the file, and loads it as a function of the module that compiled it. A file that
         # is run by itself (python -m doctest ward.py) has another name, which no other process could import.
-        cache = function.__module__.startswith("latelier.")
+        cache = str(function.__module__).startswith("latelier.")
         try:
             return numba.njit(cache=cache, **options)(function)
         except RuntimeError:  # "cannot cache function: no locator available"
