@@ -18,6 +18,7 @@ from latelier.models.recipe import UNTRAINED
 __all__ = ["load", "load_unvouched"]
 
 _HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
+_MOVED = "If the model is elsewhere now, open the index with it: Retriever(model, index), or --model."
 # What plain models consist of; the other files of a repository are pickles, other formats, and pictures.
 _FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
 
@@ -96,10 +97,10 @@ def _find(name: str, revision: str | None) -> Path:
     named = resolve_name(name) if _HUB_NAME.fullmatch(name) else name
     if Path(named).is_absolute():
         if not Path(named).is_dir():
-            raise ModelLoadError(name, FileNotFoundError("there is no such folder on this machine."))
+            raise ModelLoadError(name, FileNotFoundError(f"there is no such folder on this machine. {_MOVED}"))
         return Path(named)
     if PureWindowsPath(name).is_absolute():
-        raise ModelLoadError(name, FileNotFoundError("it is a folder of another machine."))
+        raise ModelLoadError(name, FileNotFoundError(f"it is a folder of another machine. {_MOVED}"))
     if not _HUB_NAME.fullmatch(name):
         raise InvalidArgumentError("its name is neither an absolute path nor a name on the Hugging Face hub.")
     from huggingface_hub import snapshot_download
