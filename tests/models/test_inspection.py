@@ -199,7 +199,7 @@ def test_names_that_are_neither_absolute_nor_of_the_hub(name):
 def test_folders_that_are_not_here(tmp_path):
     with pytest.raises(ModelLoadError, match=r"no such folder on this machine\. .* open the index with it: .*--model"):
         load_unvouched(str(tmp_path / "absent"), "cpu")
-    with pytest.raises(ModelLoadError, match="a folder of another machine. If the model is elsewhere now"):
+    with pytest.raises(ModelLoadError, match=r"a folder of another machine\. If the model is elsewhere now"):
         load_unvouched("C:\\models\\mine", "cpu")
 
 
