@@ -112,3 +112,8 @@ def test_init_files_only_re_export():
         if not isinstance(node, allowed)
     ]
     assert found == []
+
+
+def test_test_files_have_names_of_their_own():
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]  # pytest imports them by name alone
+    assert sorted(names) == sorted(set(names))
