@@ -64,6 +64,8 @@ def test_only_pca_models_are_fitted(dense, minilm):
         dense.fit_projection(TEXTS)
     with pytest.raises(InvalidArgumentError, match="unknown projection 'umap'; expected None, 'orthogonal' or 'pca'"):
         ColBERT.from_dense(minilm, "umap")
+    with pytest.raises(InvalidArgumentError, match=r"received None as the model; give a str or a pathlib\.Path"):
+        ColBERT.from_dense(None)
 
 
 def test_default_document_length_and_explicit_ones(minilm):

@@ -24,6 +24,7 @@ from latelier.models.encoder import Encoder
 from latelier.models.fitting import fit_pca
 from latelier.models.recipe import UNTRAINED
 from latelier.models.texts import check_pairs
+from latelier.reading import as_path
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count
 
@@ -179,6 +180,7 @@ class ColBERT(Encoder):
         """
         if projection not in (None, "orthogonal", "pca"):
             raise InvalidArgumentError(f"unknown projection {projection!r}; expected None, 'orthogonal' or 'pca'.")
+        as_path(model_name_or_path, "the model")
         model = cls(
             model_name_or_path,
             None if projection is None else embedding_size,
