@@ -33,6 +33,7 @@ from latelier.indexes.storage import Storage
 from latelier.indexes.values import as_folder, as_id, as_ids, is_single_id
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
+from latelier.utils.counts import check_count
 from latelier.utils.progress import progress_bar
 
 __all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive", "warn_of_damage", "warn_outside"]
@@ -298,8 +299,7 @@ def warn_outside(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=depth + 1)
 
 
-def positive(value: object, name: str) -> int:
+def positive(value: Any, name: str) -> int:
     """Return an integer of at least 1, or say what was given instead."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
-        return int(value)
-    raise InvalidArgumentError(f"received {name}={value!r}; expected an integer of at least 1.")
+    check_count(name, value)
+    return int(value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
+from latelier.utils.counts import check_count
 
 __all__ = ["Effort", "EffortName", "Knobs", "advise", "choose_knobs", "largeness"]
 
@@ -144,9 +145,6 @@ def advise(recalls: Mapping[float, float]) -> str:
     return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
 
 
-def _given(value: object, name: str, otherwise: int) -> int:
-    if value is None:
-        return otherwise
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
-        return int(value)
-    raise InvalidArgumentError(f"received {name}={value!r}; expected an integer of at least 1, or None.")
+def _given(value: Any, name: str, otherwise: int) -> int:
+    check_count(name, value, optional=True)
+    return otherwise if value is None else int(value)
