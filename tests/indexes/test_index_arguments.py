@@ -318,3 +318,22 @@ def test_dtype_is_one_of_two():
         indexes.IVF(nbits=np.zeros(0))
     with pytest.raises(LatelierError, match="in memory begins empty; read_only=True needs a path"):
         indexes.Flat(read_only=True)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        torch.eye(4).to_sparse(),
+        torch.empty(2, 4, device="meta"),
+        torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8),
+        torch.eye(4).to(torch.float8_e5m2),
+    ],
+    ids=["sparse", "meta", "quantized", "float8"],
+)
+def test_tensors_that_numpy_cannot_hold_are_refused(matrix):
+    index = indexes.Flat()
+    with pytest.raises(EmbeddingsError, match=r"document 'a' came with a torch tensor of .*; expected a dense one"):
+        index.add("a", matrix)
+    index.add("b", torch.eye(4))
+    with pytest.raises(EmbeddingsError, match=r"query 0 came with a torch tensor of .*; expected a dense one"):
+        index.search([matrix])

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from latelier.embeddings import TokenEmbeddings
@@ -230,7 +231,8 @@ def _split(embeddings: Any, part_bytes: int) -> Iterator[list[Any] | TokenEmbedd
             yield from _split_packed(item, part_bytes)
             continue
         waiting.append(item)
-        size += getattr(item, "nbytes", 0)
+        is_sparse = isinstance(item, torch.Tensor) and item.layout != torch.strided  # which has no size, and is refused
+        size += 0 if is_sparse else getattr(item, "nbytes", 0)
         if size >= part_bytes or len(waiting) >= _PART_DOCUMENTS:
             yield waiting
             waiting, size = [], 0

@@ -223,7 +223,9 @@ def _after_fork_in_child() -> None:
     _state.process = os.getpid()
     _state.lock = threading.RLock()
     _state.changed = threading.Condition(_state.lock)
-    _state.used, _state.outside, _state.forking = {}, set(), {}
+    # What this thread was in the middle of, it still has to leave.
+    _state.used = {me: _state.used[me]} if me in _state.used else {}
+    _state.outside, _state.forking = set(), {}
     if (others or _state.compiling) and not _state.unusable:
         _state.unusable = (
             "this process was forked while another thread of its parent was at work in an index, so it cannot use any "

@@ -112,8 +112,14 @@ def pack_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
 
 def _matrix(item: Any, name: str) -> np.ndarray:
     if isinstance(item, torch.Tensor):
-        item = item.detach().cpu()
-        item = (item.float() if item.dtype == torch.bfloat16 else item).numpy()
+        try:
+            item = item.detach().cpu()
+            item = (item.float() if item.dtype == torch.bfloat16 else item).numpy()
+        except (RuntimeError, TypeError) as error:  # sparse, quantized, without numbers (meta), eight bits wide, ...
+            raise EmbeddingsError(
+                f"{name} came with a torch tensor of {item.dtype}, {item.layout}, on {item.device}, which numpy cannot "
+                "hold; expected a dense one of float32, float16, bfloat16 or float64."
+            ) from error
     elif not isinstance(item, np.ndarray):
         try:
             item = np.asarray(item, dtype="float32")
