@@ -73,8 +73,8 @@ def run(
         Rows, steps, queries held out, and measures before and after.
     """
     _require_trainer()
-    _prepare(output)
     examples = load(source, **texts)  # type: ignore[arg-type]
+    _prepare(output)
     training, held_out = _split(examples, settings)
     encoder = _make_model(*model, seed=settings.seed)
     evaluator = _evaluator(held_out, examples, settings.seed) if len(held_out) else None
