@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,7 +24,9 @@ class Place:
     """
 
     def __init__(self, catalog: Path) -> None:
-        self._catalog, self._segments = catalog, catalog.with_name("segments")
+        self._folder_path = catalog.parent
+        # As str: every call looks, and a Path takes longer than the system does.
+        self._catalog, self._segments = str(catalog), str(catalog.with_name("segments"))
         self.identity: Identity | None = None
         self._folder: Identity | None = None
 
@@ -55,7 +58,7 @@ class Place:
             If the catalog is not there or another one is, or the same for the folder of segments.
         """
         if not self.is_same(segments=segments):
-            raise replaced(self._catalog.parent)
+            raise replaced(self._folder_path)
 
 
 def replaced(folder: Path) -> StorageError:
@@ -66,9 +69,9 @@ def replaced(folder: Path) -> StorageError:
     )
 
 
-def _find(path: Path) -> Identity | None:
+def _find(path: str) -> Identity | None:
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116 (see above)
     except OSError:
         return None
     return found.st_dev, found.st_ino

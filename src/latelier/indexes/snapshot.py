@@ -7,13 +7,14 @@ the same, so that following a writer costs no more than opening what is new.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.base import Id
-from latelier.indexes.catalog import DerivedRow, read_derived, read_segments, read_setting, tombstones
+from latelier.indexes.catalog import DerivedRow, read_derived, read_segments, read_setting, read_stamp, tombstones
 from latelier.indexes.segment_files import Segments
 from latelier.indexes.segments import Part, Segment, SegmentRow
 from latelier.indexes.selections import Selections
@@ -54,12 +55,15 @@ class Snapshot:
     ----------
     selections
         What filters have selected from it.
+    stamp
+        What `read_stamp` says of its commit.
     """
 
     def __init__(
         self, generation: int, dim: int | None, entries: Sequence[_Entry], derived: _Derived | None = None
     ) -> None:
         self.generation = generation
+        self.stamp: Any = None
         self.selections = Selections()
         self._derived = derived
         self.dim = dim if entries else None
@@ -67,7 +71,7 @@ class Snapshot:
         self._firsts = np.array([entry.row.first for entry in entries], dtype="int64")
         self._entries = list(entries)
 
-    @property
+    @cached_property
     def damaged(self) -> frozenset[str]:
         """Names of the segments, and of what was derived from them, that cannot be read."""
         names = [entry.row.name for entry in self._entries if isinstance(entry.part, CorruptedIndexError)]
@@ -186,10 +190,11 @@ def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot
 
     What is damaged is not remembered as such: it is opened again each time.
     """
-    generation = read_setting(connection, "generation")
-    same = previous is not None and previous.generation == generation
+    stamp = read_stamp(connection)
+    same = previous is not None and previous.stamp == stamp
     if previous is not None and same and not previous.damaged:
         return previous
+    generation = read_setting(connection, "generation")
     dim = read_setting(connection, "dim")
     entries = []
     for row in read_segments(connection):
@@ -203,6 +208,7 @@ def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot
         except CorruptedIndexError as error:
             entries.append(_Entry(row, error))
     snapshot = Snapshot(generation, dim, entries, _load_derived(connection, segments, previous))
+    snapshot.stamp = stamp
     return previous if previous is not None and same and previous.damaged == snapshot.damaged else snapshot
 
 
