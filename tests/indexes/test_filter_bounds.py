@@ -243,6 +243,6 @@ def test_damage_is_not_taken_for_a_fault_of_the_filter(tmp_path):
     content = bytearray(path.read_bytes())
     content[100_000 : len(content) - 100_000] = os.urandom(len(content) - 200_000)
     path.write_bytes(content)
-    with pytest.raises(LatelierError) as error, indexes.open(tmp_path / "index") as index:
+    with pytest.raises(LatelierError, match="damaged") as error, indexes.open(tmp_path / "index") as index:
         found(index, "text LIKE '%y%'")
     assert not isinstance(error.value, InvalidArgumentError)

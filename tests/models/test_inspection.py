@@ -181,7 +181,7 @@ def test_models_given_by_hand_run_code_only_where_it_is_trusted(plain, tmp_path)
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         load(str(plain), device="cpu")
     assert not marker.exists()
-    with pytest.raises(AttributeError):  # Evil cannot be loaded, but is imported
+    with pytest.raises(AttributeError, match="Evil"):  # Evil cannot be loaded, but is imported
         load(str(plain), device="cpu", trust_remote_code=True)
     assert marker.exists()
 
@@ -220,7 +220,7 @@ def test_the_usual_folders_are_plain(minilm, tmp_path):
 
 def test_damaged_folders_are_errors_of_ours(plain):
     (plain / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ModelLoadError):
+    with pytest.raises(ModelLoadError, match="could not load the model"):
         load_unvouched(str(plain), "cpu")
 
 

@@ -69,7 +69,7 @@ def test_options_that_nobody_may_store(filled, tmp_path, option, value):
         Retriever.open(folder, device="cpu", read_only=True)
     assert len(str(raised.value)) < 800
     assert plain_options({option: value}) == {}
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(InvalidArgumentError, match="the option "):
         check_option(option, value)
 
 

@@ -13,6 +13,7 @@ __all__ = ["search"]
 def search(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to look for.")],
+    *,
     k: Annotated[int, typer.Option("-k", min=1, help="How many documents.")] = 10,
     filter: Annotated[
         str | None, typer.Option(metavar="SQL", help="A condition on metadata: \"year >= ? AND lang = 'en'\".")
