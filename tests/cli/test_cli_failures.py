@@ -107,7 +107,7 @@ def test_every_exception_is_a_message(capsys):
         (ZeroDivisionError(f"by {EVIL}"), r"Error: ZeroDivisionError: by \\x1b.*\nThat should not happen.*--debug"),
         (RuntimeError("x" * 100_000), r"Error: RuntimeError: x{3000,4000} \.\.\.\n$"),
     ]:
-        with pytest.raises(typer.Exit, match="^1$") as raised, messages(debug=False):
+        with pytest.raises(typer.Exit, match=r"^1$") as raised, messages(debug=False):
             raise error
         assert raised.value.exit_code == 1
         printed = capsys.readouterr().err
