@@ -152,7 +152,8 @@ class Checkpoint(MultiVectorEncoder):
         """
         self._check_fitted()
         if layout == "pylate":
-            save_for_pylate(self, str(path), safe_serialization=safe_serialization)
+            lengths = self.max_length_query, self.max_length_document
+            save_for_pylate(self, str(path), lengths, safe_serialization=safe_serialization)
             if create_model_card:
                 self._create_model_card(str(path), model_name, train_datasets)
         elif layout == "sentence-transformers":

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
+from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from latelier.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from latelier.models.checkpoint import Checkpoint
 
 __all__ = ["save_for_pylate"]
 
@@ -30,7 +28,9 @@ _HEAD_KEYS = ("in_features", "out_features", "bias", "activation_function")
 _TEXTS = ("what is a pear?", "(Two) figs", "")
 
 
-def save_for_pylate(model: Checkpoint, path: str, *, safe_serialization: bool = True) -> None:
+def save_for_pylate(
+    model: MultiVectorEncoder, path: str, lengths: tuple[int, int], *, safe_serialization: bool = True
+) -> None:
     """Write what PyLate 1.6 loads with equal embeddings: modules, tokenizer and four JSON files of its own.
 
     A model without a head gets the identity as one, since PyLate would put a random one in its place.
@@ -41,6 +41,8 @@ def save_for_pylate(model: Checkpoint, path: str, *, safe_serialization: bool = 
         The model.
     path
         The folder.
+    lengths
+        Most tokens of a query and of a document, markers included.
     safe_serialization
         Write weights as safetensors.
 
@@ -49,7 +51,7 @@ def save_for_pylate(model: Checkpoint, path: str, *, safe_serialization: bool = 
     InvalidArgumentError
         If PyLate has no place for something that the model has; every such thing is named.
     """
-    config = _describe(model)
+    config = _describe(model, *lengths)
     encoder: Any = model[0]
     heads = [module for module in model if isinstance(module, Dense)] or [_identity(model)]
     folder = Path(path)
@@ -73,7 +75,7 @@ def save_for_pylate(model: Checkpoint, path: str, *, safe_serialization: bool = 
     _write(folder / "modules.json", modules)
 
 
-def _describe(model: Checkpoint) -> dict[str, Any]:
+def _describe(model: MultiVectorEncoder, query_length: int, document_length: int) -> dict[str, Any]:
     """Return PyLate's settings of the model, or say all that they cannot express."""
     kinds = [type(module) for module in model]
     if kinds[:1] != [Transformer] or kinds[-2:] != [MultiVectorMask, Normalize] or set(kinds[1:-2]) - {Dense}:
@@ -98,15 +100,15 @@ def _describe(model: Checkpoint) -> dict[str, Any]:
         "similarity_fn_name": "MaxSim",
         "query_prefix": markers["query"][0],
         "document_prefix": markers["document"][0],
-        "query_length": model.max_length_query,
-        "document_length": model.max_length_document,
+        "query_length": query_length,
+        "document_length": document_length,
         "do_query_expansion": expansion is not None,
         "attend_to_expansion_tokens": expansion is not None and expansion["attend"],
         "skiplist_words": _known_words(model.tokenizer, mask.skiplist_words),
     }
 
 
-def _problems(model: Checkpoint, encoder: Any, mask: Any) -> list[str]:
+def _problems(model: MultiVectorEncoder, encoder: Any, mask: Any) -> list[str]:
     """Say what else PyLate has no setting for."""
     filler = model.tokenizer.mask_token or model.tokenizer.eos_token
     expansion = encoder.query_expansion or {"strategy": "fixed", "token": filler}
@@ -134,7 +136,7 @@ def _problems(model: Checkpoint, encoder: Any, mask: Any) -> list[str]:
     return [problem for problem, is_so in found.items() if is_so]
 
 
-def _marker(model: Checkpoint, task: str) -> tuple[str, str]:
+def _marker(model: MultiVectorEncoder, task: str) -> tuple[str, str]:
     """Return the token that stands for the prompt of a task, and what is wrong with it."""
     prompt = model.prompts.get(task) or ""
     if not prompt:
@@ -158,8 +160,8 @@ def _known_words(tokenizer: Any, words: list[str]) -> list[str]:
     return [word for word in words if word == tokenizer.unk_token or tokenizer.convert_tokens_to_ids(word) != unknown]
 
 
-def _identity(model: Checkpoint) -> Dense:
-    dim = model.embedding_size
+def _identity(model: MultiVectorEncoder) -> Dense:
+    dim = int(model.get_embedding_dimension() or 0)
     return Dense(
         in_features=dim,
         out_features=dim,
