@@ -120,13 +120,30 @@ def test_what_the_handler_of_a_signal_raises_gets_through(index):
 
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        for _ in range(20):
+        for _ in range(3):
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             with pytest.raises(LookupError, match="from a signal"):
                 found(index, ENDLESS)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert found(index, "items IS NOT NULL") == ["a", "b"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of signals")
+def test_no_signal_is_lost_between_two_steps_of_the_clock():
+    def handle(*_):
+        raise LookupError("from a signal")
+
+    connection = connect(":memory:")
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        for round in range(1500):  # at another place between two looks at the clock each time
+            with pytest.raises(LookupError, match="from a signal"), deadline(connection, None, LookupError):  # noqa: PT012
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + round * 1e-7)
+                connection.execute(endless).fetchone()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_deadline_ends_with_its_block():

@@ -49,12 +49,14 @@ def _watch(end: float | None, late: Callable[[], Exception], errors: list[BaseEx
     Python runs the handlers of signals as soon as SQLite calls back, and `sqlite3` drops what they raise in a callback.
     The body of a generator is resumed within its ``try``, whereas a function can be left before it has entered one.
     """
-    while True:
-        try:
-            yield bool(errors)
-            if end is not None and not errors and time.monotonic() > end:
+    try:
+        while not errors:  # the jump back, where Python also runs handlers, has to be within the ``try``
+            yield False
+            if end is not None and time.monotonic() > end:
                 raise late()
-        except GeneratorExit:
-            return
-        except BaseException as error:  # noqa: BLE001 (raised again when SQLite has stopped)
-            errors.append(error)
+    except GeneratorExit:
+        return
+    except BaseException as error:  # noqa: BLE001 (raised again when SQLite has stopped)
+        errors.append(error)
+    while True:
+        yield True
