@@ -14,7 +14,8 @@ from datasets import Dataset
 from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
 from sentence_transformers.base.training_args import BatchSamplers
 
-from latelier.evaluation import evaluate, standard_library_documents
+from latelier.demo import standard_library_documents
+from latelier.evaluation import evaluate
 from latelier.losses import Contrastive
 from latelier.models import DEFAULT_MODEL, ColBERT
 from latelier.scores import colbert_scores

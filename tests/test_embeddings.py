@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.kernels import KERNELS, choose_kernel
 from latelier.scores import colbert_scores
-from latelier.scores.kernels import KERNELS, choose_kernel
 
 KINDS = [("numpy", "float32"), ("numpy", "float16"), ("torch", "float32"), ("torch", "float16"), ("torch", "bfloat16")]
 KERNELS_HERE = KERNELS if choose_kernel() == "avx512" else ("portable",)

@@ -11,14 +11,15 @@ import latelier
 PACKAGE = Path(latelier.__file__).parent
 # From the ground up: a module imports from its own row and the rows above it, never from those below.
 LAYERS = [
-    {"errors", "describing", "reading", "arrays", "embeddings"},
+    {"errors", "arrays", "embeddings"},
     {"utils"},
+    {"kernels", "evaluation"},
     {"scores"},
-    {"models"},
-    {"losses", "indexes"},
-    {"rank", "retrieve"},
-    {"evaluation"},
+    {"models", "indexes"},
+    {"losses", "rank", "retrieve"},
     {"data"},
+    {"training"},
+    {"demo"},
     {"cli"},
 ]
 
@@ -38,25 +39,24 @@ def layer(module: str) -> int:
     return next((row for row, names in enumerate(LAYERS) if top in names), len(LAYERS))
 
 
-def run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run while a module is imported: not those in functions or under TYPE_CHECKING."""
+def imports_of_module(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports outside of functions, those under TYPE_CHECKING included: a type is known where it is named."""
     for node in body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for field in ("body", "orelse", "finalbody"):
-                yield from run_on_import(getattr(node, field, []))
+                yield from imports_of_module(getattr(node, field, []))
 
 
 def own_imports(module: str) -> set[str]:
-    """Modules of this package that ``module`` imports while it is imported itself."""
+    """Modules of this package that ``module`` names in its imports, outside of functions."""
     package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
     found = set()
-    for node in run_on_import(TREES[module].body):
+    for node in imports_of_module(TREES[module].body):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = resolve_name("." * node.level + (node.module or ""), package)
             names = {f"{base}.{alias.name}" for alias in node.names}
             found.update(name if name in SOURCES else base for name in names)
@@ -95,6 +95,12 @@ def test_library_code_has_no_print_assert_bare_except_or_star_import():
 def test_imports_go_one_way():
     pairs = [(name, other) for name in SOURCES for other in own_imports(name)]
     assert [f"{name} imports {other}" for name, other in pairs if layer(other) > layer(name)] == []
+
+
+def test_contributing_shows_these_layers():
+    rows = " <- ".join(", ".join(sorted(row)) for row in LAYERS)
+    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert rows in " ".join(text.split())
 
 
 def test_no_import_cycles():

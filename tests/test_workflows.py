@@ -55,7 +55,7 @@ def test_the_suite_runs_once_with_each_set_of_instructions():
 def test_forced_instructions_are_those_that_libraries_use():
     program = """
 import torch
-from latelier.scores.kernels import choose_kernel, multiplies_bfloat16
+from latelier.kernels import choose_kernel, multiplies_bfloat16
 multiplies = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 print(torch.backends.cpu.get_cpu_capability(), choose_kernel(), multiplies_bfloat16(), multiplies)
 """

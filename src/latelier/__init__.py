@@ -12,15 +12,18 @@ __version__ = "0.1.0"
 __all__ = [
     "cli",
     "data",
+    "demo",
     "embeddings",
     "errors",
     "evaluation",
     "indexes",
+    "kernels",
     "losses",
     "models",
     "rank",
     "retrieve",
     "scores",
+    "training",
     "utils",
 ]
 

@@ -10,8 +10,8 @@ import pytest
 import latelier
 from latelier import indexes
 from latelier.cli import app
-from latelier.cli.cache import cache_folder
 from latelier.cli.output import bold
+from latelier.demo.cache import cache_folder
 from latelier.retrieve import Retriever
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from sentence_transformers import MultiVectorEncoder
 
-from latelier.cli import train_session
 from latelier.losses import Contrastive
 from latelier.models import ColBERT
+from latelier.training import train as train_session
 
 THINGS = [
     "apple",

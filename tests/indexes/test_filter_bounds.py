@@ -15,9 +15,9 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import FilterTimeoutError, InvalidArgumentError, LatelierError
-from latelier.indexes import storage
-from latelier.indexes.deadlines import deadline
-from latelier.indexes.sqlite import connect
+from latelier.indexes.catalog.connection import connect
+from latelier.indexes.catalog.deadlines import deadline
+from latelier.indexes.storage import storage
 
 QUERY = np.ones((1, 2))
 # Thousands of millions of steps: each of a document's thousand items beside each.

@@ -10,9 +10,9 @@ from index_helpers import matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes import storage
-from latelier.indexes.filters import matching_numbers
-from latelier.indexes.selections import Selections
+from latelier.indexes.catalog.filters.cache import Selections
+from latelier.indexes.catalog.filters.evaluation import matching_numbers
+from latelier.indexes.storage import storage
 
 ROWS = {
     "a": {"year": 2019, "lang": "en", "open": True, "tags": ["x", "y"], "score": 0.5},

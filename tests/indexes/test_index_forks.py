@@ -17,7 +17,7 @@ from index_helpers import in_child, start_child
 
 from latelier import indexes
 from latelier.errors import StorageError
-from latelier.indexes import forks
+from latelier.indexes.catalog import forks
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from index_helpers import check_hits, contents, expected_hits, matrices
 
 from latelier import indexes
-from latelier.indexes import flat, segments
+from latelier.indexes import flat
+from latelier.indexes.storage import segments
 from latelier.scores.topk import TopK
 
 

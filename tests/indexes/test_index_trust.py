@@ -24,8 +24,8 @@ from latelier.errors import (
     LatelierError,
     StorageError,
 )
-from latelier.indexes import forks
-from latelier.indexes.rows import COLUMNS, row_checksum
+from latelier.indexes.catalog import forks
+from latelier.indexes.catalog.rows import COLUMNS, row_checksum
 
 KINDS = [indexes.Flat, indexes.IVF]
 IDS = ["a", "b", "c", "d"]

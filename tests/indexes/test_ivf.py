@@ -17,8 +17,8 @@ from latelier.indexes.ivf import search as ivf_search
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import keep_likely
-from latelier.indexes.storage import Storage
-from latelier.scores.kernels import KERNELS, choose_kernel
+from latelier.indexes.storage.storage import Storage
+from latelier.kernels import KERNELS, choose_kernel
 
 DIM = 32
 # The documents that `check(queries=10)` takes of 1,500.

@@ -17,13 +17,13 @@ from latelier.errors import CorruptedIndexError, IndexDamageWarning
 from latelier.indexes.ivf import growth
 from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.kernels.candidates import gather_best, sum_bits
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import gather, keep_likely, probe
 from latelier.indexes.ivf.table import Table
-from latelier.indexes.segments import Part, Segment, document_arrays
-from latelier.scores.kernels import KERNELS, choose_kernel
-from latelier.scores.kernels.gathering import gather_best, sum_bits
-from latelier.scores.kernels.selection import highest_places
+from latelier.indexes.storage.segments import Part, Segment, document_arrays
+from latelier.kernels import KERNELS, choose_kernel
+from latelier.kernels.selection import highest_places
 
 __all__ = ["soon"]  # the fixture
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.cells import pack_centroids
 from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, gather_best, sum_bits
+from latelier.indexes.ivf.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
+from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni, group_dots, rerank_scores
+from latelier.indexes.ivf.kernels.hamming import hamming_scores
+from latelier.indexes.ivf.kernels.inverted_lists import append_postings, group_rows, invert_cells
+from latelier.indexes.ivf.kernels.kmeans import add_rows
+from latelier.indexes.ivf.kernels.probing import NO_LANE, best_cells, best_groups, best_lanes
 from latelier.indexes.ivf.query import prepare_query
-from latelier.scores.kernels import KERNELS, choose_kernel
-from latelier.scores.kernels.clusters import add_rows
-from latelier.scores.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
-from latelier.scores.kernels.dots import assign_rows, choose_vnni, group_dots, rerank_scores
-from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
-from latelier.scores.kernels.hamming import hamming_scores
-from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
-from latelier.scores.kernels.probing import NO_LANE, best_cells, best_groups, best_lanes
-from latelier.scores.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
+from latelier.kernels import KERNELS, choose_kernel
+from latelier.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
 
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.kernels import ward
 from latelier.models import pool_tokens
-from latelier.scores.kernels import ward
 
 WORDS = ["cats", "sat", "while", "red", "foxes", "ran", "through", "cold", "rain", "and", "quiet", "northern", "towns"]
 

@@ -9,8 +9,8 @@ from torch.nn.functional import normalize
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.kernels import choose_kernel
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
-from latelier.scores.kernels import choose_kernel
 from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 
 BACKENDS = ["packed", "torch"]

@@ -27,8 +27,8 @@ def demo(
     Example:
       latelier demo "wait for several threads"
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.demo_session import Session
     from latelier.cli.output import print_json
+    from latelier.demo.session import Session
 
     with Session(device) as session:
         answers = session.answer_all(query, k, quiet=json_output)

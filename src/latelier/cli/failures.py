@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from latelier.cli.printable import printable
-from latelier.describing import cut
 from latelier.errors import LatelierError
+from latelier.utils.describing import cut
 
 __all__ = ["messages", "prepare_streams"]
 

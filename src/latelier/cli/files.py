@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 import typer
 
-from latelier.describing import cut
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.reading import LONGEST_LINE, open_binary, parse_json, text_lines
+from latelier.utils.describing import cut
+from latelier.utils.reading import LONGEST_LINE, open_binary, parse_json, text_lines
 
 __all__ = ["Format", "number_or_text", "read_file"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from latelier.cli.printable import escape_json, printable
-from latelier.describing import cut
+from latelier.utils.describing import cut
 
 if TYPE_CHECKING:
     from latelier.retrieve import Explanation, Result

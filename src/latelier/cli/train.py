@@ -64,7 +64,7 @@ def train(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json
     from latelier.cli.printable import printable
-    from latelier.cli.train_session import Settings, run
+    from latelier.training.train import Settings, run
 
     settings = Settings(epochs, batch_size, learning_rate, temperature, mine, neighbours, held_out, seed)
     texts = {name: str(path) for name, path in (("queries", queries), ("documents", documents)) if path is not None}

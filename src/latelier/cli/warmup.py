@@ -21,8 +21,8 @@ def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JS
     from latelier.cli.output import print_json
     from latelier.embeddings import TokenEmbeddings
     from latelier.indexes.ivf.warmup import compile_kernels
+    from latelier.kernels import choose_kernel
     from latelier.scores import colbert_scores
-    from latelier.scores.kernels import choose_kernel
 
     begin = time.perf_counter()
     compile_kernels()

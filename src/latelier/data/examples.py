@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latelier.describing import short
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.reading import check_unicode
 from latelier.utils import count_entries
+from latelier.utils.describing import short
+from latelier.utils.reading import check_unicode
 
 if TYPE_CHECKING:
     from datasets import Dataset

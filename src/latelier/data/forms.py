@@ -9,8 +9,8 @@ import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from latelier.describing import short
 from latelier.errors import InvalidArgumentError
+from latelier.utils.describing import short
 
 __all__ = ["Example", "read_row", "texts_by_id"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from latelier.data.examples import TrainingSet
 from latelier.data.forms import Example, read_row, texts_by_id
-from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
-from latelier.reading import as_path, is_folder, open_binary, parse_json, text_lines
 from latelier.utils import check_count
+from latelier.utils.describing import describe
+from latelier.utils.reading import as_path, is_folder, open_binary, parse_json, text_lines
 
 __all__ = ["load"]
 

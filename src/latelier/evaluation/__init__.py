@@ -2,7 +2,6 @@
 
 from latelier.evaluation.collection import Collection, load_beir
 from latelier.evaluation.measures import Evaluation, evaluate
-from latelier.evaluation.stdlib import standard_library_documents
 from latelier.evaluation.trec import (
     Qrels,
     Run,
@@ -23,7 +22,6 @@ __all__ = [
     "ranking",
     "read_trec",
     "read_trec_qrels",
-    "standard_library_documents",
     "write_trec",
     "write_trec_qrels",
 ]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import OnProblem, Problems, numbered_lines
-from latelier.reading import as_path, is_file, is_folder, parse_json
+from latelier.utils.describing import describe
+from latelier.utils.reading import as_path, is_file, is_folder, parse_json
 
 __all__ = ["Collection", "load_beir"]
 

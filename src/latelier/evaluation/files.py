@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.reading import open_binary, text_lines
+from latelier.utils.reading import open_binary, text_lines
 
 __all__ = ["OnProblem", "Problems", "numbered_lines"]
 

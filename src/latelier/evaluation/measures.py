@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from latelier.describing import describe
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation.trec import Qrels, Run, check_table, ranking
+from latelier.utils.describing import describe
 
 __all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate"]
 

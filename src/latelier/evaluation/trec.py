@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.files import numbered_lines
-from latelier.reading import as_path
+from latelier.utils.describing import describe, short
+from latelier.utils.reading import as_path
 
 __all__ = ["Qrels", "Run", "check_table", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"]
 

@@ -206,9 +206,9 @@ class Index(ABC):
             At most this many hits per query; fewer where fewer documents are left.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
-            ``text`` and the metadata's keys; see `latelier.indexes.filters`. Or a list of expressions that must all
-            hold, each of which is read by itself: ``["tenant = ?", theirs]`` finds no other tenant's documents,
-            whatever a stranger has written.
+            ``text`` and the metadata's keys; see `latelier.indexes.catalog.filters.evaluation`. Or a list of
+            expressions that must all hold, each of which is read by itself: ``["tenant = ?", theirs]`` finds no other
+            tenant's documents, whatever a stranger has written.
         parameters
             The values of the filter's ``?``, in order, or a dict for ``:name``.
         filter_timeout

@@ -16,8 +16,8 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.indexes.scanning import Bounds, scan
-from latelier.indexes.segments import Part
-from latelier.indexes.snapshot import Snapshot
+from latelier.indexes.storage.segments import Part
+from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
 from latelier.scores.packed import maxsim
 from latelier.scores.topk import TopK

@@ -8,7 +8,7 @@ from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
-from latelier.indexes.storage import stored_settings
+from latelier.indexes.storage.storage import stored_settings
 from latelier.indexes.values import as_folder
 
 __all__ = ["open"]

@@ -15,10 +15,10 @@ import torch
 from latelier.arrays import DTYPES, as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
-from latelier.indexes import forks
+from latelier.indexes.catalog import forks
 from latelier.indexes.scanning import Bounds, blocks, scan
-from latelier.indexes.segments import Part, Segment
-from latelier.indexes.snapshot import Snapshot
+from latelier.indexes.storage.segments import Part, Segment
+from latelier.indexes.storage.snapshot import Snapshot
 from latelier.scores.engines import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.segments import Part
+from latelier.indexes.storage.segments import Part
 
 __all__ = ["Bounds", "blocks", "scan"]
 
@@ -49,7 +49,7 @@ def scan(
 
     Examples
     --------
-    >>> from latelier.indexes.segments import Segment, document_arrays
+    >>> from latelier.indexes.storage.segments import Segment, document_arrays
     >>> part = Part(Segment(document_arrays([7, 8], ["a", "b"], [1, 1])), np.array([1]))
     >>> one = TokenEmbeddings.from_list([[[1.0]]])
     >>> two = TokenEmbeddings.from_list([[[2.0]], [[3.0]]])

@@ -21,19 +21,19 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexDamageWarning, IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Hit, Id, Index, Parameters, PathLike, Record
 from latelier.indexes.batches import Documents
-from latelier.indexes.filters import check_timeout
+from latelier.indexes.catalog.filters.evaluation import check_timeout
+from latelier.indexes.catalog.settings import Settings
 from latelier.indexes.matrices import pack_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport, VerifyReport
 from latelier.indexes.resident import Resident
-from latelier.indexes.segments import Part, merge_rows
-from latelier.indexes.settings import Settings
-from latelier.indexes.snapshot import Snapshot
-from latelier.indexes.storage import Storage
+from latelier.indexes.storage.segments import Part, merge_rows
+from latelier.indexes.storage.snapshot import Snapshot
+from latelier.indexes.storage.storage import Storage
 from latelier.indexes.values import as_folder, as_id, as_ids, is_single_id
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
-from latelier.utils.counts import check_count
+from latelier.utils.checks import check_count
 from latelier.utils.progress import progress_bar
 
 __all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive", "warn_of_damage", "warn_outside"]

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from latelier.describing import describe
 from latelier.errors import DuplicateIdError, InvalidArgumentError, StorageError, UnknownIdError
 from latelier.indexes.base import Id
+from latelier.utils.describing import describe
 
 __all__ = [
     "SqlValue",

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from latelier.describing import describe, short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.losses.passes import MiniBatches, run_rows, run_whole
+from latelier.utils.describing import describe, short
 
 __all__ = ["Embedded", "embed_columns"]
 

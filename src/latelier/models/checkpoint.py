@@ -21,7 +21,6 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
-from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.arguments import check_options
 from latelier.models.names import check_folder, resolve_name
@@ -29,6 +28,7 @@ from latelier.models.pylate import save_for_pylate
 from latelier.models.quiet import quiet_conversion
 from latelier.models.recipe import Recipe, build_modules, token_heads
 from latelier.utils import check_count, encoder_limit, resolve_device, resolve_length
+from latelier.utils.describing import describe, short
 
 __all__ = ["DEFAULT_EMBEDDING_SIZE", "Checkpoint"]
 

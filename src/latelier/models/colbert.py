@@ -24,9 +24,9 @@ from latelier.models.encoder import Encoder
 from latelier.models.fitting import fit_pca
 from latelier.models.recipe import UNTRAINED
 from latelier.models.texts import check_pairs
-from latelier.reading import as_path
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count
+from latelier.utils.reading import as_path
 
 __all__ = ["ColBERT"]
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from latelier.describing import short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.arguments import check_options, one_name, resolve_task
@@ -29,6 +28,7 @@ from latelier.models.texts import check_lengths, checked_stream
 from latelier.models.tokenization import Tokenization
 from latelier.models.workers import PackedChunk, PackingQueue
 from latelier.utils import check_count, resolve_device
+from latelier.utils.describing import short
 from latelier.utils.progress import progress_bar
 
 __all__ = ["Encoder"]

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from latelier.describing import short
 from latelier.errors import InvalidArgumentError
-from latelier.reading import parse_json
+from latelier.utils.describing import short
+from latelier.utils.reading import parse_json
 
 __all__ = ["check_plain"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from latelier.describing import short
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.colbert import ColBERT
 from latelier.models.inspection import check_plain
 from latelier.models.names import DEFAULT_MODEL, resolve_name
 from latelier.models.recipe import UNTRAINED
+from latelier.utils.describing import short
 
 __all__ = ["load", "load_unvouched"]
 

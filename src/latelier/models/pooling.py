@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.describing import short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.scores.kernels.ward import pool_documents
-from latelier.scores.threads import for_ranges
+from latelier.kernels.threads import for_ranges
+from latelier.kernels.ward import pool_documents
 from latelier.utils import check_count
+from latelier.utils.describing import short
 
 __all__ = ["check_pooling", "pool_tokens"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from latelier.describing import describe
 from latelier.errors import InvalidArgumentError
-from latelier.reading import check_unicode
+from latelier.utils.describing import describe
+from latelier.utils.reading import check_unicode
 
 if TYPE_CHECKING:
     from latelier.models.checkpoint import Checkpoint

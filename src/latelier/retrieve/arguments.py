@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError
-from latelier.reading import check_unicode
+from latelier.utils.describing import describe, short
+from latelier.utils.reading import check_unicode
 
 __all__ = ["as_queries"]
 

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from latelier.describing import short
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
@@ -18,6 +17,7 @@ from latelier.models import ColBERT
 from latelier.models.streaming import packed_windows
 from latelier.retrieve.documents import Document, read_documents
 from latelier.utils import check_count
+from latelier.utils.describing import short
 from latelier.utils.progress import progress_bar
 
 __all__ = ["Chunk", "Existing", "chunks", "encode"]

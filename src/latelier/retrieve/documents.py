@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from latelier.describing import cut, describe, short
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id
 from latelier.indexes.values import as_id
-from latelier.reading import check_unicode
+from latelier.utils.describing import cut, describe, short
+from latelier.utils.reading import check_unicode
 
 __all__ = ["Document", "read_document", "read_documents"]
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.describing import cut, describe, short
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Index
 from latelier.models import ColBERT
 from latelier.retrieve.options import check_option, plain_options
+from latelier.utils.describing import cut, describe, short
 
 __all__ = ["Identity", "identify", "is_same_model", "probe"]
 

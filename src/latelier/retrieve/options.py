@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError
+from latelier.utils.describing import describe, short
 
 __all__ = ["check_option", "plain_options"]
 

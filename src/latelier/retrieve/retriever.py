@@ -13,19 +13,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latelier import indexes
-from latelier.describing import describe, short
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.models.loading import load_unvouched
-from latelier.reading import is_folder
 from latelier.retrieve.arguments import as_queries
 from latelier.retrieve.chunks import Existing, chunks, encode
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.identity import Identity, identify
 from latelier.scores.alignment import align
 from latelier.utils import check_count
+from latelier.utils.describing import describe, short
+from latelier.utils.reading import is_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,10 +14,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.kernels.gradients import add_document_gradients, add_query_gradients
+from latelier.kernels.threads import for_ranges
 from latelier.scores.graphs import outside_graphs
-from latelier.scores.kernels.gradients import add_document_gradients, add_query_gradients
 from latelier.scores.packed import score_into
-from latelier.scores.threads import for_ranges
 
 __all__ = ["maxsim", "maxsim_grouped"]
 

@@ -18,9 +18,9 @@ import torch
 
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
-from latelier.scores.kernels import NO_POSITIONS, choose_kernel, multiplies_bfloat16, segment_max_sum
+from latelier.kernels import NO_POSITIONS, choose_kernel, multiplies_bfloat16, segment_max_sum
+from latelier.kernels.threads import for_ranges
 from latelier.scores.matrices import Matrices
-from latelier.scores.threads import for_ranges
 
 __all__ = ["document_blocks", "maxsim", "maxsim_list", "score_into"]
 
@@ -91,8 +91,8 @@ def score_into(
 
 
 def _score_fused(scores: np.ndarray, queries: TokenEmbeddings, documents: Matrices, positions: np.ndarray) -> None:
-    from latelier.scores.kernels.convert import BFLOAT16, FLOAT16, WORDS
-    from latelier.scores.kernels.fused import pack_queries, score_range
+    from latelier.kernels.convert import BFLOAT16, FLOAT16, WORDS
+    from latelier.kernels.float_maxsim import pack_queries, score_range
 
     pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and multiplies_bfloat16()
     packed = pack_queries(queries.vectors.detach().contiguous().view(torch.int16).numpy() if pairs else _rows(queries))

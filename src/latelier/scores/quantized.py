@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.scores.kernels import NO_POSITIONS, choose_kernel, segment_max_sum
+from latelier.kernels import NO_POSITIONS, choose_kernel, segment_max_sum
+from latelier.kernels.threads import for_ranges
 from latelier.scores.packed import document_blocks
-from latelier.scores.threads import for_ranges
 
 __all__ = ["error_bound", "maxsim"]
 
@@ -82,7 +82,7 @@ def error_bound(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndar
 
 
 def _vnni(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
-    from latelier.scores.kernels.vnni import pack_queries, score_range
+    from latelier.kernels.int8_maxsim import pack_queries, score_range
 
     packed, start = pack_queries(queries.vectors)
     left = (packed, start, np.ascontiguousarray(queries.scales), queries.offsets)

@@ -1,7 +1,7 @@
 """What several sub-packages share: devices, batches by token budget, length caps, checks of numbers."""
 
 from latelier.utils.batching import batch_by_tokens
-from latelier.utils.counts import check_count, count_entries
+from latelier.utils.checks import check_count, count_entries
 from latelier.utils.devices import resolve_device
 from latelier.utils.lengths import encoder_limit, resolve_length
 

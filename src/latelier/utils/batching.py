@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.counts import check_count
+from latelier.utils.checks import check_count
 
 __all__ = ["batch_by_tokens"]
 

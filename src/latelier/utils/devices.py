@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from latelier.describing import short
 from latelier.errors import InvalidArgumentError
+from latelier.utils.describing import short
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["resolve_device"]
 
@@ -34,6 +37,8 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     >>> resolve_device("cpu")
     device(type='cpu')
     """
+    import torch
+
     if device is None:
         return torch.device(_available()[-1])
     try:
@@ -58,6 +63,8 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
 def _available() -> list[str]:
     """Device types that can be used, the best last."""
+    import torch
+
     found = ["cpu"]
     if torch.backends.mps.is_available():
         found.append("mps")

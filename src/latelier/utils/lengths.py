@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from latelier.describing import short
 from latelier.errors import InvalidArgumentError
+from latelier.utils.describing import short
 
 __all__ = ["encoder_limit", "resolve_length"]
 

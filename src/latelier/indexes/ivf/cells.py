@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
-from latelier.scores.kernels.codes import byte_width
-from latelier.scores.kernels.probing import NO_LANE
-from latelier.scores.kernels.vectors import LANES
+from latelier.indexes.ivf.kernels.codes import byte_width
+from latelier.indexes.ivf.kernels.probing import NO_LANE
+from latelier.kernels.simd import LANES
 
 __all__ = ["Cells", "Centroids", "pack_centroids"]
 

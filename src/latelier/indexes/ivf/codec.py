@@ -1,6 +1,6 @@
 """What an index keeps of a token: its signs, and a code of 8, 4, 2 or 1 bits per number with a scale.
 
-The numbers themselves are described with the kernels, in `latelier.scores.kernels.codes`. Every token is coded by
+The numbers themselves are described with the kernels, in `latelier.indexes.ivf.kernels.codes`. Every token is coded by
 itself, so documents are stored as they come, before anything is known of the others, and merging copies rows.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.segments import Part, Segment
-from latelier.scores.kernels.codes import decode_documents, encode_tokens, sign_words
+from latelier.indexes.ivf.kernels.codes import decode_documents, encode_tokens, sign_words
+from latelier.indexes.storage.segments import Part, Segment
 
 __all__ = ["Codec"]
 

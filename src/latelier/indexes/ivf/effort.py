@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.counts import check_count
+from latelier.utils.checks import check_count
 
 __all__ = ["Effort", "EffortName", "Knobs", "advise", "choose_knobs", "largeness"]
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 
 from latelier.indexes.ivf.cells import Cells, Centroids
+from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni
+from latelier.indexes.ivf.kernels.inverted_lists import append_postings, group_rows, invert_cells
 from latelier.indexes.ivf.table import Table
-from latelier.scores.kernels.dots import assign_rows, choose_vnni
-from latelier.scores.kernels.postings import append_postings, group_rows, invert_cells
-from latelier.scores.kernels.vectors import LANES
-from latelier.scores.threads import for_ranges
+from latelier.kernels.simd import LANES
+from latelier.kernels.threads import for_ranges
 
 __all__ = ["fill_cells"]
 

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.scores.kernels.codes import byte_width, sign_words
-from latelier.scores.kernels.probing import encode_query
-from latelier.scores.kernels.vectors import LANES
+from latelier.indexes.ivf.kernels.codes import byte_width, sign_words
+from latelier.indexes.ivf.kernels.probing import encode_query
+from latelier.kernels.simd import LANES
 
 __all__ = ["Query", "prepare_query"]
 
 
 class Query(NamedTuple):
-    """Codes of a query's tokens; the shapes are those of `latelier.scores.kernels.probing.encode_query`."""
+    """Codes of a query's tokens; the shapes are those of `latelier.indexes.ivf.kernels.probing.encode_query`."""
 
     vectors: np.ndarray
     codes: np.ndarray

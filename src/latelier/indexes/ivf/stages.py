@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.indexes.ivf.cells import Cells, Centroids
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, gather_best, sum_bits
+from latelier.indexes.ivf.kernels.dots import choose_vnni, group_dots, rerank_scores
+from latelier.indexes.ivf.kernels.hamming import hamming_scores
+from latelier.indexes.ivf.kernels.probing import best_cells, best_groups
 from latelier.indexes.ivf.query import Query
 from latelier.indexes.ivf.table import Table
-from latelier.scores.kernels.dots import choose_vnni, group_dots, rerank_scores
-from latelier.scores.kernels.gathering import MOST_TOKENS, gather_best, sum_bits
-from latelier.scores.kernels.hamming import hamming_scores
-from latelier.scores.kernels.probing import best_cells, best_groups
-from latelier.scores.kernels.selection import highest_places, near_highest
-from latelier.scores.kernels.vectors import LANES
+from latelier.kernels.selection import highest_places, near_highest
+from latelier.kernels.simd import LANES
 
 __all__ = ["Visits", "compare_signs", "gather", "keep_best", "keep_likely", "probe", "score_codes"]
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.segments import Part
-from latelier.scores.kernels.codes import byte_width, unpack_documents
+from latelier.indexes.ivf.kernels.codes import byte_width, unpack_documents
+from latelier.indexes.storage.segments import Part
 
 __all__ = ["Rows", "Table"]
 

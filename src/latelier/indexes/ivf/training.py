@@ -15,11 +15,11 @@ import torch
 
 from latelier.indexes.ivf.cells import Centroids, pack_centroids
 from latelier.indexes.ivf.effort import largeness
+from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni
+from latelier.indexes.ivf.kernels.inverted_lists import group_rows
+from latelier.indexes.ivf.kernels.kmeans import add_rows
 from latelier.indexes.ivf.table import Rows, Table
-from latelier.scores.kernels.clusters import add_rows
-from latelier.scores.kernels.dots import assign_rows, choose_vnni
-from latelier.scores.kernels.postings import group_rows
-from latelier.scores.kernels.vectors import LANES
+from latelier.kernels.simd import LANES
 
 __all__ = ["cell_count", "sample_rows", "train_centroids"]
 

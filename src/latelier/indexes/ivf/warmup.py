@@ -11,7 +11,7 @@ from latelier.indexes.ivf.filling import fill_cells
 from latelier.indexes.ivf.search import Scope, search_one
 from latelier.indexes.ivf.table import Table
 from latelier.indexes.ivf.training import train_centroids
-from latelier.indexes.segments import Part, Segment, document_arrays
+from latelier.indexes.storage.segments import Part, Segment, document_arrays
 
 __all__ = ["compile_kernels"]
 

@@ -1,0 +1,157 @@
+"""One connection to SQLite: how it is set up, how an empty catalog is made, and what its errors mean to users."""
+
+from __future__ import annotations
+
+import ctypes
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from latelier.errors import CorruptedIndexError, LatelierError, ReadOnlyIndexError, StorageError
+from latelier.indexes.catalog import forks
+from latelier.indexes.catalog.filters.authorizer import Authorizer
+from latelier.indexes.storage.files import sync_folder
+
+__all__ = ["WAIT_SECONDS", "Connection", "busy", "connect", "leave", "make_catalog", "read_uid", "translated"]
+
+# How long a writer waits for another one before it gives up.
+WAIT_SECONDS = 5.0
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose `authorizer` can be closed to all but questions about documents.
+
+    Attributes
+    ----------
+    serves_once
+        It cannot see the commits of others, so each transaction needs a new one.
+    inherited
+        It was in use when this process was forked, and belongs to the parent.
+    """
+
+    authorizer: Authorizer
+    serves_once = False
+    inherited = False
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        """See `sqlite3.Connection.execute`."""
+        if self.inherited:
+            raise _inherited_error()
+        return super().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+        """See `sqlite3.Connection.executemany`."""
+        if self.inherited:
+            raise _inherited_error()
+        return super().executemany(*arguments)
+
+
+def make_catalog(path: Path) -> None:
+    """Make an empty catalog and its folders, if there is none.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses, or cannot hold SQLite's log.
+    """
+    if path.is_file() and path.stat().st_size:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"could not make the folder {path.parent}: {error.strerror or error}.") from error
+    with forks.using(), translated(str(path.parent)):
+        connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
+        try:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        finally:
+            connection.close()
+    if mode != "wal":
+        raise StorageError(f"{path.parent} cannot hold SQLite's write-ahead log; choose a folder on a local disk.")
+    sync_folder(path.parent)
+    sync_folder(path.parent.parent)
+
+
+def connect(uri: str, *, alone: bool = False) -> Connection:
+    """Open a connection to ``":memory:"`` or to a ``file:`` URI; `alone` shares no files with other processes."""
+    connection = sqlite3.connect(
+        uri,
+        uri=uri != ":memory:",
+        timeout=WAIT_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=Connection,
+    )
+    try:
+        if alone:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_size_limit = 67108864")  # a large write leaves a large log behind
+        # Touches the file, so that one that cannot be read fails here; and loads the JSON table-valued functions,
+        # which the authorizer would take for a change of the schema.
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        connection.execute("SELECT count(*) FROM json_each('[]'), json_tree('[]')").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    connection.authorizer = Authorizer()
+    connection.set_authorizer(connection.authorizer)
+    return connection
+
+
+def read_uid(connection: Connection) -> str | None:
+    """Return the name that the index got when it was made; ``None`` of one that has none yet."""
+    # A table: a view might never end.
+    tables = "SELECT count(*) FROM sqlite_master WHERE name = 'setting' AND type = 'table' AND sql LIKE '%name%value%'"
+    if not connection.execute(tables).fetchone()[0]:
+        return None  # an empty catalog, or none of ours
+    row = connection.execute("SELECT value FROM setting WHERE name = 'uid'").fetchone()
+    return None if row is None else str(row[0])
+
+
+def leave(connection: Connection) -> None:
+    """In a forked child, leave a connection to the parent: it is not used, and never closed, not even at the end."""
+    if not connection.inherited:
+        connection.inherited = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Turn SQLite's errors into those of the library."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(error, where) from error
+
+
+def _translate(error: sqlite3.Error, where: str) -> LatelierError:
+    reason = str(error)
+    if "locked" in reason:
+        return busy(where)
+    if "readonly" in reason:
+        return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
+    if any(sign in reason for sign in ("malformed", "not a database", "Could not decode", "unsupported file format")):
+        return CorruptedIndexError(
+            f"the catalog of the index in {where} is damaged: {reason}. Put it back from a copy or build it anew."
+        )
+    return StorageError(
+        f"the catalog of the index in {where} refused: {reason}. What was committed before is still there."
+    )
+
+
+def _inherited_error() -> StorageError:
+    return StorageError(
+        "this process was forked within a call on this index; only the process that began the call can go on with it. "
+        "Leave the forked process with os._exit, as multiprocessing does."
+    )
+
+
+def busy(where: str) -> StorageError:
+    """Return the error of a writer that has waited in vain for another one."""
+    return StorageError(
+        f"another write to the index in {where} has gone on for {WAIT_SECONDS:g} seconds; try again when it is over."
+    )

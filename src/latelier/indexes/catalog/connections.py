@@ -1,0 +1,286 @@
+"""Connections to the catalog: who may read and write when, in threads, forked processes and read-only folders.
+
+On disk each transaction takes a connection from a pool. SQLite's write-ahead log gives every reading transaction the
+latest commit, without waiting for a writer, and lets one writer in at a time. In memory there is one connection and
+a lock, which a writer takes only for the moment in which it applies what it has prepared.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from latelier.errors import InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.indexes.catalog import connection as sqlite
+from latelier.indexes.catalog import forks
+from latelier.indexes.catalog.connection import Connection, connect, leave, translated
+from latelier.indexes.catalog.place import Identity, Place, replaced
+
+__all__ = ["Connections", "FileConnections", "MemoryConnections"]
+
+# Catalogs whose connections a forked child has inherited: SQLite cannot lock them there.
+_inherited: set[Identity] = set()
+
+
+class MemoryConnections:
+    """The one connection of a catalog in memory."""
+
+    where = "in memory"
+
+    def __init__(self) -> None:
+        with forks.using():
+            self._connection = connect(":memory:")
+        self._lock = forks.Lock(threading.RLock)
+        self._writer = forks.Lock()
+        self._closed = False
+        self._close = weakref.finalize(self, _close_all, [self._connection])
+        forks.register(self)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Hold the connection for some questions that see the same state."""
+        with forks.using(), self._lock.current, translated(self.where):
+            _refuse_closed(self._closed, self.where)
+            yield self._connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Callable[[], Connection]]:
+        """Be the only writer; the transaction begins, and readers wait, when the connection is asked for."""
+        _refuse_closed(self._closed, self.where)
+        forks.refuse_unusable()
+        with _one_writer(self._writer, self.where), translated(self.where), ExitStack() as transaction:
+            begun: list[Connection] = []
+
+            def begin() -> Connection:
+                if not begun:
+                    # From here on close() waits; before, it may have come in between.
+                    begun.append(transaction.enter_context(self.reading()))
+                    begun[0].execute("BEGIN IMMEDIATE")
+                return begun[0]
+
+            try:
+                yield begin
+                for connection in begun:
+                    _commit(connection)
+            except BaseException:
+                for connection in begun:
+                    _rollback(connection)
+                raise
+
+    def is_in_place(self) -> bool:
+        """Return True: memory stays where it is."""
+        return True
+
+    def close(self) -> None:
+        """Drop the catalog, when nobody is using it any more."""
+        self._closed = True
+        with suppress(StorageError), forks.using(), self._lock.current:  # refused: a forked child that must not
+            self._close()
+
+    def close_idle(self) -> None:
+        """See `forks.Pool`; a copy of the memory is as good as the memory."""
+
+    def leave_to_parent(self, *, all_of_them: bool) -> None:
+        """See `forks.Pool`."""
+        if all_of_them:
+            self._close.detach()
+            leave(self._connection)
+
+
+class FileConnections:
+    """A pool of connections to a catalog on disk.
+
+    Parameters
+    ----------
+    path
+        The catalog's file.
+    read_only
+        Never write, not even SQLite's own side files where the folder forbids it.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self.path = path
+        self.where = str(path.parent)
+        self.read_only = read_only
+        self._place = Place(path)
+        self._uid: str | None = None
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._writer = forks.Lock()
+        self._closed = False
+        self._close = weakref.finalize(self, _close_all, self._idle)
+        forks.register(self)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Begin a reading transaction: all its questions see the latest commit, and nothing newer."""
+        with self._transaction("BEGIN") as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Callable[[], Connection]]:
+        """Begin the only writing transaction; it commits at the end, or leaves no trace if an error passes."""
+        _refuse_closed(self._closed, self.where)
+        if self.read_only:
+            raise ReadOnlyIndexError(
+                f"the index in {self.where} is open for reading only; to change it, open it without read_only=True in "
+                "a folder that you may write."
+            )
+        forks.refuse_unusable()
+        with _one_writer(self._writer, self.where), self._transaction("BEGIN IMMEDIATE") as connection:
+            self._check_uid(connection)
+            self._place.check(segments=True)
+            yield lambda: connection
+            self._place.check(segments=True)
+
+    def is_in_place(self) -> bool:
+        """Whether the files are still those that were opened, so that segments may be deleted."""
+        return self._place.is_same(segments=True)
+
+    def close(self) -> None:
+        """Close all connections; the last one of all processes folds SQLite's log into the catalog."""
+        self._closed = True
+        _close_all(self._idle)
+
+    def close_idle(self) -> None:
+        """See `forks.Pool`."""
+        _close_all(self._idle)
+
+    def leave_to_parent(self, *, all_of_them: bool) -> None:
+        """See `forks.Pool`."""
+        inherited = [*self._idle, *self._busy]
+        if inherited and self._place.identity is not None:
+            _inherited.add(self._place.identity)
+        for connection in inherited:
+            leave(connection)
+        self._close.detach()
+        self._idle, self._busy = [], set()
+        self._close = weakref.finalize(self, _close_all, self._idle)
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[Connection]:
+        _refuse_closed(self._closed, self.where)
+        with forks.using(), translated(self.where):
+            connection = self._take()
+            try:
+                connection.execute(begin)
+                yield connection
+                _commit(connection)
+            except BaseException:
+                _rollback(connection)
+                raise
+            finally:
+                self._give_back(connection)
+
+    def _take(self) -> Connection:
+        self._place.check()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._open()
+        self._busy.add(connection)
+        return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.inherited:
+            return
+        # Without SQLite's shared files a connection cannot notice that another user writes: it serves once.
+        if self._closed or connection.serves_once or forks.is_fork_near():
+            connection.close()
+        else:
+            self._idle.append(connection)
+        self._busy.discard(connection)
+        if self._closed:  # since we looked
+            _close_all(self._idle)
+
+    def _open(self) -> Connection:
+        """Open a connection to the same catalog as all others, or none."""
+        found = self._place.find()
+        if found in _inherited:
+            raise StorageError(
+                f"the index in {self.where} was in use when this process was forked, so it cannot be used here. Fork "
+                "while nothing is being added, or start processes with multiprocessing.get_context('spawn')."
+            )
+        connection = self._connect()
+        try:
+            # SQLite opens the log by its name, so nothing may have been moved since.
+            if found != self._place.find():
+                raise replaced(self.path.parent)
+            self._check_uid(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._place.remember(found)
+        return connection
+
+    def _check_uid(self, connection: Connection) -> None:
+        """Compare the name that every index has got when it was made: a file may have been overwritten in place."""
+        found = sqlite.read_uid(connection)
+        if self._uid is not None and found != self._uid:
+            raise replaced(self.path.parent)
+        self._uid = found
+
+    def _connect(self) -> Connection:
+        uri = self.path.absolute().as_uri()
+        if not self.read_only:
+            return connect(f"{uri}?mode=rw")
+        try:
+            return connect(f"{uri}?mode=ro")
+        except sqlite3.OperationalError:
+            if not self.path.is_file():
+                raise
+            # A folder that nobody can write: SQLite cannot make the files that processes share.
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if not (log.exists() and log.stat().st_size):
+                connection = connect(f"{uri}?mode=ro&immutable=1")
+            elif os.name != "nt":
+                connection = connect(f"{uri}?mode=ro&vfs=unix-none", alone=True)
+            else:
+                raise
+            connection.serves_once = True
+            return connection
+
+
+Connections: TypeAlias = "MemoryConnections | FileConnections"
+
+
+def _close_all(connections: list[Connection]) -> None:
+    if not connections:
+        return
+    with suppress(IndexError), forks.using():  # another thread may take the last one
+        while connections:
+            connections.pop().close()
+
+
+def _commit(connection: Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("COMMIT")
+
+
+def _rollback(connection: Connection) -> None:
+    if connection.in_transaction and not connection.inherited:
+        connection.execute("ROLLBACK")
+
+
+def _refuse_closed(closed: bool, where: str) -> None:
+    if closed:
+        place = where if where == "in memory" else f"in {where}"
+        raise InvalidArgumentError(f"the index {place} is closed; open it again with indexes.open(path).")
+
+
+@contextmanager
+def _one_writer(lock: forks.Lock, where: str) -> Iterator[None]:
+    """Let one thread of this process write at a time."""
+    held = lock.current
+    if not held.acquire(timeout=sqlite.WAIT_SECONDS):
+        raise sqlite.busy(where)
+    try:
+        yield
+    finally:
+        held.release()

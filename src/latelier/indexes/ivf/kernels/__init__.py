@@ -1,0 +1,1 @@
+"""CPU kernels that only the IVF index uses."""

@@ -1,0 +1,88 @@
+"""Reading memory by its address: rows of documents that lie scattered over memory maps, with no array for each.
+
+And floating numbers by their bits. All without views of arrays, whose error messages take numba seconds to compile. The
+caller keeps the memory alive and knows how many bytes are his; nothing is checked here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from latelier.kernels import simd as vectors
+from latelier.kernels.simd import constant
+
+__all__ = ["bits_of", "copy_bytes", "float_of", "prefetch", "read_half", "read_word"]
+
+_BYTE = ir.IntType(8)
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy `count` bytes from one address to another; the two do not overlap."""
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        target, source, count = arguments
+        pointer = _BYTE.as_pointer()
+        cgutils.raw_memcpy(
+            builder, builder.inttoptr(target, pointer), builder.inttoptr(source, pointer), count, constant(1)
+        )
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for a line of memory that will be read soon; any address will do, results never change."""
+    signature = types.void(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        vectors.prefetch(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _read(bits: int) -> Any:
+    @intrinsic
+    def read(typing_context: Any, address: Any) -> Any:
+        """Return the unsigned integer at an address."""
+        signature = types.uint32(types.int64)
+
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            word = builder.load(vectors.at(builder, arguments[0], ir.IntType(bits)), align=1)
+            return builder.zext(word, ir.IntType(32)) if bits < 32 else word
+
+        return signature, generate
+
+    return read
+
+
+read_half, read_word = _read(16), _read(32)
+
+
+@intrinsic
+def bits_of(typing_context: Any, number: Any) -> Any:
+    """Return the bits of a float32 as uint32."""
+    signature = types.uint32(types.float32)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return signature, generate
+
+
+@intrinsic
+def float_of(typing_context: Any, bits: Any) -> Any:
+    """Return the float32 that has these bits, uint32."""
+    signature = types.float32(types.uint32)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return signature, generate

@@ -1,0 +1,147 @@
+"""The places of the highest numbers of an array, and of those that come close."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.kernels.jit import kernel
+
+__all__ = ["highest_places", "near_highest", "nth_highest", "sort_falling"]
+
+# Of Shell's sort, as Ciura found them (2001, *Best increments for the average case of Shellsort*).
+_GAPS = (701, 301, 132, 57, 23, 10, 4, 1)
+
+
+@kernel()
+def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
+    """Write, ascending, where the highest scores stand; of equal ones at the edge, the first.
+
+    Parameters
+    ----------
+    scores
+        ``(n,)`` float32, no NaN.
+    places
+        ``(most,)`` int64, at most n; written.
+
+    Examples
+    --------
+    >>> places = np.empty(2, dtype="int64")
+    >>> highest_places(np.array([1, 3, 2, 2], dtype="float32"), places)
+    >>> places
+    array([1, 2])
+    """
+    most = len(places)
+    edge = nth_highest(scores.copy(), most)
+    above = 0
+    for i in range(len(scores)):
+        above += scores[i] > edge
+    room, n = most - above, 0
+    for i in range(len(scores)):
+        if scores[i] > edge:
+            places[n] = i
+            n += 1
+        elif scores[i] == edge and room > 0:
+            places[n] = i
+            n += 1
+            room -= 1
+
+
+@kernel()
+def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -> int:
+    """Write, ascending, where scores stand that are below the k-th highest by no more than `slack`.
+
+    Parameters
+    ----------
+    scores
+        ``(n,)`` float32, no NaN, at least `k`.
+    k
+        From 1.
+    slack
+        Not negative.
+    places
+        ``(n,)`` int64, written as far as is returned.
+
+    Returns
+    -------
+    int
+        How many there are.
+
+    Examples
+    --------
+    >>> places = np.empty(4, dtype="int64")
+    >>> near_highest(np.array([1, 3, 2, 2.5], dtype="float32"), 1, 0.75, places)
+    2
+    >>> places[:2]
+    array([1, 3])
+    """
+    edge = nth_highest(scores.copy(), k) - slack
+    n = 0
+    for i in range(len(scores)):
+        if scores[i] >= edge:
+            places[n] = i
+            n += 1
+    return n
+
+
+@kernel()
+def nth_highest(scores: np.ndarray, n: int) -> float:
+    """Return the n-th highest number, and bring those that are at least as high before it: Hoare's quickselect.
+
+    Parameters
+    ----------
+    scores
+        ``(m,)`` numbers of any type, no NaN; put in another order.
+    n
+        From 1 to m.
+
+    Examples
+    --------
+    >>> numbers = np.array([1, 5, 3, 4])
+    >>> int(nth_highest(numbers, 2)), sorted(numbers[:2].tolist())
+    (4, [4, 5])
+    """
+    first, last, wanted = 0, len(scores) - 1, n - 1
+    while first < last:
+        pivot = scores[(first + last) // 2]
+        i, j = first, last
+        while i <= j:
+            while scores[i] > pivot:
+                i += 1
+            while scores[j] < pivot:
+                j -= 1
+            if i <= j:
+                scores[i], scores[j] = scores[j], scores[i]
+                i += 1
+                j -= 1
+        if wanted <= j:
+            last = j
+        elif wanted >= i:
+            first = i
+        else:
+            break
+    return scores[wanted]
+
+
+@kernel()
+def sort_falling(numbers: np.ndarray) -> None:
+    """Sort some hundred numbers, the highest first: Shell's sort.
+
+    Parameters
+    ----------
+    numbers
+        ``(n,)`` numbers of any type, no NaN; sorted in place.
+
+    Examples
+    --------
+    >>> numbers = np.array([1, 5, 3, 4])
+    >>> sort_falling(numbers)
+    >>> numbers
+    array([5, 4, 3, 1])
+    """
+    for gap in _GAPS:
+        for i in range(gap, len(numbers)):
+            number, place = numbers[i], i
+            while place >= gap and numbers[place - gap] < number:
+                numbers[place] = numbers[place - gap]
+                place -= gap
+            numbers[place] = number

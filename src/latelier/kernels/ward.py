@@ -1,0 +1,225 @@
+"""Ward clustering of each document's tokens, and the mean of each cluster.
+
+Merges are found by following chains of nearest neighbours, in a time that grows with the square of the tokens: where a
+chain turns back, its last two clusters are each other's nearest, and are merged. This finds the merges of the greedy
+algorithm, though not from the lowest to the highest, so all of them are found before the tree is cut.
+
+The matrix holds squared distances in double precision: squares spare a root per update, and doubles make the merges
+those of scipy. It is compacted at each merge, so that every loop runs over contiguous numbers that are all in use.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.kernels.jit import kernel
+
+__all__ = ["pool_documents"]
+
+
+@kernel("contract", "reassoc")
+def pool_documents(
+    vectors: np.ndarray, offsets: np.ndarray, pooled_offsets: np.ndarray, protected: int, pooled: np.ndarray
+) -> int:
+    """Write the unit mean of each cluster; how many clusters a document gets, ``pooled_offsets`` says.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32, contiguous.
+    offsets
+        ``(documents + 1,)`` int64 into ``vectors``.
+    pooled_offsets
+        ``(documents + 1,)`` int64 into ``pooled``.
+    protected
+        First rows of each document that take no part; they are neither read nor written.
+    pooled
+        ``(clusters, dim)`` float32, zeros; written in place, clusters in the order of their first tokens.
+
+    Returns
+    -------
+    int
+        The first document with a mean that has no finite length, -1 where all have one.
+
+    Examples
+    --------
+    >>> vectors = np.array([[1, 0], [0, 1], [1, 0]], dtype="float32")
+    >>> pooled = np.zeros((2, 2), dtype="float32")
+    >>> pool_documents(vectors, np.array([0, 3]), np.array([0, 2]), 0, pooled), pooled.tolist()
+    (-1, [[1.0, 0.0], [0.0, 1.0]])
+    """
+    longest = 0
+    for d in range(len(offsets) - 1):
+        longest = max(longest, offsets[d + 1] - offsets[d] - protected)
+    scratch = np.empty(longest * longest, dtype=np.float64)
+    for d in range(len(offsets) - 1):
+        rows = vectors[offsets[d] + protected : offsets[d + 1]]
+        means = pooled[pooled_offsets[d] + protected : pooled_offsets[d + 1]]
+        n = len(rows)
+        if n == 0:
+            continue
+        distances = scratch[: n * n].reshape(n, n)
+        _square_distances(rows, distances)
+        labels = _cut(_merge(distances), len(means))
+        for token in range(n):
+            mean = means[labels[token]]
+            for k in range(len(mean)):
+                mean[k] += rows[token, k]
+        for c in range(len(means)):
+            square = 0.0
+            for k in range(means.shape[1]):
+                square += np.float64(means[c, k]) * np.float64(means[c, k])
+            if not np.isfinite(square):
+                return d
+            if square > 0:
+                means[c] *= np.float32(1 / np.sqrt(square))  # of the sum: dividing by the count first changes nothing
+    return -1
+
+
+@kernel("contract", "reassoc")
+def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
+    """Fill ``distances (n, n)`` with ``(1 - <row, row>) ** 2``, infinity on the diagonal.
+
+    Eight products at a time, of four rows and two, so that what is loaded is used more than once. Past the end, the
+    last row stands in.
+    """
+    n, dim = rows.shape
+    end = n - 1
+    for i in range(0, n, 4):
+        i1, i2, i3 = min(i + 1, end), min(i + 2, end), min(i + 3, end)
+        row, row1, row2, row3 = rows[i], rows[i1], rows[i2], rows[i3]
+        for j in range(i, n, 2):
+            j1 = min(j + 1, end)
+            left, right = rows[j], rows[j1]
+            a = a1 = a2 = a3 = b = b1 = b2 = b3 = np.float32(0)
+            for k in range(dim):
+                a += row[k] * left[k]
+                a1 += row1[k] * left[k]
+                a2 += row2[k] * left[k]
+                a3 += row3[k] * left[k]
+                b += row[k] * right[k]
+                b1 += row1[k] * right[k]
+                b2 += row2[k] * right[k]
+                b3 += row3[k] * right[k]
+            _put(distances, i, j, a)
+            _put(distances, i1, j, a1)
+            _put(distances, i2, j, a2)
+            _put(distances, i3, j, a3)
+            _put(distances, i, j1, b)
+            _put(distances, i1, j1, b1)
+            _put(distances, i2, j1, b2)
+            _put(distances, i3, j1, b3)
+    for i in range(n):
+        distances[i, i] = np.inf
+
+
+@kernel()
+def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
+    """Write a squared cosine distance on both sides; rounding may take a similarity past 1, and NaN counts as 1."""
+    distance = np.float32(1) - similarity
+    distance = distance if distance > 0 else np.float32(0)
+    distance = distance if distance < 2 else np.float32(2)
+    distances[i, j] = distances[j, i] = np.float64(distance) ** 2
+
+
+@kernel("contract")
+def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Merge until one cluster is left; ``distances (n, n)`` is used up.
+
+    Returns, for each of the n - 1 merges, its squared height and the first tokens of both clusters, the earlier token
+    before the later one. Each token but 0 is the later one once.
+    """
+    n = len(distances)
+    keys = distances.view(np.int64)
+    sizes = np.ones(n)
+    tokens = np.arange(n)  # first token of each cluster
+    chain = np.empty(n, dtype=np.int64)
+    heights, earlier, later = np.empty(n - 1), np.empty(n - 1, dtype=np.int64), np.empty(n - 1, dtype=np.int64)
+    depth = 0
+    for merge in range(n - 1):
+        active = n - merge
+        if depth == 0:
+            chain[0] = 0
+            depth = 1
+        while True:
+            x = chain[depth - 1]
+            y = _nearest(keys[x], active)
+            # Of equally near clusters the previous one is taken: a chain must not run in circles.
+            if depth > 1 and distances[x, chain[depth - 2]] <= distances[x, y]:
+                y = chain[depth - 2]
+                break
+            chain[depth] = y
+            depth += 1
+        depth -= 2
+        kept, gone = min(x, y), max(x, y)
+        heights[merge] = distances[kept, gone]
+        earlier[merge] = min(tokens[kept], tokens[gone])
+        later[merge] = max(tokens[kept], tokens[gone])
+        tokens[kept] = earlier[merge]
+        _join(distances, sizes, kept, gone, active)
+        # The last cluster moves to the place that has become free.
+        last = active - 1
+        if gone != last:
+            distances[gone, :last] = distances[last, :last]
+            distances[:last, gone] = distances[last, :last]
+            distances[gone, gone] = np.inf
+            sizes[gone], tokens[gone] = sizes[last], tokens[last]
+            for i in range(depth):
+                if chain[i] == last:
+                    chain[i] = gone
+    return heights, earlier, later
+
+
+@kernel("contract")
+def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active: int) -> None:
+    """Put the union of two clusters in the place of the first: the formula of Lance and Williams for Ward's method."""
+    height = distances[kept, gone]
+    size_kept, size_gone = sizes[kept], sizes[gone]
+    row, other = distances[kept], distances[gone]
+    for i in range(active):
+        size = sizes[i]
+        total = (size_kept + size) * row[i] + (size_gone + size) * other[i] - size * height
+        distance = total / (size_kept + size_gone + size)
+        # No union is nearer than the nearer of its parts. Rounding must not change that: chains rely on it.
+        lowest = row[i] if row[i] < other[i] else other[i]
+        row[i] = distance if distance > lowest else lowest
+    row[kept] = np.inf
+    sizes[kept] = size_kept + size_gone
+    for i in range(active):
+        distances[i, kept] = row[i]
+
+
+@kernel()
+def _nearest(keys: np.ndarray, active: int) -> int:
+    """Return the first place of the smallest of ``keys[:active]``.
+
+    The bits of floats that are not negative, read as integers, have the same order; LLVM makes vector instructions of
+    a minimum of integers, and of none of floats. For the same reason there is no early exit.
+    """
+    smallest = keys[0]
+    for i in range(1, active):
+        smallest = keys[i] if keys[i] < smallest else smallest
+    place = active
+    for i in range(active):
+        here = i if keys[i] == smallest else active
+        place = here if here < place else place
+    return place
+
+
+@kernel()
+def _cut(merges: tuple[np.ndarray, np.ndarray, np.ndarray], clusters: int) -> np.ndarray:
+    """Return each token's cluster when only the lowest merges are done; numbered by their first tokens."""
+    heights, earlier, later = merges
+    n = len(heights) + 1
+    parents = np.arange(n)
+    for merge in np.argsort(heights, kind="mergesort")[: n - clusters]:
+        parents[later[merge]] = earlier[merge]
+    labels = np.empty(n, dtype=np.int64)
+    seen = 0
+    for token in range(n):
+        if parents[token] == token:
+            labels[token] = seen
+            seen += 1
+        else:
+            labels[token] = labels[parents[token]]  # an earlier token, labelled already
+    return labels

@@ -1,0 +1,1 @@
+"""`train`: what ``latelier train`` does, as a function."""

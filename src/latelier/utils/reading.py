@@ -1,0 +1,186 @@
+"""Reading text that people give us, line by line: whatever is wrong with a file is one of our errors.
+
+Files come from anywhere: cut short, damaged, in another encoding, or hostile. Every reader of this library takes its
+lines and its JSON from here, so that each of those is met once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.utils.describing import describe
+
+__all__ = [
+    "LONGEST_LINE",
+    "as_path",
+    "check_unicode",
+    "is_file",
+    "is_folder",
+    "open_binary",
+    "parse_json",
+    "text_lines",
+]
+
+# In characters. A line is held in memory at once; a file without line ends (/dev/zero) would fill it.
+LONGEST_LINE = 2**24
+
+
+def as_path(path: object, name: str = "path") -> Path:
+    """Return what a user gave as a path, or say that it is none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither a str nor a path.
+
+    Examples
+    --------
+    >>> as_path(5)
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received 5 (int) as path; give a str or a pathlib.Path.
+    """
+    if isinstance(path, (str, Path)) or (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
+        return Path(path)
+    raise InvalidArgumentError(f"received {describe(path)} as {name}; give a str or a pathlib.Path.")
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file of this name; no file has a name that the system does not allow."""
+    return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for a name that is too long)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of this name; no folder has a name that the system does not allow."""
+    return os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+
+
+def open_binary(path: str | Path) -> BinaryIO:
+    """Open whatever has bytes to read: a file, a pipe, a device.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is nothing of that name, or it is a folder.
+    StorageError
+        If the system refuses to open it.
+    """
+    try:
+        return Path(path).open("rb")
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a null character in the name
+        raise InvalidArgumentError(f"there is no file {str(path)!r}.") from error
+    except OSError as error:
+        # Windows calls it a lack of permission.
+        if isinstance(error, IsADirectoryError) or (isinstance(error, PermissionError) and Path(path).is_dir()):
+            raise InvalidArgumentError(f"{str(path)!r} is a folder; give a file.") from error
+        raise StorageError(f"cannot read {path}: {error}.") from error
+
+
+def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iterator[str]:
+    r"""Yield the lines of UTF-8 text, with their ends as they are; a byte order mark is left out.
+
+    Parameters
+    ----------
+    file
+        Opened for reading bytes; closed at the end.
+    source
+        What messages call it.
+    compressed
+        Whether it is gzip.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not UTF-8, or a line is longer than `LONGEST_LINE`.
+    StorageError
+        If it cannot be read, or is damaged gzip.
+
+    Examples
+    --------
+    >>> list(text_lines(io.BytesIO(b"one\ntwo"), "numbers.txt"))
+    ['one\n', 'two']
+    >>> list(text_lines(io.BytesIO(b"caf\xe9\n"), "menu.txt"))
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: menu.txt is not UTF-8 text (byte 0xe9 after line 0); convert it to UTF-8.
+    """
+    number = 0
+    binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
+    # newline="" leaves line ends inside of quotes to csv.
+    with file, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+        try:
+            while line := text.readline(LONGEST_LINE + 1):
+                if len(line) > LONGEST_LINE:
+                    raise InvalidArgumentError(f"{source}:{number + 1}: longer than {LONGEST_LINE:,} characters.")
+                yield line
+                number += 1
+        except UnicodeDecodeError as error:
+            byte = f"byte {error.object[error.start]:#04x} after line {number}"
+            raise InvalidArgumentError(f"{source} is not UTF-8 text ({byte}); convert it to UTF-8.") from error
+        except (EOFError, zlib.error) as error:
+            raise StorageError(f"cannot read {source}: damaged gzip after line {number}: {error}.") from error
+        except OSError as error:
+            raise StorageError(f"cannot read {source}: {error}.") from error
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is malformed, or beyond what Python reads: nested too deeply, or a number of thousands of digits.
+
+    Examples
+    --------
+    >>> parse_json('{"year": 2024}')
+    {'year': 2024}
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: malformed JSON: it is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InvalidArgumentError("malformed JSON: it is nested too deeply.") from error
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f"malformed JSON: {error}.") from error
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise InvalidArgumentError("malformed JSON: it holds an integer with too many digits.") from error
+
+
+def check_unicode(text: str, name: str) -> None:
+    r"""Refuse a text with a lone surrogate, which has no UTF-8 form: tokenizers and SQLite cannot take it.
+
+    Parameters
+    ----------
+    text
+        What a user gave.
+    name
+        What the message calls it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is one.
+
+    Examples
+    --------
+    >>> check_unicode("fine", "the text")
+    >>> check_unicode("broken" + chr(0xD800), "the text")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: the text is not valid Unicode: '\ud800' at position 6 is half of a pair, as...
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"{name} is not valid Unicode: {text[error.start]!r} at position {error.start} is half of a pair, as made "
+            "by cutting a text in UTF-16, or of bytes that are not UTF-8."
+        ) from error

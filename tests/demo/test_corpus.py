@@ -1,0 +1,159 @@
+"""The corpus of docstrings: what it holds, what it leaves out, and that collecting it runs no library code."""
+
+import ast
+import itertools
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from latelier.demo import standard_library_documents
+from latelier.demo.builtins import builtin_definitions
+from latelier.demo.source import source_definitions, source_reexports
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return list(standard_library_documents())
+
+
+@pytest.fixture(scope="module")
+def by_id(documents):
+    return {document["id"]: document for document in documents}
+
+
+@pytest.mark.parametrize(
+    ("id_", "kind", "module"),
+    [
+        ("argparse", "module", "argparse"),
+        ("argparse.ArgumentParser", "class", "argparse"),
+        ("argparse.ArgumentParser.add_argument", "method", "argparse"),  # from a private base class
+        ("threading.Thread.join", "method", "threading"),
+        ("threading.Lock", None, "threading"),  # a function up to Python 3.12, then a class
+        ("hashlib.sha256", "function", "hashlib"),  # made while hashlib is imported
+        ("re.Pattern.match", "method", "re"),
+        ("random.random", "function", "random"),
+        ("os.listdir", "function", "os"),  # from posix import *
+        ("os.path.join", "function", "os.path"),
+        ("os.path.exists", "function", "os.path"),  # from genericpath import *
+        ("csv.reader", "function", "csv"),  # from _csv import reader
+        ("collections.deque.append", "method", "collections"),
+        ("collections.abc.Mapping", "class", "collections.abc"),
+        ("concurrent.futures.wait", "function", "concurrent.futures"),  # from a private Python module
+        ("struct", "module", "struct"),  # from _struct import __doc__
+        ("itertools.chain", "class", "itertools"),
+        ("pathlib.PurePath.suffix", "property", None),  # defined in a module of its own from Python 3.13 on
+        ("str.split", "method", "builtins"),
+        ("builtins", "module", "builtins"),
+        ("open", "function", "builtins"),  # and not io.open as well
+        ("json.loads", "function", "json"),
+    ],
+)
+def test_well_known_names(by_id, id_, kind, module):
+    assert id_ in by_id
+    assert by_id[id_]["kind"] == (kind or by_id[id_]["kind"])
+    assert module is None or by_id[id_]["module"] == module
+    assert by_id[id_]["text"].splitlines()[0] == id_.replace(".", " ").replace("_", " ")
+
+
+def test_text_is_the_words_of_the_name_then_the_docstring(by_id):
+    summary = threading.Thread.join.__doc__.splitlines()[0]
+    assert by_id["threading.Thread.join"]["text"].splitlines()[:2] == ["threading Thread join", summary]
+    assert by_id["collections.abc.Mapping"]["text"].startswith("collections abc Mapping\n")
+
+
+def test_thousands_of_documents_without_private_names_tests_or_duplicates(documents, by_id):
+    assert len(documents) > 5_000
+    assert len(by_id) == len(documents)
+    assert {document["kind"] for document in documents} == {"module", "class", "function", "method", "property"}
+    parts = set(itertools.chain.from_iterable(document["id"].split(".") for document in documents))
+    assert not [part for part in parts if part.startswith("_")]
+    modules = {document["module"].split(".")[0] for document in documents}
+    assert modules <= set(sys.stdlib_module_names)
+    assert not modules & {"test", "idlelib", "lib2to3", "turtledemo", "distutils", "this", "antigravity"}
+    contents = [(document["id"].removeprefix(document["module"]), document["text"]) for document in documents]
+    assert len(set(contents)) == len(contents)
+    assert all(document["text"].count("\n") and document["text"].split("\n", 1)[1].strip() for document in documents)
+
+
+def test_what_is_left_out(by_id):
+    assert "io.open" not in by_id  # the builtin open
+    assert "socket.error" not in by_id  # OSError
+    assert "functools.RLock" not in by_id  # imported there for use, not in __all__
+    assert "asyncio.gather" not in by_id  # defined in, and listed under, asyncio.tasks
+    assert "asyncio.tasks.gather" in by_id
+
+
+def test_the_order_is_fixed(documents):
+    assert [d["id"] for d in itertools.islice(standard_library_documents(), 500)] == [d["id"] for d in documents[:500]]
+
+
+def test_collecting_runs_no_application_code():
+    code = (
+        "import sys; from latelier.demo import standard_library_documents; list(standard_library_documents());"
+        "print([n for n in ('tkinter', 'turtle', 'this', 'idlelib', 'readline', 'torch') if n in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert (printed.stdout, printed.stderr) == ("[]\n", "")
+
+
+SOURCE = '''
+"""The module."""
+from ._a import f as g, h
+from ..b import *
+import os
+try:
+    from _c import x
+except ImportError:
+    def fallback(a, *, b: int = 2):
+        """Fall back."""
+class _Base:
+    def inherited(self, n=1, /):
+        """From the base."""
+class Public(_Base):
+    """A class."""
+    def __init__(self, size, name="x"):
+        """Not listed."""
+    @property
+    def area(self):
+        """An area."""
+    @classmethod
+    def make(cls, source):
+        """Make one."""
+    def undocumented(self): ...
+    def _private(self):
+        """Not listed."""
+    class Inner:
+        """Nested."""
+class Second(_Base):
+    """Another."""
+'''
+
+
+def test_definitions_of_a_source():
+    assert [tuple(definition) for definition in source_definitions(ast.parse(SOURCE))] == [
+        ("", "module", "The module."),
+        ("fallback", "function", "Fall back."),
+        ("Public", "class", "A class."),
+        ("Public.area", "property", "An area."),
+        ("Public.make", "method", "Make one."),
+        ("Public.Inner", "class", "Nested."),
+        ("Public.inherited", "method", "From the base."),
+        ("Second", "class", "Another."),
+    ]
+
+
+def test_reexports_of_a_source():
+    assert [tuple(reexport) for reexport in source_reexports(ast.parse(SOURCE), "top.package")] == [
+        ("top.package._a", {"f": "g", "h": "h"}),
+        ("top.b", {"*": "*"}),
+        ("_c", {"x": "x"}),
+    ]
+
+
+def test_call_forms_at_the_head_of_a_builtin_docstring_are_left_out():
+    import builtins
+
+    (definition,) = [d for d in builtin_definitions(builtins) if d.name == "max"]
+    assert definition.doc.startswith("With a single iterable argument, return its biggest item.")

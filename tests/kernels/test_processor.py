@@ -1,0 +1,60 @@
+"""Kernels keep to the instructions that numba may use, also where the processor has more."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys, torch
+from latelier.embeddings import TokenEmbeddings
+from latelier.scores import colbert_scores
+from latelier.kernels import choose_kernel, multiplies_bfloat16
+print(choose_kernel(), multiplies_bfloat16())
+generator = torch.Generator().manual_seed(0)
+queries, documents = torch.randn(2, 3, 32, generator=generator), torch.randn(5, 4, 32, generator=generator)
+for dtype in sys.argv[1:]:
+    sides = [TokenEmbeddings.from_list(list(side)).to(dtype) for side in (queries, documents)]
+    print(*(f"{score:.3f}" for score in colbert_scores(*sides).flatten().tolist()))
+"""
+
+x86 = pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="the names of instructions are those of x86"
+)
+
+
+def run(*dtypes, **settings):
+    """The kernels that a new process chooses, and its scores per type of number."""
+    forced = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "LATELIER_KERNELS")
+    environment = {name: value for name, value in os.environ.items() if name not in forced} | settings
+    command = [sys.executable, "-c", PROGRAM, *dtypes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr  # LLVM aborts at an instruction that it was not allowed
+    kernels, *scores = done.stdout.splitlines()
+    return kernels, [[float(score) for score in line.split()] for line in scores]
+
+
+@x86
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"NUMBA_CPU_NAME": "generic"},
+        {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,-avx512f"},
+    ],
+    ids=["generic", "haswell"],
+)
+def test_kernels_ask_for_no_instruction_that_numba_was_kept_from(settings):
+    """All with one cache on disk: kernels for one set of instructions are none for another."""
+    dtypes = ("bfloat16", "int8")
+    kernels, forced = run(*dtypes, **settings)
+    assert kernels == "portable False"
+    for found, wanted in zip(forced, run(*dtypes)[1], strict=True):
+        assert found == pytest.approx(wanted, abs=0.002)
+
+
+@x86
+def test_features_that_the_processor_lacks_are_not_believed():
+    native = run()[0].split()[0]
+    assert run(NUMBA_CPU_FEATURES="+avx512f,+avx512bw,+avx512vnni")[0] == f"{native} False"  # without avx512bf16
