@@ -10,7 +10,7 @@ import numpy as np
 from index_helpers import check_stored
 
 from latelier import indexes
-from latelier.indexes.ivf import growth
+from latelier.indexes.ivf import maintenance
 
 KINDS = {"flat": indexes.Flat, "ivf": indexes.IVF}
 # ANN data is made, and made again, while writers are killed.
@@ -101,7 +101,7 @@ def stored(index):
 def grow_early():
     """Have this process make ANN data of a few documents already."""
     for name, tokens in GROW_EARLY.items():
-        setattr(growth, name, tokens)
+        setattr(maintenance, name, tokens)
 
 
 def kill_round(folder, seed, state, delay, read_only=False):

@@ -5,7 +5,7 @@ import os
 import pytest
 from kill_rounds import GROW_EARLY, KINDS, kill_rounds
 
-from latelier.indexes.ivf import growth
+from latelier.indexes.ivf import maintenance
 from latelier.indexes.ivf.warmup import compile_kernels
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
@@ -17,7 +17,7 @@ KILLS = 50
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_killed_writers_leave_the_last_commit(kind, tmp_path, monkeypatch):
     for name, tokens in GROW_EARLY.items():
-        monkeypatch.setattr(growth, name, tokens)
+        monkeypatch.setattr(maintenance, name, tokens)
     compile_kernels()  # in the parent: children would be killed while they load them
     folder = tmp_path / "index"
     kind(folder).close()

@@ -13,12 +13,12 @@ from index_helpers import check_hits, check_stored
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, UnknownIdError
-from latelier.indexes.ivf import growth
+from latelier.indexes.ivf import maintenance
 from naive import naive_maxsim
 
 # Few ids, so that they meet again; both types of one number among them.
 IDS = st.sampled_from([0, 1, 2, "0", "1", "a", "b", "é'\""])
-KEPT = growth._FIRST_TOKENS, growth._FRESH_TOKENS
+KEPT = maintenance._FIRST_TOKENS, maintenance._FRESH_TOKENS
 BATCHES = st.lists(IDS, unique=True, max_size=5)
 
 
@@ -131,11 +131,11 @@ class IVFMachine(Machine):
     exact = False
 
     def make(self, folder):
-        growth._FIRST_TOKENS, growth._FRESH_TOKENS = 10, 3
+        maintenance._FIRST_TOKENS, maintenance._FRESH_TOKENS = 10, 3
         return indexes.IVF(folder, memory_limit=800)
 
     def teardown(self):
-        growth._FIRST_TOKENS, growth._FRESH_TOKENS = KEPT
+        maintenance._FIRST_TOKENS, maintenance._FRESH_TOKENS = KEPT
         super().teardown()
 
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from latelier.indexes.ivf.cells import Cells, Centroids
+from latelier.indexes.ivf.document_table import Table
+from latelier.indexes.ivf.inverted_lists import Cells, Centroids
 from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni
 from latelier.indexes.ivf.kernels.inverted_lists import append_postings, group_rows, invert_cells
-from latelier.indexes.ivf.table import Table
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_ranges
 

@@ -20,14 +20,14 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, StorageError
 from latelier.indexes.base import Hit, Parameters, PathLike
 from latelier.indexes.catalog import forks
-from latelier.indexes.ivf.cells import Cells
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.effort import Effort, Knobs, advise, choose_knobs
+from latelier.indexes.ivf.document_table import Table
 from latelier.indexes.ivf.filling import fill_cells
-from latelier.indexes.ivf.growth import Growth, needed_growth
+from latelier.indexes.ivf.inverted_lists import Cells
 from latelier.indexes.ivf.kernels.codes import BITS, byte_width
+from latelier.indexes.ivf.maintenance import Growth, needed_growth
 from latelier.indexes.ivf.search import Scope, search_one
-from latelier.indexes.ivf.table import Table
+from latelier.indexes.ivf.search_parameters import Effort, Knobs, advise, choose_knobs
 from latelier.indexes.ivf.training import train_centroids
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.cells import Cells
-from latelier.indexes.ivf.effort import Knobs
+from latelier.indexes.ivf.document_table import Table
+from latelier.indexes.ivf.inverted_lists import Cells
 from latelier.indexes.ivf.query import Query, prepare_query
+from latelier.indexes.ivf.search_parameters import Knobs
 from latelier.indexes.ivf.stages import compare_signs, gather, keep_best, keep_likely, probe, score_codes
-from latelier.indexes.ivf.table import Table
 
 __all__ = ["Found", "Scope", "search_one"]
 

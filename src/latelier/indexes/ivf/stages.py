@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.cells import Cells, Centroids
+from latelier.indexes.ivf.document_table import Table
+from latelier.indexes.ivf.inverted_lists import Cells, Centroids
 from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, gather_best, sum_bits
 from latelier.indexes.ivf.kernels.dots import choose_vnni, group_dots, rerank_scores
 from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.probing import best_cells, best_groups
 from latelier.indexes.ivf.query import Query
-from latelier.indexes.ivf.table import Table
 from latelier.kernels.selection import highest_places, near_highest
 from latelier.kernels.simd import LANES
 

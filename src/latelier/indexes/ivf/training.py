@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from latelier.indexes.ivf.cells import Centroids, pack_centroids
-from latelier.indexes.ivf.effort import largeness
+from latelier.indexes.ivf.document_table import Rows, Table
+from latelier.indexes.ivf.inverted_lists import Centroids, pack_centroids
 from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni
 from latelier.indexes.ivf.kernels.inverted_lists import group_rows
 from latelier.indexes.ivf.kernels.kmeans import add_rows
-from latelier.indexes.ivf.table import Rows, Table
+from latelier.indexes.ivf.search_parameters import largeness
 from latelier.kernels.simd import LANES
 
 __all__ = ["cell_count", "sample_rows", "train_centroids"]

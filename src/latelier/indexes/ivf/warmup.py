@@ -6,10 +6,10 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.effort import Knobs
+from latelier.indexes.ivf.document_table import Table
 from latelier.indexes.ivf.filling import fill_cells
 from latelier.indexes.ivf.search import Scope, search_one
-from latelier.indexes.ivf.table import Table
+from latelier.indexes.ivf.search_parameters import Knobs
 from latelier.indexes.ivf.training import train_centroids
 from latelier.indexes.storage.segments import Part, Segment, document_arrays
 

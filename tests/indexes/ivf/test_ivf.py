@@ -11,10 +11,10 @@ from index_helpers import contents
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.indexes.ivf import growth, stages
 from latelier.indexes.ivf import index as ivf_index
+from latelier.indexes.ivf import maintenance, stages
 from latelier.indexes.ivf import search as ivf_search
-from latelier.indexes.ivf.cells import Cells
+from latelier.indexes.ivf.inverted_lists import Cells
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import keep_likely
 from latelier.indexes.storage.storage import Storage
@@ -45,8 +45,8 @@ def collection(count, seed=0, topics=60, dim=DIM):
 @pytest.fixture
 def soon(monkeypatch):
     """Cells pay from a thousand tokens on, and are filled up for every hundred."""
-    monkeypatch.setattr(growth, "_FIRST_TOKENS", 1000)
-    monkeypatch.setattr(growth, "_FRESH_TOKENS", 100)
+    monkeypatch.setattr(maintenance, "_FIRST_TOKENS", 1000)
+    monkeypatch.setattr(maintenance, "_FRESH_TOKENS", 100)
 
 
 def cells_of(index):

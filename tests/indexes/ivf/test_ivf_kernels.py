@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.cells import pack_centroids
 from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.inverted_lists import pack_centroids
 from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, gather_best, sum_bits
 from latelier.indexes.ivf.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
 from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni, group_dots, rerank_scores

@@ -12,8 +12,8 @@ from enum import Enum
 
 import numpy as np
 
-from latelier.indexes.ivf.cells import Cells
-from latelier.indexes.ivf.table import Table
+from latelier.indexes.ivf.document_table import Table
+from latelier.indexes.ivf.inverted_lists import Cells
 
 __all__ = ["Growth", "needed_growth"]
 

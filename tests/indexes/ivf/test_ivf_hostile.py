@@ -14,13 +14,13 @@ from test_ivf import cells_of, check_cells, collection, recall, soon
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning
-from latelier.indexes.ivf import growth
-from latelier.indexes.ivf.cells import Cells
+from latelier.indexes.ivf import maintenance
 from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.document_table import Table
+from latelier.indexes.ivf.inverted_lists import Cells
 from latelier.indexes.ivf.kernels.candidates import gather_best, sum_bits
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import gather, keep_likely, probe
-from latelier.indexes.ivf.table import Table
 from latelier.indexes.storage.segments import Part, Segment, document_arrays
 from latelier.kernels import KERNELS, choose_kernel
 from latelier.kernels.selection import highest_places
@@ -226,7 +226,7 @@ def test_ann_data_of_another_form_is_refused(soon, name, array, message):
 
 
 def test_damaged_ann_data_of_few_documents_is_dropped(folder, monkeypatch):
-    monkeypatch.setattr(growth, "_FIRST_TOKENS", 10**6)
+    monkeypatch.setattr(maintenance, "_FIRST_TOKENS", 10**6)
     change(folder, "offsets", put((1, FAR)))
     with indexes.open(folder) as index:
         before = contents(index)
@@ -240,7 +240,7 @@ def test_damaged_ann_data_of_few_documents_is_dropped(folder, monkeypatch):
 
 @pytest.mark.parametrize("few", [False, True])
 def test_ann_data_that_cannot_be_read_is_warned_of_and_made_anew(folder, monkeypatch, few):
-    monkeypatch.setattr(growth, "_FIRST_TOKENS", 10**6 if few else 1000)
+    monkeypatch.setattr(maintenance, "_FIRST_TOKENS", 10**6 if few else 1000)
     [path] = (folder / "segments").glob("*/centroids_top.npy")
     path.write_bytes(path.read_bytes()[:-1])
     with indexes.open(folder) as index:
