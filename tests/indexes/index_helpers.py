@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from latelier import indexes
-from latelier.indexes.resident import Resident
+from latelier.indexes.gpu import GpuSearch
 from naive import naive_matrix
 
 
@@ -58,7 +58,7 @@ def contents(index):
 
 def on_device(index):
     """Make an index search as it does on a GPU, here with torch on the CPU."""
-    index._resident = Resident(torch.device("cpu"), index._decode, index._device_dtype)
+    index._gpu = GpuSearch(torch.device("cpu"), index._decode, index._device_dtype)
     return index
 
 

@@ -127,7 +127,7 @@ def kill_rounds(folder, seed, rounds):
     with indexes.open(folder) as index:
         index.compact()
         assert stored(index) == state
-        kept = 1 if index._storage.snapshot().derived is None else 2
+        kept = 1 if index._storage.snapshot().ann_data is None else 2
         assert len(list((folder / "segments").iterdir())) <= kept
         assert index.check(k=3).recall == 1.0
     return outcomes

@@ -456,7 +456,7 @@ def test_documents_that_a_stranger_s_catalog_names_twice_are_not_deleted(tmp_pat
     derived = ("derived", json.dumps([name, json.loads(files)]))
     change(folder, "INSERT INTO setting VALUES (?, ?, ?)", *derived, row_checksum("setting", derived))
     with indexes.open(folder) as index:
-        index._storage.derive(None)
+        index._storage.write_ann_data(None)
         assert (folder / "segments" / name).is_dir()
         assert index.verify().is_whole
         assert len(index.get_embeddings(index.ids())) == 5

@@ -40,7 +40,7 @@ def make(folder: Path) -> None:
     grow_early()
     for name, (kind, options) in _ANN.items():
         index = fill(kind(folder / name, **options))
-        assert index._storage.snapshot().derived is not None
+        assert index._storage.snapshot().ann_data is not None
 
 
 def make_with_log(folder: Path) -> None:
@@ -66,7 +66,7 @@ def make_large(folder: Path) -> None:
     with indexes.IVF(folder / "large") as index:
         vectors = np.random.default_rng(0).standard_normal((LARGE * 8, DIM), dtype="float32")
         index.add(range(LARGE), TokenEmbeddings(vectors, np.arange(LARGE + 1) * 8), map(str, range(LARGE)))
-        assert index._storage.snapshot().derived is not None
+        assert index._storage.snapshot().ann_data is not None
 
 
 def repeat_names() -> None:

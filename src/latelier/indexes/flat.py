@@ -15,7 +15,7 @@ import torch
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
-from latelier.indexes.scanning import Bounds, scan
+from latelier.indexes.exact import Bounds, scan
 from latelier.indexes.storage.segments import Part
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex

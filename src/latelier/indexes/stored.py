@@ -7,8 +7,6 @@ have been checked.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,25 +16,26 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import IndexDamageWarning, IndexFormatError, InvalidArgumentError, LatelierError
+from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Hit, Id, Index, Parameters, PathLike, Record
 from latelier.indexes.batches import Documents
 from latelier.indexes.catalog.filters.evaluation import check_timeout
 from latelier.indexes.catalog.settings import Settings
+from latelier.indexes.gpu import GpuSearch
 from latelier.indexes.matrices import pack_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport, VerifyReport
-from latelier.indexes.resident import Resident
 from latelier.indexes.storage.segments import Part, merge_rows
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage
 from latelier.indexes.values import as_folder, as_id, as_ids, is_single_id
+from latelier.indexes.warning import warn_of_damage
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_count
 from latelier.utils.progress import progress_bar
 
-__all__ = ["SEGMENT_BYTES", "Search", "StoredIndex", "positive", "warn_of_damage", "warn_outside"]
+__all__ = ["SEGMENT_BYTES", "StoredIndex"]
 
 Search: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
@@ -80,7 +79,7 @@ class StoredIndex(Index):
         self.path = None if path is None else as_folder(path)
         self._segment_bytes = segment_bytes
         self.device = resolve_device(device or "cpu")
-        self._resident = None if self.device.type == "cpu" else Resident(self.device, self._decode, self._device_dtype)
+        self._gpu = None if self.device.type == "cpu" else GpuSearch(self.device, self._decode, self._device_dtype)
         configuration = {"kind": self.kind, **configuration}
         self._storage = Storage(self.path, configuration, self._layout, read_only=read_only)
         for name, choices in self._choices.items():
@@ -185,14 +184,15 @@ class StoredIndex(Index):
         filter_timeout: float | None,
     ) -> list[list[Hit]]:
         """Check the arguments of a search, have it done by `search`, and name what it has found."""
-        k, seconds = positive(k, "k"), check_timeout(filter_timeout)
+        check_count("k", k)
+        seconds = check_timeout(filter_timeout)
         if filter is None:
             snapshot, allowed = self._storage.snapshot(), None
         else:
             snapshot, allowed = self._storage.select(filter, parameters, seconds)
         packed = pack_queries(queries, snapshot.dim)
-        best = TopK(len(packed), min(k, max(1, snapshot.documents)))
-        search = search if self._resident is None else self._resident.search
+        best = TopK(len(packed), min(int(k), max(1, snapshot.documents)))
+        search = search if self._gpu is None else self._gpu.search
         search(snapshot, snapshot.parts(allowed), packed, best)
         ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
         return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
@@ -230,9 +230,10 @@ class StoredIndex(Index):
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """See `Index.check`."""
-        k, queries = positive(k, "k"), positive(queries, "queries")
+        check_count("k", k)
+        check_count("queries", queries)
         with self.snapshot():
-            return measure_recall(self, k, queries)[0]
+            return measure_recall(self, int(k), int(queries))[0]
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""
@@ -241,8 +242,8 @@ class StoredIndex(Index):
     def close(self) -> None:
         """See `Index.close`."""
         self._storage.close()
-        if self._resident is not None:
-            self._resident.clear()
+        if self._gpu is not None:
+            self._gpu.clear()
 
     def __len__(self) -> int:
         return self._storage.count()
@@ -262,7 +263,7 @@ class StoredIndex(Index):
             return f"{type(self).__name__}(closed or damaged, {where})"
         if snapshot.dim is None:
             return f"{type(self).__name__}(0 documents, {where})"
-        where += "" if self._resident is None else f", searched on {self.device}"
+        where += "" if self._gpu is None else f", searched on {self.device}"
         return (
             f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={snapshot.dim}, "
             f"{self._describe()}, {where})"
@@ -280,26 +281,3 @@ class StoredIndex(Index):
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
         documents = Documents(*given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress)
         self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_numbers)
-
-
-def warn_of_damage(problem: str) -> None:
-    """Warn of damage that a call has met which has done all the same what it was to do."""
-    warn_outside(
-        f"{problem} verify() lists what is damaged and the ids of its documents: update() or remove() them, or put the "
-        "files back from a copy.",
-        IndexDamageWarning,
-    )
-
-
-def warn_outside(message: str, category: type[Warning]) -> None:
-    """Warn at the line that has called the library."""
-    depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("latelier."):
-        depth, frame = depth + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=depth + 1)
-
-
-def positive(value: Any, name: str) -> int:
-    """Return an integer of at least 1, or say what was given instead."""
-    check_count(name, value)
-    return int(value)

@@ -50,7 +50,7 @@ def soon(monkeypatch):
 
 
 def cells_of(index):
-    derived = index._storage.snapshot().derived
+    derived = index._storage.snapshot().ann_data
     return None if derived is None else Cells.from_arrays(derived)
 
 
@@ -448,7 +448,7 @@ def test_a_disk_too_full_for_cells_loses_nothing(soon, tmp_path, monkeypatch):
 
     with indexes.IVF(tmp_path / "index") as index:
         with monkeypatch.context() as patch:
-            patch.setattr(Storage, "derive", refuse)
+            patch.setattr(Storage, "write_ann_data", refuse)
             index.add(range(200), documents)
             assert cells_of(index) is None
             with pytest.raises(StorageError, match="the disk is full"):

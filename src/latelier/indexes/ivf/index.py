@@ -33,9 +33,11 @@ from latelier.indexes.recall import measure_recall
 from latelier.indexes.report import CheckReport
 from latelier.indexes.storage.segments import Part
 from latelier.indexes.storage.snapshot import Snapshot
-from latelier.indexes.stored import StoredIndex, positive, warn_of_damage, warn_outside
+from latelier.indexes.stored import StoredIndex
+from latelier.indexes.warning import warn_caller, warn_of_damage
 from latelier.kernels.threads import for_ranges
 from latelier.scores.topk import TopK
+from latelier.utils.checks import check_count
 
 __all__ = ["IVF"]
 
@@ -102,7 +104,8 @@ class IVF(StoredIndex):
     ) -> None:
         if nbits is not None and not (isinstance(nbits, (int, np.integer)) and nbits in BITS):
             raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
-        segment_bytes = max(1, positive(memory_limit, "memory_limit") // _MEMORY_BATCHES)
+        check_count("memory_limit", memory_limit)
+        segment_bytes = max(1, int(memory_limit) // _MEMORY_BATCHES)
         own = {"nbits": int(nbits or 8)}
         super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
         self._seen: tuple[Snapshot, Table, Cells | None] | None = None
@@ -172,7 +175,8 @@ class IVF(StoredIndex):
         ['a', 'b']
         """
         knobs = partial(choose_knobs, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
-        knobs(positive(k, "k"), 1)  # refuses what is wrong with them, also while the index is empty
+        check_count("k", k)
+        knobs(int(k), 1)  # refuses what is wrong with them, also while the index is empty
         return self._find(partial(self._search, knobs=knobs), queries, k, filter, parameters, filter_timeout)
 
     def compact(self, *, show_progress: bool = False) -> None:
@@ -208,10 +212,11 @@ class IVF(StoredIndex):
         CheckReport
             Prints as one readable line; its `advice` names the effort to search with.
         """
-        k, queries = positive(k, "k"), positive(queries, "queries")
+        check_count("k", k)
+        check_count("queries", queries)
         ways = [partial(self.search, effort=effort) for effort in (1.0, *_EFFORTS)]
         with self.snapshot():
-            report, *others = measure_recall(self, k, queries, ways)
+            report, *others = measure_recall(self, int(k), int(queries), ways)
         recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
         return replace(report, advice=advise(recalls))
 
@@ -289,7 +294,7 @@ class IVF(StoredIndex):
         try:
             self._grow()
         except StorageError as error:
-            warn_outside(
+            warn_caller(
                 f"the documents are written, but the data for searching them faster is not: {error} The next write, or "
                 "compact(), tries it again.",
                 RuntimeWarning,
@@ -299,14 +304,14 @@ class IVF(StoredIndex):
 
     def _read_cells(self, snapshot: Snapshot) -> Cells | None:
         """Return the stored cells, ``None`` where there are none for these documents or they are damaged."""
-        cells, damage = None, snapshot.derived_damage
+        cells, damage = None, snapshot.ann_damage
         try:
-            cells = None if snapshot.derived is None else Cells.from_arrays(snapshot.derived)
+            cells = None if snapshot.ann_data is None else Cells.from_arrays(snapshot.ann_data)
         except CorruptedIndexError as error:
             damage = error
         if damage is not None and not self._warned:
             self._warned = True
-            warn_outside(
+            warn_caller(
                 f"the ANN data of {self!r} is damaged: {damage}. Searches compare all documents, which takes longer "
                 "and finds no less. verify() names the file; compact(), or the next write, makes the data anew.",
                 IndexDamageWarning,
@@ -321,14 +326,18 @@ class IVF(StoredIndex):
             return
         table, cells = self._look(snapshot)
         growth = needed_growth(table, cells, compacting=compacting)
-        if cells is not None and (growth is Growth.FILL or compacting) and not self._storage.derived_is_whole(snapshot):
+        if (
+            cells is not None
+            and (growth is Growth.FILL or compacting)
+            and not self._storage.check_ann_data(snapshot)
+        ):
             growth = Growth.TRAIN  # rather than copy on, or keep, what is damaged
         if growth is Growth.TRAIN:
             living = np.flatnonzero(table.alive)
             living = living[np.argsort(table.numbers[living], kind="stable")]
             centroids = train_centroids(table, living, most=self._segment_bytes // byte_width(table.codec.dim))
-            self._storage.derive(fill_cells(centroids, table, living).arrays())
+            self._storage.write_ann_data(fill_cells(centroids, table, living).arrays())
         elif growth is Growth.FILL and cells is not None:
-            self._storage.derive(fill_cells(cells.centroids, table, table.fresh, cells).arrays())
-        elif cells is None and (snapshot.derived is not None or snapshot.derived_damage is not None):
-            self._storage.derive(None)  # damaged or of other documents, and too few are left to make it anew
+            self._storage.write_ann_data(fill_cells(cells.centroids, table, table.fresh, cells).arrays())
+        elif cells is None and (snapshot.ann_data is not None or snapshot.ann_damage is not None):
+            self._storage.write_ann_data(None)  # damaged or of other documents, and too few are left to make it anew

@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
     part: Part | CorruptedIndexError
 
 
-class _Derived(NamedTuple):
+class _AnnData(NamedTuple):
     """The row of derived arrays, and the arrays or why they cannot be read."""
 
     row: DerivedRow
@@ -67,12 +67,12 @@ class Snapshot:
     """
 
     def __init__(
-        self, generation: int, dim: int | None, entries: Sequence[_Entry], derived: _Derived | None = None
+        self, generation: int, dim: int | None, entries: Sequence[_Entry], derived: _AnnData | None = None
     ) -> None:
         self.generation = generation
         self.stamp: Any = None
         self.selections = Selections()
-        self._derived = derived
+        self._ann_data = derived
         self.dim = dim if entries else None
         self._named = {entry.row.name: entry for entry in entries}
         self._firsts = np.array([entry.row.first for entry in entries], dtype="int64")
@@ -82,29 +82,29 @@ class Snapshot:
     def damaged(self) -> frozenset[str]:
         """Names of the segments, and of what was derived from them, that cannot be read."""
         names = [entry.row.name for entry in self._entries if isinstance(entry.part, CorruptedIndexError)]
-        if self._derived is not None and isinstance(self._derived.arrays, CorruptedIndexError):
-            names.append(self._derived.row.name)
+        if self._ann_data is not None and isinstance(self._ann_data.arrays, CorruptedIndexError):
+            names.append(self._ann_data.row.name)
         return frozenset(names)
 
     @property
-    def derived(self) -> dict[str, np.ndarray] | None:
+    def ann_data(self) -> dict[str, np.ndarray] | None:
         """Arrays that the index has made of its documents; ``None`` without, and where they cannot be read."""
-        if self._derived is None or isinstance(self._derived.arrays, CorruptedIndexError):
+        if self._ann_data is None or isinstance(self._ann_data.arrays, CorruptedIndexError):
             return None
-        return self._derived.arrays
+        return self._ann_data.arrays
 
     @property
-    def derived_damage(self) -> CorruptedIndexError | None:
+    def ann_damage(self) -> CorruptedIndexError | None:
         """Why `derived` cannot be read, if it is there and cannot."""
-        arrays = None if self._derived is None else self._derived.arrays
+        arrays = None if self._ann_data is None else self._ann_data.arrays
         return arrays if isinstance(arrays, CorruptedIndexError) else None
 
-    def check_derived(self, segments: Segments) -> bool:
+    def check_ann_data(self, segments: Segments) -> bool:
         """Whether what the index has derived can be read, and every byte of it is the one that was written."""
-        if self.derived is None or self._derived is None:
+        if self.ann_data is None or self._ann_data is None:
             return False
         try:
-            segments.check(self.derived, *self._derived.row)
+            segments.check(self.ann_data, *self._ann_data.row)
         except CorruptedIndexError:
             return False
         return True
@@ -214,20 +214,20 @@ def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot
             entries.append(_Entry(row, open_part(connection, segments, row, dim, segment)))
         except CorruptedIndexError as error:
             entries.append(_Entry(row, error))
-    snapshot = Snapshot(generation, dim, entries, _load_derived(connection, segments, previous))
+    snapshot = Snapshot(generation, dim, entries, _load_ann_data(connection, segments, previous))
     snapshot.stamp = stamp
     return previous if previous is not None and same and previous.damaged == snapshot.damaged else snapshot
 
 
-def _load_derived(connection: Connection, segments: Segments, previous: Snapshot | None) -> _Derived | None:
+def _load_ann_data(connection: Connection, segments: Segments, previous: Snapshot | None) -> _AnnData | None:
     row = read_derived(connection)
-    known = previous._derived if previous else None
+    known = previous._ann_data if previous else None
     if row is None or (known is not None and known.row == row and isinstance(known.arrays, dict)):
         return known if row is not None else None
     try:
-        return _Derived(row, segments.open_arrays(row.name, row.files))
+        return _AnnData(row, segments.open_arrays(row.name, row.files))
     except CorruptedIndexError as error:
-        return _Derived(row, error)
+        return _AnnData(row, error)
 
 
 def open_part(

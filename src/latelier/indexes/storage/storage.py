@@ -283,7 +283,7 @@ class Storage:
             schema.give_back_pages(begin_transaction())
         return damages
 
-    def derive(self, arrays: Arrays | None) -> None:
+    def write_ann_data(self, arrays: Arrays | None) -> None:
         """Keep arrays that were made from the documents, in the place of earlier ones, in one transaction.
 
         They may be behind: nothing here compares them with the documents.
@@ -294,11 +294,11 @@ class Storage:
             What to keep, ``None`` for nothing.
         """
         with self._writing(lambda parts: {}) as begin:
-            begin().derive(arrays)
+            begin().write_ann_data(arrays)
 
-    def derived_is_whole(self, snapshot: Snapshot) -> bool:
+    def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether every byte of what `derive` has kept is the one that was written."""
-        return snapshot.check_derived(self._segments)
+        return snapshot.check_ann_data(self._segments)
 
     def verify(self) -> VerifyReport:
         """Read everything and compare it with what was written."""

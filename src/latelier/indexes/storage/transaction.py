@@ -121,7 +121,7 @@ class Writer:
         self._write(merged)
         self._rows.sort(key=lambda row: row.first)
 
-    def derive(self, arrays: Arrays | None) -> None:
+    def write_ann_data(self, arrays: Arrays | None) -> None:
         """Put arrays made from the documents in the place of earlier ones; ``None`` leaves none."""
         before = catalog.read_derived(self._connection)
         if before is not None:

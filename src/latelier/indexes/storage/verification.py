@@ -42,7 +42,7 @@ def verify(connections: Connections, segments: Segments) -> VerifyReport:
     for row in rows:
         damages += _segment_damages(connections, segments, row, dim)
     if derived is not None:
-        damages += _derived_damages(connections, segments, derived)
+        damages += _ann_data_damages(connections, segments, derived)
     files = sum(len(row.files) for row in rows) + (0 if derived is None else len(derived.files))
     files += connections.where != "in memory"
     return VerifyReport(files=files, damages=tuple(damages))
@@ -107,7 +107,7 @@ def _segment_damages(connections: Connections, segments: Segments, row: SegmentR
     return [Damage(file, reason, ids) for file, reason in found]
 
 
-def _derived_damages(connections: Connections, segments: Segments, row: DerivedRow) -> list[Damage]:
+def _ann_data_damages(connections: Connections, segments: Segments, row: DerivedRow) -> list[Damage]:
     found = list(segments.damage(row.name, row.files))
     with connections.reading() as connection:
         if catalog.read_derived(connection) != row:

@@ -9,7 +9,7 @@ from index_helpers import check_hits, expected_hits, matrices, on_device
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import resident
+from latelier.indexes import gpu
 
 
 @pytest.mark.parametrize("nbits", [8, 4, 1])
@@ -30,9 +30,9 @@ def test_a_coded_index_is_scored_exactly(nbits):
 
 
 def test_queries_in_several_rounds_and_documents_in_several_blocks(monkeypatch):
-    monkeypatch.setattr(resident, "_QUERIES", 3)
-    monkeypatch.setattr(resident, "_BOUNDS", resident.Bounds(tokens=8, scores=9))
-    monkeypatch.setattr(resident, "_PIECE", 40)
+    monkeypatch.setattr(gpu, "_QUERIES", 3)
+    monkeypatch.setattr(gpu, "_BOUNDS", gpu.Bounds(tokens=8, scores=9))
+    monkeypatch.setattr(gpu, "_PIECE", 40)
     index = on_device(indexes.Flat())
     index.add(range(30), matrices([*range(1, 16)] * 2))
     index.add(range(30, 40), matrices([2] * 10, seed=1))
@@ -63,7 +63,7 @@ def test_the_copy_follows_the_index():
     index.compact()
     check_hits(index.search(query, 9), expected_hits(index, query, 9))
     gc.collect()
-    copies = index._resident._copies
+    copies = index._gpu._copies
     assert sum(int(copy.offsets[-1]) for copy in copies.values()) == 3 + 4 + 3
     index.close()
     assert not copies

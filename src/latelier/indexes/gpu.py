@@ -16,14 +16,14 @@ from latelier.arrays import DTYPES, as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
 from latelier.indexes.catalog import forks
-from latelier.indexes.scanning import Bounds, blocks, scan
+from latelier.indexes.exact import Bounds, blocks, scan
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.scores.engines import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
 
-__all__ = ["Resident"]
+__all__ = ["GpuSearch"]
 
 # Scored at once: queries, and of documents as many as make so many tokens and scores.
 _QUERIES, _BOUNDS = 256, Bounds(tokens=1 << 21, scores=1 << 23)
@@ -33,7 +33,7 @@ _PIECE = 1 << 24
 _HALF_NORM = 128.0
 
 
-class Resident:
+class GpuSearch:
     """The vectors of an index on a device.
 
     Parameters
