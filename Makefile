@@ -30,7 +30,7 @@ types: $(VENV)/installed-dev ## check the types
 	@$(BIN)/mypy
 
 docs: $(VENV)/installed-docs ## build the documentation into site/, warnings being errors
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html --doctree-dir build/doctrees docs site
 
 bench: $(VENV)/installed-benchmarks ## run the benchmarks
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

@@ -17,7 +17,6 @@ __all__ = [
     "errors",
     "evaluation",
     "indexes",
-    "kernels",
     "losses",
     "models",
     "rank",
