@@ -28,7 +28,7 @@ from sentence_transformers import MultiVectorEncoder
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
-from latelier.models.compute import Numbers
+from latelier.models.compute_dtype import Numbers
 from latelier.models.encoding import Job, encode_windows
 
 PEER, OURS, EXACT, FORCED = "sentence-transformers", "latelier", "latelier, float32", "latelier, bfloat16"

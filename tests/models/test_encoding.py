@@ -10,7 +10,8 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models import compute, encoding, streaming
+from latelier.models import compute_dtype as compute
+from latelier.models import encoding, streaming
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", *(f"number {i} of many" for i in range(9))]
 

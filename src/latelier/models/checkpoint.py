@@ -22,9 +22,9 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
-from latelier.models.arguments import check_options
-from latelier.models.names import check_folder, resolve_name
-from latelier.models.pylate import save_for_pylate
+from latelier.models.checkpoints.location import check_folder, resolve_name
+from latelier.models.checkpoints.pylate import save_for_pylate
+from latelier.models.options import check_options
 from latelier.models.quiet import quiet_conversion
 from latelier.models.recipe import Recipe, build_modules, token_heads
 from latelier.utils import check_count, encoder_limit, resolve_device, resolve_length

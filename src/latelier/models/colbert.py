@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from tqdm import trange
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.arguments import check_options, one_name, resolve_task
 from latelier.models.checkpoint import DEFAULT_EMBEDDING_SIZE
 from latelier.models.encoder import Encoder
 from latelier.models.fitting import fit_pca
+from latelier.models.inputs import check_pairs
+from latelier.models.options import check_options, one_name, resolve_task
 from latelier.models.recipe import UNTRAINED
-from latelier.models.texts import check_pairs
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count
 from latelier.utils.reading import as_path

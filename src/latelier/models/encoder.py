@@ -16,15 +16,15 @@ from sentence_transformers.base.modules import Transformer
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models.arguments import check_options, one_name, resolve_task
 from latelier.models.checkpoint import Checkpoint
-from latelier.models.compute import Numbers, check_compute_dtype
+from latelier.models.compute_dtype import Numbers, check_compute_dtype
 from latelier.models.encoding import Job, encode_windows, matrices, pack, truncate
 from latelier.models.form import Form
+from latelier.models.inputs import check_lengths, checked_stream
 from latelier.models.nesting import flatten, regroup
+from latelier.models.options import check_options, one_name, resolve_task
 from latelier.models.pooling import check_pooling, pool_tokens
 from latelier.models.streaming import packed_windows
-from latelier.models.texts import check_lengths, checked_stream
 from latelier.models.tokenization import Tokenization
 from latelier.models.workers import PackedChunk, PackingQueue
 from latelier.utils import check_count, resolve_device

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
-from latelier.models.compute import Numbers, computing, prefers_bfloat16, stays_close
+from latelier.models.compute_dtype import Numbers, computing, prefers_bfloat16, stays_close
 from latelier.utils import batch_by_tokens
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
+from latelier.models.checkpoints.location import DEFAULT_MODEL, resolve_name
 from latelier.models.colbert import ColBERT
 from latelier.models.inspection import check_plain
-from latelier.models.names import DEFAULT_MODEL, resolve_name
 from latelier.models.recipe import UNTRAINED
 from latelier.utils.describing import short
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.texts import check_texts
+from latelier.models.inputs import check_texts
 
 __all__ = ["flatten", "is_group", "regroup"]
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.models.compute import Numbers
+from latelier.models.compute_dtype import Numbers
 from latelier.models.encoding import WINDOW, Job, encode_windows, pack
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.arguments import check_options, resolve_task
 from latelier.models.checkpoint import Checkpoint
+from latelier.models.inputs import check_lengths
 from latelier.models.nesting import is_group
-from latelier.models.texts import check_lengths
+from latelier.models.options import check_options, resolve_task
 
 __all__ = ["Tokenization"]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.models.bert.modeling_bert import BertLayer, BertModel, BertSelfAttention
 
-from latelier.models.layouts import Layout, is_plain_linear, walk
+from latelier.models.cpu.prepacked import Layout, is_plain_linear, walk
 
 __all__ = ["BertLayers", "computes_as_published", "has_published_layers"]
 

@@ -1,7 +1,9 @@
 """What is saved for PyLate is read back with equal embeddings, by ourselves, sentence-transformers and PyLate itself.
 
-PyLate 1.6 needs another version of sentence-transformers, and so an environment of its own. Where there is one,
-``LATELIER_PYLATE_PYTHON=/that/environment/bin/python pytest tests/models/test_pylate_layout.py`` compares for real.
+PyLate 1.6 needs another version of sentence-transformers, and so an environment of its own. Where there is one, this
+compares with PyLate itself:
+
+    LATELIER_PYLATE_PYTHON=/that/environment/bin/python pytest tests/models/checkpoints/test_pylate_layout.py
 """
 
 import json

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.layouts import layouts_work
-from latelier.models.standins import faster_forwards
+from latelier.models.cpu.forwards import faster_forwards
+from latelier.models.cpu.prepacked import layouts_work
 
 __all__ = ["COMPUTE_DTYPES", "Numbers", "check_compute_dtype", "computing", "prefers_bfloat16", "stays_close"]
 

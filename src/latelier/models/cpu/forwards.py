@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertModel
 
-from latelier.models.bert import BertLayers, computes_as_published, has_published_layers
-from latelier.models.layouts import Layout, is_plain_linear, layouts_work
+from latelier.models.cpu.bert import BertLayers, computes_as_published, has_published_layers
+from latelier.models.cpu.prepacked import Layout, is_plain_linear, layouts_work
 
 __all__ = ["faster_forwards"]
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from latelier.models import ColBERT
-from latelier.models.compute import computing
-from latelier.models.layouts import Layout, layouts_work
-from latelier.models.standins import faster_forwards
+from latelier.models.compute_dtype import computing
+from latelier.models.cpu.forwards import faster_forwards
+from latelier.models.cpu.prepacked import Layout, layouts_work
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 CPU = torch.device("cpu")
@@ -169,8 +169,8 @@ def test_several_layers_side_by_side(dtype):
 WITHOUT_BFLOAT16 = """
 import sys, torch
 from latelier.models import ColBERT
-from latelier.models.compute import prefers_bfloat16
-from latelier.models.layouts import layouts_work
+from latelier.models.compute_dtype import prefers_bfloat16
+from latelier.models.cpu.prepacked import layouts_work
 model = ColBERT.from_dense(sys.argv[1], device="cpu", config_kwargs={"num_hidden_layers": 2})
 exact, rounded = (model.encode_document("wings push air down", compute_dtype=d) for d in ("float32", "bfloat16"))
 print(layouts_work(torch.float32), layouts_work(torch.bfloat16), end=" ")
