@@ -15,7 +15,7 @@ help: ## list these targets
 demo: $(VENV)/installed-demo ## search the documentation of Python itself (QUERY="..." for a question of your own)
 	@$(BIN)/latelier demo $${QUERY:+"$$QUERY"}
 
-test: $(VENV)/installed-dev ## run the tests and all examples (ISA=avx512, avx2 or plain forces instructions, TESTS="..." some files)
+test: $(VENV)/installed-dev ## run the tests and all examples (ISA=avx512vnni, avx2 or generic forces instructions, TESTS="..." some files)
 	@$(if $(ISA),.ci/isa $(ISA) )$(BIN)/python -m pytest $(TESTS)
 
 soak: $(VENV)/installed-dev ## kill writers, damage files, and try hostile inputs by the thousands (SCALE=0.05 for a small dose)

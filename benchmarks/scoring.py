@@ -87,7 +87,7 @@ def search(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     for name, (left, right) in forms.items():
         calls[f"latelier, {name}"] = lambda left=left, right=right: colbert_scores(left, right)
     for name, sides in {"packed": (packed_query, packed), "int8": forms["int8"]}.items():
-        calls[f"latelier, {name}, portable kernels"] = lambda sides=sides: _portable(lambda: colbert_scores(*sides))
+        calls[f"latelier, {name}, generic kernels"] = lambda sides=sides: _generic(lambda: colbert_scores(*sides))
     if importlib.util.find_spec("maxsim_cpu"):
         import maxsim_cpu
 
@@ -192,8 +192,8 @@ def _in_child(*arguments: str, **environment: str) -> str:
     return child.stdout
 
 
-def _portable(call: Callable[[], Any]) -> Any:
-    os.environ["LATELIER_KERNELS"] = "portable"
+def _generic(call: Callable[[], Any]) -> Any:
+    os.environ["LATELIER_KERNELS"] = "generic"
     try:
         return call()
     finally:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.kernels import KERNELS, choose_kernel
+from latelier.kernels.cpu import supported
 from latelier.scores import colbert_scores
 
 KINDS = [("numpy", "float32"), ("numpy", "float16"), ("torch", "float32"), ("torch", "float16"), ("torch", "bfloat16")]
-KERNELS_HERE = KERNELS if choose_kernel() == "avx512" else ("portable",)
+KERNELS_HERE = [isa.name for isa in supported()]
 lengths_lists = st.lists(st.integers(0, 5), max_size=7)
 
 

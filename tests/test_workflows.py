@@ -55,18 +55,19 @@ def test_the_suite_runs_once_with_each_set_of_instructions():
 def test_forced_instructions_are_those_that_libraries_use():
     program = """
 import torch
-from latelier.kernels import choose_kernel, multiplies_bfloat16
+from latelier.kernels.cpu import instruction_set
 multiplies = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-print(torch.backends.cpu.get_cpu_capability(), choose_kernel(), multiplies_bfloat16(), multiplies)
+isa = instruction_set()
+print(torch.backends.cpu.get_cpu_capability(), isa.name, isa.multiplies_bfloat16, multiplies)
 """
     found = {}
-    for isa in ("avx512", "avx2", "plain"):
+    for isa in ("avx512vnni", "avx2", "generic"):
         command = [ROOT / ".ci/isa", isa, sys.executable, "-c", program]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         found[isa] = done.stdout.strip() or done.stderr.strip()
-    assert found["plain"] == "DEFAULT portable False False"
-    assert found["avx2"] in ("AVX2 portable False False", refused("avx2", "avx2"))
-    assert found["avx512"] in ("AVX512 avx512 False True", refused("avx512", "avx512_vnni"))
+    assert found["generic"] == "DEFAULT generic False False"
+    assert found["avx2"] in ("AVX2 generic False False", refused("avx2", "avx2"))
+    assert found["avx512vnni"] in ("AVX512 avx512vnni False True", refused("avx512vnni", "avx512_vnni"))
 
 
 def refused(isa, needs):
@@ -77,4 +78,4 @@ def refused(isa, needs):
 def test_a_set_of_instructions_that_does_not_exist_is_refused():
     done = subprocess.run(["bash", ROOT / ".ci/isa", "avx3", "true"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.strip() == "usage: .ci/isa avx512|avx2|plain COMMAND ..., received 'avx3'"
+    assert done.stderr.strip() == "usage: .ci/isa avx512vnni|avx2|generic COMMAND ..., received 'avx3'"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.kernels import KERNELS, choose_kernel, jit, selection
+from latelier.kernels import jit, selection
+from latelier.kernels.cpu import INSTRUCTION_SETS, instruction_set, supported
 from latelier.kernels.threads import for_ranges
 from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
 from latelier.scores.matrices import Matrices
@@ -22,10 +23,10 @@ from naive import naive_matrix, ragged
 LENGTHS = [0, 1, 2, 7, 8, 9, 16, 33, 0, 5]
 
 
-@pytest.fixture(params=KERNELS)
+@pytest.fixture(params=INSTRUCTION_SETS)
 def kernel(request, monkeypatch):
-    if request.param == "avx512" and choose_kernel() != "avx512":
-        pytest.skip("this processor has no AVX-512 VNNI")
+    if not INSTRUCTION_SETS[request.param].is_supported:
+        pytest.skip(f"this processor does not support {request.param}")
     monkeypatch.setenv("LATELIER_KERNELS", request.param)
     return request.param
 
@@ -52,12 +53,12 @@ def test_int8_kernels_equal_the_double_loop_over_the_scaled_codes(kernel, dim, s
 
 
 def test_int8_kernels_agree_to_the_last_bit(monkeypatch):
-    if choose_kernel() != "avx512":
-        pytest.skip("this processor has no AVX-512 VNNI")
     queries, documents = sides(128)
-    fast = quantized.maxsim(queries, documents)
-    monkeypatch.setenv("LATELIER_KERNELS", "portable")
-    assert np.array_equal(fast, quantized.maxsim(queries, documents))
+    scores = []
+    for isa in supported():
+        monkeypatch.setenv("LATELIER_KERNELS", isa.name)
+        scores.append(quantized.maxsim(queries, documents))
+        assert np.array_equal(scores[-1], scores[0])
 
 
 @settings(max_examples=25)
@@ -195,8 +196,6 @@ def test_long_lists_are_scored_by_and_by(kernel):
 
 
 def test_matrices_are_read_where_they_are():
-    if choose_kernel() != "avx512":
-        pytest.skip("this processor has no AVX-512 VNNI")
     whole, other = torch.randn(40, 8), torch.randn(3, 8).half()
     read = Matrices.of_list([whole[5:9], whole[20:20]])
     assert read.addresses[0] == whole.data_ptr() + 5 * 8 * 4
@@ -221,8 +220,8 @@ def test_read_only_and_half_precision_documents(kernel):
 
 def test_unknown_kernels_are_refused(monkeypatch):
     monkeypatch.setenv("LATELIER_KERNELS", "sse2")
-    with pytest.raises(InvalidArgumentError, match="LATELIER_KERNELS='sse2'; expected one of avx512, portable"):
-        choose_kernel()
+    with pytest.raises(InvalidArgumentError, match="LATELIER_KERNELS='sse2'; expected one of avx512vnni, generic"):
+        instruction_set()
 
 
 def _expected(queries, documents):

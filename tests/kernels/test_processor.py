@@ -11,8 +11,8 @@ PROGRAM = """
 import sys, torch
 from latelier.embeddings import TokenEmbeddings
 from latelier.scores import colbert_scores
-from latelier.kernels import choose_kernel, multiplies_bfloat16
-print(choose_kernel(), multiplies_bfloat16())
+from latelier.kernels.cpu import instruction_set
+print(instruction_set().name, instruction_set().multiplies_bfloat16)
 generator = torch.Generator().manual_seed(0)
 queries, documents = torch.randn(2, 3, 32, generator=generator), torch.randn(5, 4, 32, generator=generator)
 for dtype in sys.argv[1:]:
@@ -49,7 +49,7 @@ def test_kernels_ask_for_no_instruction_that_numba_was_kept_from(settings):
     """All with one cache on disk: kernels for one set of instructions are none for another."""
     dtypes = ("bfloat16", "int8")
     kernels, forced = run(*dtypes, **settings)
-    assert kernels == "portable False"
+    assert kernels == "generic False"
     for found, wanted in zip(forced, run(*dtypes)[1], strict=True):
         assert found == pytest.approx(wanted, abs=0.002)
 

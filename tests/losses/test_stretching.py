@@ -134,7 +134,7 @@ def test_scores_without_a_number_are_not_passed_over(bad):
     assert row_weights(torch.tensor([[bad, bad], [1.0, 2.0]]), 1e-3).isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("kernels", ["portable", None])
+@pytest.mark.parametrize("kernels", ["generic", None])
 def test_texts_whose_scored_tokens_are_equal_score_apart_by_rounding_alone(kernels, monkeypatch):
     """Token ids differ, vectors do not: only their places in the products do."""
     if kernels:

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.kernels import choose_kernel
+from latelier.kernels.cpu import INSTRUCTION_SETS
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
 from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 
@@ -189,11 +189,11 @@ def test_int8_embeddings_of_either_side_score_their_scaled_values_in_pairs(backe
         check_scores(colbert_kd_scores(*sides, backend=backend), expected[:, None])
 
 
-@pytest.mark.parametrize("kernels", ["avx512", "portable"])
+@pytest.mark.parametrize("kernels", INSTRUCTION_SETS)
 @pytest.mark.parametrize("function", [colbert_scores, colbert_kd_scores, colbert_scores_pairwise])
 def test_gradients_equal_those_of_the_double_loop(function, backend, kernels, monkeypatch):
-    if kernels == "avx512" and choose_kernel() != "avx512":
-        pytest.skip("this processor has no AVX-512 VNNI")
+    if not INSTRUCTION_SETS[kernels].is_supported:
+        pytest.skip(f"this processor does not support {kernels}")
     monkeypatch.setenv("LATELIER_KERNELS", kernels)
 
     def inputs():

@@ -24,7 +24,7 @@ print(os.waitpid(child, 0)[1])
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks are for Linux: elsewhere system libraries forbid it"
 )
-@pytest.mark.parametrize("kernels", ["portable", None])
+@pytest.mark.parametrize("kernels", ["generic", None])
 def test_a_forked_child_does_not_wait_for_threads_that_it_lacks(kernels):
     environment = {**os.environ, **({"LATELIER_KERNELS": kernels} if kernels else {})}
     command = [sys.executable, "-c", PROGRAM]

@@ -21,7 +21,7 @@ def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JS
     from latelier.cli.output import print_json
     from latelier.embeddings import TokenEmbeddings
     from latelier.indexes.ivf.warmup import compile_kernels
-    from latelier.kernels import choose_kernel
+    from latelier.kernels.cpu import instruction_set
     from latelier.scores import colbert_scores
 
     begin = time.perf_counter()
@@ -29,7 +29,7 @@ def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JS
     one = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
     for side in (one, one.to("int8")):
         colbert_scores(one, side)
-    facts = {"kernels": choose_kernel(), "seconds": round(time.perf_counter() - begin, 2)}
+    facts = {"kernels": instruction_set().name, "seconds": round(time.perf_counter() - begin, 2)}
     if json_output:
         print_json(facts)
     else:

@@ -1,24 +1,118 @@
-"""Which kernels this processor can run, as far as numba may compile for it.
+"""The instruction sets that kernels are written for, and the choice of one of them: the only place that chooses.
 
-``NUMBA_CPU_FEATURES``, and ``NUMBA_CPU_NAME=generic``, keep numba from instructions that the processor has, so that
-compiled kernels can be shared between machines. LLVM ends the process when a kernel asks for one of them all the same.
+`instruction_set` returns the best one that the processor has and numba may compile for. ``NUMBA_CPU_FEATURES`` and
+``NUMBA_CPU_NAME=generic`` exclude instructions, so that compiled kernels can be shared between machines; LLVM ends the
+process when a kernel asks for an excluded one. A kernel that multiplies bytes takes the `InstructionSet` as an argument
+whose numba type names it: it is compiled, and cached on disk, once for each.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
 
 from latelier.errors import InvalidArgumentError
+from latelier.kernels.multiply import avx512vnni, generic
 
-__all__ = ["KERNELS", "choose_kernel", "multiplies_bfloat16"]
+__all__ = ["INSTRUCTION_SETS", "InstructionSet", "InstructionSetType", "instruction_set", "supported"]
 
-KERNELS = ("avx512", "portable")
+_Groups: TypeAlias = Sequence[tuple[ir.Value, ir.Value]]
 _VARIABLE = "LATELIER_KERNELS"
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """An instruction set for which there is a way of multiplying bytes.
+
+    Parameters
+    ----------
+    name
+        As in the environment variable ``LATELIER_KERNELS``.
+    features
+        The processor features it needs, by LLVM's names.
+    multiply_bytes
+        Emits the multiplication, see `latelier.kernels.multiply`.
+    has_one_pass
+        Whether MaxSim in one pass (`float_maxsim`, `int8_maxsim`) is written for it. Elsewhere scores are matrix
+        products in blocks, then `segment_max_sum`.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    multiply_bytes: Callable[[ir.IRBuilder, ir.Value, _Groups, ir.Value, int], list[ir.Value]] = field(repr=False)
+    has_one_pass: bool = False
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the processor has the instructions and numba may use them."""
+        return _has(*self.features)
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether `float_maxsim` can multiply bfloat16 without widening it: twice as fast as float32."""
+        return self.has_one_pass and _has("avx512bf16")
+
+
+# The best one first. A new one is a module in `multiply` and a line here.
+INSTRUCTION_SETS = {
+    known.name: known
+    for known in (
+        InstructionSet(
+            "avx512vnni", ("avx512f", "avx512bw", "avx512vnni"), avx512vnni.multiply_bytes, has_one_pass=True
+        ),
+        InstructionSet("generic", (), generic.multiply_bytes),
+    )
+}
+
+
+def instruction_set() -> InstructionSet:
+    """Return the instruction set that kernels are to use: the best one that the processor supports.
+
+    The environment variable ``LATELIER_KERNELS`` forces another by its name, to compare them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the variable names an instruction set that is unknown, or that this processor does not support.
+
+    Examples
+    --------
+    >>> instruction_set().name in INSTRUCTION_SETS
+    True
+    """
+    name = os.environ.get(_VARIABLE)
+    if name is None:
+        return supported()[0]
+    if name not in INSTRUCTION_SETS:
+        raise InvalidArgumentError(f"{_VARIABLE}={name!r}; expected one of {', '.join(INSTRUCTION_SETS)}, or unset.")
+    if not INSTRUCTION_SETS[name].is_supported:
+        needed = ", ".join(INSTRUCTION_SETS[name].features)
+        raise InvalidArgumentError(f"{_VARIABLE}={name!r}, but this processor does not have {needed}; unset it.")
+    return INSTRUCTION_SETS[name]
+
+
+@cache
+def supported() -> tuple[InstructionSet, ...]:
+    """Return the instruction sets that this processor can run, the best one first.
+
+    Examples
+    --------
+    >>> supported()[-1].name
+    'generic'
+    """
+    return tuple(known for known in INSTRUCTION_SETS.values() if known.is_supported)
 
 
 @cache
 def _has(*features: str) -> bool:
+    """Whether the processor has these features and numba may use them."""
     import llvmlite.binding as llvm
     import numba
 
@@ -26,47 +120,40 @@ def _has(*features: str) -> bool:
     try:
         found = {name for name, has in llvm.get_host_cpu_features().items() if has}
     except RuntimeError:  # LLVM cannot tell on this platform
-        return False
+        return not features
     return found.issuperset(features) and (
         allowed is None or {f"+{name}" for name in features} <= {*allowed.split(",")}
     )
 
 
-def _detected() -> str:
-    return "avx512" if _has("avx512f", "avx512bw", "avx512vnni") else "portable"
+class InstructionSetType(types.Opaque):
+    """The numba type of one `InstructionSet`: a compile-time constant.
 
-
-def multiplies_bfloat16() -> bool:
-    """Return whether the kernels of `choose_kernel` can multiply bfloat16 as it is, twice as fast as float32.
-
-    Examples
-    --------
-    >>> multiplies_bfloat16() in (True, False)
-    True
+    Parameters
+    ----------
+    name
+        Of the instruction set.
     """
-    return choose_kernel() == "avx512" and _has("avx512bf16")
+
+    def __init__(self, name: str) -> None:
+        self.instruction_set = name
+        super().__init__(name=f"InstructionSet({name})")
+
+    @property
+    def multiply_bytes(self) -> Callable[[ir.IRBuilder, ir.Value, _Groups, ir.Value, int], list[ir.Value]]:
+        """Emits the multiplication."""
+        return INSTRUCTION_SETS[self.instruction_set].multiply_bytes
 
 
-def choose_kernel() -> str:
-    """Return ``"avx512"`` where the processor multiplies int8 in vectors (VNNI), ``"portable"`` elsewhere.
+_TYPES = {name: InstructionSetType(name) for name in INSTRUCTION_SETS}
+register_model(InstructionSetType)(models.OpaqueModel)
 
-    The environment variable ``LATELIER_KERNELS`` forces one of them, to compare; both give the same numbers.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the variable names another kernel, or one that this processor cannot run.
+@typeof_impl.register(InstructionSet)
+def _typeof(value: InstructionSet, context: Any) -> InstructionSetType:
+    return _TYPES[value.name]
 
-    Examples
-    --------
-    >>> choose_kernel() in KERNELS
-    True
-    """
-    asked = os.environ.get(_VARIABLE)
-    if asked is None:
-        return _detected()
-    if asked not in KERNELS:
-        raise InvalidArgumentError(f"{_VARIABLE}={asked!r}; expected one of {', '.join(KERNELS)}, or unset.")
-    if asked == "avx512" and _detected() != "avx512":
-        raise InvalidArgumentError(f"{_VARIABLE}={asked!r}, but this processor has no AVX-512 VNNI; unset it.")
-    return asked
+
+@unbox(InstructionSetType)
+def _unbox(typ: InstructionSetType, value: Any, context: Any) -> NativeValue:
+    return NativeValue(context.context.get_dummy_value())  # nothing but its type is ever read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "prefetch", "splat"]
+__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "load_words", "prefetch", "splat"]
 
 LANES = 16  # query tokens in one register
 ROWS = 8  # document tokens scored together, in one register each
@@ -33,6 +33,14 @@ def splat(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Val
     undefined = ir.Constant(kind, ir.Undefined)
     single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(single, undefined, ir.Constant(INTS, [0] * LANES))
+
+
+def load_words(builder: ir.IRBuilder, rows: ir.Value, words: ir.Value, index: ir.Value, count: int) -> list[ir.Value]:
+    """Return word `index` of each of `count` rows of `words` words, whose address is `rows`."""
+    word = ir.IntType(32)
+    column, stride = builder.add(rows, builder.mul(index, constant(4))), builder.mul(words, constant(4))
+    places = [builder.add(column, builder.mul(stride, constant(r))) for r in range(count)]
+    return [builder.load(at(builder, place, word), align=1) for place in places]
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:

@@ -1,9 +1,9 @@
 """MaxSim on packed embeddings, on the CPU and without gradients: no padding is ever multiplied.
 
-Where the processor has AVX-512 a fused kernel takes the maxima as it goes, and reads float16 and bfloat16 as they are;
-it multiplies bfloat16 by bfloat16 where the processor can (AVX512_BF16). Elsewhere all query tokens of a batch are the
-columns of one matrix product, document tokens its rows, in blocks small enough that the similarities are still in
-cache when their maximum is taken. Threads: as many as `torch.set_num_threads` says.
+Where the instruction set has it, one kernel multiplies and takes the maxima in one pass, and reads float16 and bfloat16
+without converting them first; it multiplies bfloat16 by bfloat16 where the processor can (AVX512_BF16). Elsewhere all
+query tokens of a batch are the columns of one matrix product, document tokens its rows, in blocks small enough that the
+similarities are still in cache when their maximum is taken. Threads: as many as `torch.set_num_threads` says.
 
 Sums are float32 for every type of number, so a similarity is off by at most ``dim * 2**-24 * |q| |d|`` from that of the
 numbers as they are stored.
@@ -18,7 +18,8 @@ import torch
 
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels import NO_POSITIONS, choose_kernel, multiplies_bfloat16, segment_max_sum
+from latelier.kernels.cpu import InstructionSet, instruction_set
+from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
 from latelier.scores.matrices import Matrices
 
@@ -64,7 +65,7 @@ def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> 
     They are scored where they are. Where that cannot be, they are copied together by and by: all at once, they would
     have left the cache before they are scored.
     """
-    matrices = Matrices.of_list(documents) if choose_kernel() == "avx512" else None
+    matrices = Matrices.of_list(documents) if instruction_set().has_one_pass else None
     if matrices is not None:
         return maxsim(queries, matrices)
     offsets = np.cumsum([0, *map(len, documents)])
@@ -79,22 +80,29 @@ def score_into(
     positions: np.ndarray = NO_POSITIONS,
 ) -> None:
     """Fill ``scores (q, d)``, and ``positions (query tokens, d)`` where asked, with the best kernel there is."""
-    if choose_kernel() == "avx512" and not isinstance(documents, Matrices):
+    isa = instruction_set()
+    if isa.has_one_pass and not isinstance(documents, Matrices):
         documents = Matrices.of_packed(documents)
     for first, last in _blocks(queries.offsets, _QUERY_TOKENS):
         tokens = slice(queries.offsets[first], queries.offsets[last]) if positions.size else slice(None)
         share = scores[first:last], queries[first:last]
         if isinstance(documents, Matrices):
-            _score_fused(*share, documents, positions[tokens])
+            _score_in_one_pass(isa, *share, documents, positions[tokens])
         else:
             _score_products(*share, documents, positions[tokens])
 
 
-def _score_fused(scores: np.ndarray, queries: TokenEmbeddings, documents: Matrices, positions: np.ndarray) -> None:
+def _score_in_one_pass(
+    isa: InstructionSet,
+    scores: np.ndarray,
+    queries: TokenEmbeddings,
+    documents: Matrices,
+    positions: np.ndarray,
+) -> None:
     from latelier.kernels.convert import BFLOAT16, FLOAT16, WORDS
     from latelier.kernels.float_maxsim import pack_queries, score_range
 
-    pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and multiplies_bfloat16()
+    pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
     packed = pack_queries(queries.vectors.detach().contiguous().view(torch.int16).numpy() if pairs else _rows(queries))
     numbers = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels import NO_POSITIONS, choose_kernel, segment_max_sum
+from latelier.kernels.cpu import instruction_set
+from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
 from latelier.scores.packed import document_blocks
 
@@ -42,10 +43,10 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """
     left, right = (side.to("cpu").to("int8").to("numpy") for side in (queries, documents))
     scores = np.empty((len(left), len(right)), dtype=np.float32)
-    if choose_kernel() == "avx512" and left.num_tokens:
-        _vnni(left, right, scores)
+    if instruction_set().has_one_pass and left.num_tokens:
+        _score_in_one_pass(left, right, scores)
     else:
-        _portable(left, right, scores)
+        _score_products(left, right, scores)
     return scores
 
 
@@ -81,7 +82,7 @@ def error_bound(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndar
     return bound
 
 
-def _vnni(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
+def _score_in_one_pass(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
     from latelier.kernels.int8_maxsim import pack_queries, score_range
 
     packed, start = pack_queries(queries.vectors)
@@ -96,7 +97,7 @@ def _vnni(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarr
     for_ranges(score, offsets, queries.vectors.size)
 
 
-def _portable(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
+def _score_products(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
     """Do it with float32 products: of integers this small they are exact up to 1,040 dims (127 * 127 * dim < 2**24)."""
     columns = torch.from_numpy(queries.vectors).float().T.contiguous()
     query_scales = torch.from_numpy(queries.scales)

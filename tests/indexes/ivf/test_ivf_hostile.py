@@ -22,13 +22,13 @@ from latelier.indexes.ivf.kernels.candidates import gather_best, sum_bits
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import gather, keep_likely, probe
 from latelier.indexes.storage.segments import Part, Segment, document_arrays
-from latelier.kernels import KERNELS, choose_kernel
+from latelier.kernels.cpu import supported
 from latelier.kernels.selection import highest_places
 
 __all__ = ["soon"]  # the fixture
 
 NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}
-KERNELS_HERE = KERNELS if choose_kernel() == "avx512" else ("portable",)
+KERNELS_HERE = [isa.name for isa in supported()]
 FAR = 1 << 40
 
 

@@ -12,25 +12,24 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.inverted_lists import pack_centroids
 from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, gather_best, sum_bits
 from latelier.indexes.ivf.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
-from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni, group_dots, rerank_scores
+from latelier.indexes.ivf.kernels.dots import assign_rows, group_dots, rerank_scores
 from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.inverted_lists import append_postings, group_rows, invert_cells
 from latelier.indexes.ivf.kernels.kmeans import add_rows
 from latelier.indexes.ivf.kernels.probing import NO_LANE, best_cells, best_groups, best_lanes
 from latelier.indexes.ivf.query import prepare_query
-from latelier.kernels import KERNELS, choose_kernel
+from latelier.kernels.cpu import INSTRUCTION_SETS, supported
 from latelier.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
 
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
 
 
-@pytest.fixture(params=KERNELS)
-def vnni(request, monkeypatch):
-    if request.param == "avx512" and choose_kernel() != "avx512":
-        pytest.skip("this processor has no AVX-512 VNNI")
-    monkeypatch.setenv("LATELIER_KERNELS", request.param)
-    return choose_vnni()
+@pytest.fixture(params=INSTRUCTION_SETS.values(), ids=INSTRUCTION_SETS)
+def isa(request):
+    if not request.param.is_supported:
+        pytest.skip(f"this processor does not support {request.param.name}")
+    return request.param
 
 
 class Documents:
@@ -164,7 +163,7 @@ def test_a_query_is_its_codes_to_the_precision_of_a_float(dim):
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dim", [3, 64, 100, 128])
 @pytest.mark.parametrize("tokens", [1, 16, 21])
-def test_reranking_equals_the_loop(vnni, bits, dim, tokens):
+def test_reranking_equals_the_loop(isa, bits, dim, tokens):
     documents = Documents(dim, bits)
     vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
     query = prepare_query(vectors)
@@ -172,29 +171,23 @@ def test_reranking_equals_the_loop(vnni, bits, dim, tokens):
     rough = query.codes[0, :, :dim].astype("float64") * query.scales[:, None]
     for fine, asked in ((False, rough), (True, vectors.astype("float64"))):
         scores = np.empty(len(documents.chosen), dtype="float32")
-        rerank_scores(vnni, documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
+        rerank_scores(isa, documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
         wanted = [sum((asked @ documents.decoded()[d].T).max(axis=1)) for d in documents.chosen]
         np.testing.assert_allclose(scores, wanted, rtol=3e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_both_versions_of_reranking_agree_to_the_last_bit(monkeypatch, bits):
-    if choose_kernel() != "avx512":
-        pytest.skip("this processor has no AVX-512 VNNI")
+def test_instruction_sets_rerank_alike_to_the_last_bit(bits):
     documents = Documents(100, bits)
     query = prepare_query(np.random.default_rng(4).standard_normal((21, 100)).astype("float32"))
-    found = []
-    for name in KERNELS:
-        monkeypatch.setenv("LATELIER_KERNELS", name)
-        for fine in (False, True):
+    for fine in (False, True):
+        found = []
+        for isa in supported():
             scores = np.empty(len(documents.chosen), dtype="float32")
             coded = (query.packed, query.start, query.scales)
-            rerank_scores(
-                choose_vnni(), documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores
-            )
+            rerank_scores(isa, documents.addresses, documents.chosen, documents.codec.shape, coded, fine, scores)
             found.append(scores)
-    assert np.array_equal(found[0], found[2])
-    assert np.array_equal(found[1], found[3])
+            assert np.array_equal(scores, found[0])
 
 
 def lanes_and_rows(count, dim, rows=13, seed=5):
@@ -212,12 +205,12 @@ def lanes_and_rows(count, dim, rows=13, seed=5):
 
 @pytest.mark.parametrize("count", [1, 15, 16, 100, 200])
 @pytest.mark.parametrize("dim", [3, 128])
-def test_dot_products_with_lanes_equal_the_loop(vnni, count, dim):
+def test_dot_products_with_lanes_equal_the_loop(isa, count, dim):
     packed, start, rows, products = lanes_and_rows(count, dim)
     groups = len(packed)
     ranges = np.array([[[0, groups], [groups // 2, groups]]] * len(rows))
     out = np.empty((len(rows), 2 * groups - groups // 2, 16), dtype="int32")
-    group_dots(vnni, rows, ranges, packed, start, out)
+    group_dots(isa, rows, ranges, packed, start, out)
     # Lanes without a centroid hold what nobody takes for one.
     held = np.arange(groups * 16) < count
     for row, found in zip(products, out.reshape(len(rows), -1), strict=True):
@@ -227,11 +220,11 @@ def test_dot_products_with_lanes_equal_the_loop(vnni, count, dim):
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 100])
-def test_assignment_takes_the_first_of_the_best(vnni, count):
+def test_assignment_takes_the_first_of_the_best(isa, count):
     packed, start, rows, products = lanes_and_rows(count, 7)
     lanes, values = (np.full(len(rows), -5, dtype="int32") for _ in range(2))
     order = np.array([12, 3, 4, 0, 1, 2, 7, 8, 9, 10, 11])
-    assign_rows(vnni, rows, order, packed, start, lanes, values)
+    assign_rows(isa, rows, order, packed, start, lanes, values)
     for row in order:
         assert lanes[row] == products[row].argmax()
         assert values[row] == products[row].max()
@@ -444,7 +437,7 @@ def test_sums_of_clusters_equal_the_loop():
         assert counts[cluster] == len(mine)
 
 
-def test_kernels_in_threads_do_not_disturb_each_other(vnni):
+def test_kernels_in_threads_do_not_disturb_each_other(isa):
     """Memory that a kernel reads by address must be its own for as long as it reads it."""
     packed, start, rows, products = lanes_and_rows(500, 100, rows=400)
     wanted = products.argmax(axis=1)
@@ -453,7 +446,7 @@ def test_kernels_in_threads_do_not_disturb_each_other(vnni):
     def work():
         for _ in range(40):
             lanes, values = (np.empty(len(rows), dtype="int32") for _ in range(2))
-            assign_rows(vnni, rows, np.arange(len(rows)), packed, start, lanes, values)
+            assign_rows(isa, rows, np.arange(len(rows)), packed, start, lanes, values)
             if not np.array_equal(lanes, wanted):
                 wrong.append(lanes)
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from latelier.indexes.ivf.document_table import Table
 from latelier.indexes.ivf.inverted_lists import Cells, Centroids
-from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni
+from latelier.indexes.ivf.kernels.dots import assign_rows
 from latelier.indexes.ivf.kernels.inverted_lists import append_postings, group_rows, invert_cells
+from latelier.kernels.cpu import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_ranges
 
@@ -56,7 +57,7 @@ def fill_cells(centroids: Centroids, table: Table, ordinals: np.ndarray, before:
 
 def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the cell of each token, int32, and the mean similarity of tokens and centroids, in units of a code."""
-    vnni = choose_vnni()
+    isa = instruction_set()
     starts = np.concatenate([[0], np.cumsum(lengths)])
     cells = np.empty(starts[-1], dtype="int32")
     totals: list[float] = []
@@ -65,7 +66,7 @@ def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: n
         codes, scales = table.rows(ordinals[first:last])
         found, values = (np.empty(len(codes), dtype="int32") for _ in range(2))
         everything = np.arange(len(codes))
-        assign_rows(vnni, codes, everything, centroids.top, centroids.top_start, found, values)
+        assign_rows(isa, codes, everything, centroids.top, centroids.top_start, found, values)
         # As in `best_groups`: stored centroids may say that a lane beyond the groups is the best.
         np.minimum(found, len(centroids.ranges) - 2, out=found)
         offsets, order = np.zeros(len(centroids.ranges), dtype="int64"), np.empty(len(codes), dtype="int64")
@@ -73,7 +74,7 @@ def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: n
         for group, (begin, end) in enumerate(pairwise(centroids.ranges)):
             mine = order[offsets[group] : offsets[group + 1]]
             own = centroids.cells[begin:end], centroids.cell_start[begin:end]
-            assign_rows(vnni, codes, mine, *own, found, values)
+            assign_rows(isa, codes, mine, *own, found, values)
             found[mine] += begin * LANES  # as a lane of all groups
         cells[starts[first] : starts[last]] = found
         totals.append(float((values * scales).sum(dtype="float64")))

@@ -326,11 +326,7 @@ class IVF(StoredIndex):
             return
         table, cells = self._look(snapshot)
         growth = needed_growth(table, cells, compacting=compacting)
-        if (
-            cells is not None
-            and (growth is Growth.FILL or compacting)
-            and not self._storage.check_ann_data(snapshot)
-        ):
+        if cells is not None and (growth is Growth.FILL or compacting) and not self._storage.check_ann_data(snapshot):
             growth = Growth.TRAIN  # rather than copy on, or keep, what is damaged
         if growth is Growth.TRAIN:
             living = np.flatnonzero(table.alive)

@@ -18,10 +18,11 @@ import numpy as np
 from latelier.indexes.ivf.document_table import Table
 from latelier.indexes.ivf.inverted_lists import Cells, Centroids
 from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, gather_best, sum_bits
-from latelier.indexes.ivf.kernels.dots import choose_vnni, group_dots, rerank_scores
+from latelier.indexes.ivf.kernels.dots import group_dots, rerank_scores
 from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.probing import best_cells, best_groups
 from latelier.indexes.ivf.query import Query
+from latelier.kernels.cpu import instruction_set
 from latelier.kernels.selection import highest_places, near_highest
 from latelier.kernels.simd import LANES
 
@@ -59,16 +60,16 @@ def probe(centroids: Centroids, query: Query, nprobe: int) -> Visits:
         Cells per query token; fewer where there are fewer. Of queries beyond 65,535 tokens, the others visit none.
     """
     rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
-    vnni, groups = choose_vnni(), len(centroids.ranges) - 1
+    isa, groups = instruction_set(), len(centroids.ranges) - 1
     everything = np.zeros((tokens, 1, 2), dtype="int64")
     everything[:, 0, 1] = len(centroids.top)
     sums = np.empty((tokens, len(centroids.top), LANES), dtype="int32")
-    group_dots(vnni, rows, everything, centroids.top, centroids.top_start, sums)
+    group_dots(isa, rows, everything, centroids.top, centroids.top_start, sums)
     most = min(groups, max(_GROUPS, nprobe // _CELLS_PER_GROUP))
     ranges = np.empty((tokens, most, 2), dtype="int64")
     longest = best_groups(sums, most, centroids.ranges, ranges)
     sums = np.empty((tokens, longest, LANES), dtype="int32")
-    group_dots(vnni, rows, ranges, centroids.cells, centroids.cell_start, sums)
+    group_dots(isa, rows, ranges, centroids.cells, centroids.cell_start, sums)
     cells, gains = (np.empty((tokens, min(nprobe, LANES * longest)), dtype="int32") for _ in range(2))
     best_cells(sums, ranges, query.scales, (1 << sum_bits(tokens)) - 1 - tokens, cells, gains)
     return Visits(cells, gains)
@@ -122,7 +123,7 @@ def score_codes(table: Table, chosen: np.ndarray, query: Query, *, fine: bool) -
     """Return MaxSim of each chosen document's codes with the query, rounded to 8 bits or as it came, float32."""
     scores = np.empty(len(chosen), dtype="float32")
     coded = (query.packed, query.start, query.scales)
-    rerank_scores(choose_vnni(), table.documents, chosen, table.codec.shape, coded, fine, scores)
+    rerank_scores(instruction_set(), table.documents, chosen, table.codec.shape, coded, fine, scores)
     return scores
 
 

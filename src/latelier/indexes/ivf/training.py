@@ -15,10 +15,11 @@ import torch
 
 from latelier.indexes.ivf.document_table import Rows, Table
 from latelier.indexes.ivf.inverted_lists import Centroids, pack_centroids
-from latelier.indexes.ivf.kernels.dots import assign_rows, choose_vnni
+from latelier.indexes.ivf.kernels.dots import assign_rows
 from latelier.indexes.ivf.kernels.inverted_lists import group_rows
 from latelier.indexes.ivf.kernels.kmeans import add_rows
 from latelier.indexes.ivf.search_parameters import largeness
+from latelier.kernels.cpu import instruction_set
 from latelier.kernels.simd import LANES
 
 __all__ = ["cell_count", "sample_rows", "train_centroids"]
@@ -124,7 +125,7 @@ def _kmeans(
 
 def _assign(rows: Rows, order: np.ndarray, lanes: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     found, values = (np.zeros(len(rows.codes), dtype="int32") for _ in range(2))
-    assign_rows(choose_vnni(), rows.codes, order, lanes, start, found, values)
+    assign_rows(instruction_set(), rows.codes, order, lanes, start, found, values)
     return found, values
 
 

@@ -1,7 +1,7 @@
 """Integer dot products in vectors: documents reranked, centroids compared, tokens assigned.
 
-There are two ways to multiply, see `products`, with equal results. Which one is compiled depends on the type of the
-argument `vnni`, `True` or `None`, so that each is cached by itself; `choose_vnni` returns what suits the processor.
+Each kernel takes the `InstructionSet` whose multiplication it is compiled with, see `latelier.kernels.cpu`; all give
+equal results.
 """
 
 from __future__ import annotations
@@ -14,38 +14,26 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.codes import load_rows, load_scales
-from latelier.kernels.cpu import choose_kernel
+from latelier.kernels.cpu import InstructionSet
 from latelier.kernels.jit import kernel
 from latelier.kernels.memory import copy_bytes, prefetch
-from latelier.kernels.multiply import multiply_bytes
 from latelier.kernels.simd import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["assign_rows", "choose_vnni", "group_dots", "lane_dots", "rerank_scores"]
-
-
-def choose_vnni() -> bool | None:
-    """Return ``True`` where `choose_kernel` says AVX-512, ``None`` elsewhere.
-
-    Examples
-    --------
-    >>> choose_vnni() in (True, None)
-    True
-    """
-    return True if choose_kernel() == "avx512" else None
+__all__ = ["assign_rows", "group_dots", "lane_dots", "rerank_scores"]
 
 
 def _max_of(count: int) -> Any:
     """Make the instruction sequence for the first `count` bytes of the query's numbers."""
 
     @intrinsic
-    def max_of_rows(typing_context: Any, vnni: Any, places: Any, words: Any, groups: Any) -> Any:
+    def max_of_rows(typing_context: Any, isa: Any, places: Any, words: Any, groups: Any) -> Any:
         """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
 
         Places are the addresses of the rows ``(8, words * 4)`` uint8, their scales ``(8,)`` float32, packed lanes
         ``(words, 16, 4)`` int8 of the query's first bytes (those of the next bytes follow `groups` groups later),
         their starting sums ``(16,)`` int32 (the same) and the maxima ``(16,)`` float32.
         """
-        signature = types.void(vnni, types.UniTuple(types.int64, 5), types.int64, types.int64)
+        signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             _, places, words, groups = arguments
@@ -59,7 +47,7 @@ def _max_of(count: int) -> Any:
                 )
                 for plane in range(count)
             ]
-            sums = multiply_bytes(builder, _has_vnni(vnni), rows, planes, words, ROWS)
+            sums = isa.multiply_bytes(builder, rows, planes, words, ROWS)
             highest = builder.load(at(builder, best, FLOATS), align=4)
             finer = ir.Constant(FLOATS, [float(np.float32(1 / 254))] * LANES)
             for r in range(ROWS):
@@ -79,21 +67,17 @@ def _max_of(count: int) -> Any:
     return max_of_rows
 
 
-def _has_vnni(kind: types.Type) -> bool:
-    return isinstance(kind, types.Boolean)
-
-
 _max_of_rows, _max_of_rows_finely = _max_of(1), _max_of(3)
 
 
 @intrinsic
-def _nearest_lanes(typing_context: Any, vnni: Any, places: Any, groups: Any, words: Any) -> Any:
+def _nearest_lanes(typing_context: Any, isa: Any, places: Any, groups: Any, words: Any) -> Any:
     """Write the lane with the highest dot product for eight rows, and that product; of equal ones, the first.
 
     Places are the addresses of the rows ``(8, words * 4)`` uint8, packed lanes ``(groups, words, 16, 4)`` int8, their
     starting sums ``(groups, 16)`` int32, and both results ``(8,)`` int32.
     """
-    signature = types.void(vnni, types.UniTuple(types.int64, 5), types.int64, types.int64)
+    signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         _, places, groups, words = arguments
@@ -105,9 +89,7 @@ def _nearest_lanes(typing_context: Any, vnni: Any, places: Any, groups: Any, wor
             lanes_at = builder.add(lanes, builder.mul(builder.mul(loop.index, words), constant(4 * LANES)))
             start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
             number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
-            for r, total in enumerate(
-                multiply_bytes(builder, _has_vnni(vnni), rows, [(lanes_at, start_at)], words, ROWS)
-            ):
+            for r, total in enumerate(isa.multiply_bytes(builder, rows, [(lanes_at, start_at)], words, ROWS)):
                 highest = builder.load(best[r])
                 higher = builder.icmp_signed(">", total, highest)
                 builder.store(builder.select(higher, total, highest), best[r])
@@ -138,9 +120,9 @@ def _dots_of(count: int) -> Any:
     """Make the instruction sequence for `count` groups of lanes at a time."""
 
     @intrinsic
-    def dots_of_groups(typing_context: Any, vnni: Any, row: Any, lanes: Any, start: Any, out: Any, words: Any) -> Any:
+    def dots_of_groups(typing_context: Any, isa: Any, row: Any, lanes: Any, start: Any, out: Any, words: Any) -> Any:
         """``out[g, lane] = <row, lanes[g, lane]>``; all but the last are addresses, of the shapes above."""
-        signature = types.void(vnni, *[types.int64] * 5)
+        signature = types.void(isa, *[types.int64] * 5)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             row, lanes, start, out, words = arguments[1:]
@@ -152,7 +134,7 @@ def _dots_of(count: int) -> Any:
                 )
                 for g in range(count)
             ]
-            for g, total in enumerate(multiply_bytes(builder, _has_vnni(vnni), row, groups, words, 1)):
+            for g, total in enumerate(isa.multiply_bytes(builder, row, groups, words, 1)):
                 builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
             return context.get_dummy_value()
 
@@ -165,13 +147,13 @@ _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 
 
 @kernel()
-def lane_dots(vnni: bool | None, row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+def lane_dots(isa: InstructionSet, row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
     """Write ``out[g, lane]``, the dot product of one row with every lane.
 
     Parameters
     ----------
-    vnni
-        From `choose_vnni`.
+    isa
+        From `instruction_set`.
     row
         ``(words * 4,)`` uint8, shifted by 128.
     packed, start
@@ -186,23 +168,23 @@ def lane_dots(vnni: bool | None, row: np.ndarray, packed: np.ndarray, start: np.
     while g < groups:
         lanes, step = lanes_at + g * words * 4 * LANES, 4 * LANES * g
         if g + 8 <= groups:
-            _dots_of_groups(vnni, row_at, lanes, start_at + step, out_at + step, words)
+            _dots_of_groups(isa, row_at, lanes, start_at + step, out_at + step, words)
             g += 8
         else:
-            _dots_of_group(vnni, row_at, lanes, start_at + step, out_at + step, words)
+            _dots_of_group(isa, row_at, lanes, start_at + step, out_at + step, words)
             g += 1
 
 
 @kernel()
 def group_dots(
-    vnni: bool | None, rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray
+    isa: InstructionSet, rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray
 ) -> None:
     """Write the dot products of rows with the lanes of their own ranges of groups.
 
     Parameters
     ----------
-    vnni
-        From `choose_vnni`.
+    isa
+        From `instruction_set`.
     rows
         ``(n, words * 4)`` uint8, shifted by 128.
     ranges
@@ -216,13 +198,13 @@ def group_dots(
         g = 0
         for m in range(ranges.shape[1]):
             first, last = ranges[n, m, 0], ranges[n, m, 1]
-            lane_dots(vnni, rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
+            lane_dots(isa, rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
             g += last - first
 
 
 @kernel()
 def assign_rows(
-    vnni: bool | None,
+    isa: InstructionSet,
     rows: np.ndarray,
     order: np.ndarray,
     packed: np.ndarray,
@@ -234,8 +216,8 @@ def assign_rows(
 
     Parameters
     ----------
-    vnni
-        From `choose_vnni`.
+    isa
+        From `instruction_set`.
     rows
         ``(n, words * 4)`` uint8, shifted by 128.
     order
@@ -257,7 +239,7 @@ def assign_rows(
         else:
             here = _copy_rows(rows, order, first, count, block)
         places = (here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), where_at, best_at)
-        _nearest_lanes(vnni, places, groups, words)  # type: ignore[call-arg]
+        _nearest_lanes(isa, places, groups, words)  # type: ignore[call-arg]
         for r in range(count):
             # By index, not by address alone: numba frees an array after the last use of its name.
             lanes[order[first + r]], dots[order[first + r]] = where[r], best[r]
@@ -287,7 +269,7 @@ def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, bloc
 
 @kernel()
 def rerank_scores(
-    vnni: bool | None,
+    isa: InstructionSet,
     documents: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     chosen: np.ndarray,
     shape: tuple[int, int, int],
@@ -299,8 +281,8 @@ def rerank_scores(
 
     Parameters
     ----------
-    vnni
-        From `choose_vnni`.
+    isa
+        From `instruction_set`.
     documents
         Addresses of each document's signs, codes (or planes) and scales, and its number of tokens: int64 all.
     chosen
@@ -355,9 +337,9 @@ def rerank_scores(
                 highest_at = best_at + 4 * LANES * g
                 places = (block_at, scales_at, lanes_at, sums_at, highest_at)
                 if fine:
-                    _max_of_rows_finely(vnni, places, width // 4, groups)
+                    _max_of_rows_finely(isa, places, width // 4, groups)
                 else:
-                    _max_of_rows(vnni, places, width // 4, groups)
+                    _max_of_rows(isa, places, width // 4, groups)
         total = np.float32(0)
         for i in range(len(query_scales)):
             total += best[i] * query_scales[i]
