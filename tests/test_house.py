@@ -11,8 +11,9 @@ import latelier
 PACKAGE = Path(latelier.__file__).parent
 # From the ground up: a module imports from its own row and the rows above it, never from those below.
 LAYERS = [
-    {"errors", "arrays", "embeddings"},
+    {"errors"},
     {"utils"},
+    {"arrays", "embeddings"},
     {"kernels", "evaluation"},
     {"scores"},
     {"models", "indexes"},

@@ -32,6 +32,7 @@ from latelier.arrays import (
     quantize,
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
+from latelier.utils.ranges import lengths_to_offsets, rows_of
 
 __all__ = ["Array", "TokenEmbeddings"]
 
@@ -134,8 +135,7 @@ class TokenEmbeddings(Sequence[Any]):
         items = as_matrices(matrices)
         if not items:
             return cls(np.zeros((0, dim or 0), dtype="float32"), np.zeros(1, dtype="int64"))
-        offsets = np.cumsum([0, *(len(item) for item in items)], dtype="int64")
-        return cls(concatenate(items), offsets)
+        return cls(concatenate(items), lengths_to_offsets([len(item) for item in items]))
 
     @classmethod
     def from_padded(cls, padded: Array, mask: Array) -> TokenEmbeddings:
@@ -170,7 +170,7 @@ class TokenEmbeddings(Sequence[Any]):
             )
         keep = mask.bool() if isinstance(mask, torch.Tensor) else np.asarray(mask, dtype=bool)
         lengths = keep.sum(1).cpu().numpy() if isinstance(keep, torch.Tensor) else keep.sum(1)
-        return cls(padded[keep], np.concatenate([[0], np.cumsum(lengths)]))
+        return cls(padded[keep], lengths_to_offsets(lengths))
 
     @classmethod
     def concatenate(cls, parts: Iterable[TokenEmbeddings]) -> TokenEmbeddings:
@@ -208,8 +208,7 @@ class TokenEmbeddings(Sequence[Any]):
                     f"batch {i} is {describe(part.vectors)}, batch 0 is {describe(first.vectors)}; "
                     "convert them with .to(...) first."
                 )
-        starts = np.cumsum([0, *(part.num_tokens for part in parts)])
-        offsets = np.concatenate([[0], *(part.offsets[1:] + start for part, start in zip(parts, starts, strict=False))])
+        offsets = lengths_to_offsets(np.concatenate([part.lengths for part in parts]))
         scales = None if first.scales is None else concatenate([part.scales for part in parts])
         return cls(concatenate([part.vectors for part in parts]), offsets, scales)
 
@@ -459,10 +458,7 @@ class TokenEmbeddings(Sequence[Any]):
         if outside.any():
             raise IndexError(f"text {index[outside][0]} was asked for, but there are {len(self)}.")
         index = index.astype("int64") % max(len(self), 1)
-        lengths = self.lengths[index]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        # Row numbers of all chosen tokens: each text's start, repeated, plus a running count that restarts.
-        rows = np.repeat(self.offsets[index] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        offsets, rows = lengths_to_offsets(self.lengths[index]), rows_of(self.offsets, index)
         picked = torch.from_numpy(rows).to(self.device) if self.is_torch else rows
         return TokenEmbeddings(self.vectors[picked], offsets, None if self.scales is None else self.scales[picked])
 

@@ -168,7 +168,7 @@ def test_what_is_no_text_is_refused_by_its_position(fresh, bad):
     ("arguments", "message"),
     [
         ({"max_length_document": 600}, "max_length_document=600, but this encoder reads at most 512 tokens"),
-        ({"max_length_query": 2}, "max_length_query=2 is not a length"),
+        ({"max_length_query": 2}, "received max_length_query=2; expected an integer of at least 4"),
         ({"embedding_size": 0}, "embedding_size=0; expected an integer of at least 1"),
         ({"embedding_size": True}, "embedding_size=True; expected an integer of at least 1"),
         ({"recipe": {}}, r"received {} \(dict\) as recipe; expected a Recipe"),

@@ -21,6 +21,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Id
 from latelier.indexes.matrices import is_array, pack, refuse_padded
 from latelier.indexes.values import SqlValue, as_id, check_text, encode_metadata, is_single_id
+from latelier.utils.ranges import split_by_rows
 
 __all__ = ["Batch", "Document", "Documents", "Encode"]
 
@@ -242,9 +243,5 @@ def _split(embeddings: Any, part_bytes: int) -> Iterator[list[Any] | TokenEmbedd
 
 def _split_packed(embeddings: TokenEmbeddings, part_bytes: int) -> Iterator[TokenEmbeddings]:
     tokens = max(1, part_bytes // max(1, 4 * embeddings.dim))
-    first = 0
-    while first < len(embeddings):
-        last = int(np.searchsorted(embeddings.offsets, embeddings.offsets[first] + tokens, side="right")) - 1
-        last = min(max(last, first + 1), first + _PART_DOCUMENTS, len(embeddings))
+    for first, last in split_by_rows(embeddings.offsets, tokens, _PART_DOCUMENTS):
         yield embeddings[first:last]
-        first = last

@@ -9,6 +9,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.storage.segments import Part
+from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["Bounds", "blocks", "scan"]
 
@@ -70,11 +71,5 @@ def scan(
 
 def blocks(part: Part, bounds: Bounds) -> Iterator[np.ndarray]:
     """Cut the documents of a part into runs of bounded size; a single document is never cut."""
-    ends = np.cumsum(part.lengths)
-    first = 0
-    while first < len(ends):
-        done = ends[first - 1] if first else 0
-        last = int(np.searchsorted(ends, done + bounds.tokens, side="right"))
-        last = min(max(last, first + 1), first + max(1, bounds.scores))
+    for first, last in split_by_rows(lengths_to_offsets(part.lengths), bounds.tokens, max(1, bounds.scores)):
         yield part.positions[first:last]
-        first = last

@@ -21,6 +21,7 @@ from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
 from latelier.scores.packed import maxsim
 from latelier.scores.topk import TopK
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["Flat"]
 
@@ -101,7 +102,7 @@ class Flat(StoredIndex):
         return {"vectors": (np.dtype(self.dtype), (dim,))}
 
     def _decode(self, part: Part) -> TokenEmbeddings:
-        return TokenEmbeddings(part.rows("vectors"), np.concatenate([[0], np.cumsum(part.lengths)]))
+        return TokenEmbeddings(part.rows("vectors"), lengths_to_offsets(part.lengths))
 
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         for part in parts:

@@ -15,6 +15,7 @@ import torch
 from latelier.arrays import Array
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["is_array", "pack", "pack_queries", "refuse_padded"]
 
@@ -71,7 +72,7 @@ def pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: st
         for matrix, name in zip(matrices, names, strict=True):
             _check_dim(matrix.shape[1], matrices[0].shape[1] if dim is None else dim, name)
         vectors = np.concatenate(matrices)
-        offsets = np.cumsum([0, *(len(matrix) for matrix in matrices)], dtype="int64")
+        offsets = lengths_to_offsets([len(matrix) for matrix in matrices])
     _check_dim(vectors.shape[1], vectors.shape[1] if dim is None else dim, names[0])
     without = np.flatnonzero(np.diff(offsets) == 0)
     if without.size:

@@ -6,7 +6,6 @@ thirty query tokens and a low temperature make large.
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +23,9 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.losses.columns import Embedded, embed_columns
 from latelier.losses.passes import MiniBatches, at_least_float32
+from latelier.utils import is_count
 
-__all__ = ["Loss", "Options", "ScoreMetric", "WarnOnce", "check_number", "check_score_metric", "raw_score", "score"]
+__all__ = ["Loss", "Options", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
 
 # (queries, documents, *, queries_mask, documents_mask) to scores, as in latelier.scores and sentence-transformers.
 ScoreMetric: TypeAlias = Callable[..., Tensor]
@@ -215,13 +215,6 @@ def raw_score(
     return scores
 
 
-def check_number(name: str, value: Any, *, zero: bool = False) -> None:
-    """Refuse what is no positive finite number (or zero, where that means "without")."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (value == 0 and not zero):
-        raise InvalidArgumentError(f"{name}={value!r}; expected a positive number, such as 1.0.")
-
-
 def check_score_metric(score_metric: ScoreMetric, name: str = "score_metric") -> None:
     """Refuse scores that are no function."""
     if not callable(score_metric):
@@ -243,9 +236,9 @@ def _read_dims(dims: Any) -> tuple[int, ...] | None:
     if dims is None:
         return None
     given = tuple(dims) if isinstance(dims, Sequence) and not isinstance(dims, str) else ()
-    if not given or any(isinstance(dim, bool) or not isinstance(dim, int) or dim < 1 for dim in given):
+    if not given or not all(is_count(dim) for dim in given):
         raise InvalidArgumentError(f"dims={dims!r}; expected dimensions to train for, such as (128, 64, 32), or None.")
-    return given
+    return tuple(map(int, given))
 
 
 def _cut(texts: TokenEmbeddings, dim: int) -> TokenEmbeddings:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latelier.losses.base import Loss, Options, ScoreMetric, check_number
+from latelier.losses.base import Loss, Options, ScoreMetric
 from latelier.losses.columns import Embedded
 from latelier.losses.distributed import gather
 from latelier.losses.negatives import false_negatives, reduced, score_all
 from latelier.losses.passes import MiniBatches
 from latelier.scores import colbert_scores
+from latelier.utils import check_number
 
 __all__ = ["Contrastive"]
 

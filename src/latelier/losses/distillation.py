@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.losses.base import Loss, Options, ScoreMetric, check_number, check_score_metric, raw_score
+from latelier.losses.base import Loss, Options, ScoreMetric, check_score_metric, raw_score
 from latelier.losses.columns import Embedded
 from latelier.losses.distributed import gather
 from latelier.losses.negatives import false_negatives, score_all
 from latelier.losses.passes import MiniBatches, at_least_float32
 from latelier.losses.stretching import computing_dtype, relative_rounding, row_weights, stretch
 from latelier.scores import colbert_kd_scores, colbert_scores
+from latelier.utils import check_number
 from latelier.utils.describing import describe
 
 __all__ = ["Distillation", "as_numbers", "read_labels"]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.losses.columns import Embedded
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["Gathered", "gather", "world_size"]
 
@@ -72,7 +72,7 @@ def gather(batch: Embedded, *, across_devices: bool) -> Gathered:
     queries = torch.tensor([len(batch.queries)], device=device)
     dist.all_reduce(queries)
     return Gathered(
-        TokenEmbeddings(vectors, np.concatenate([[0], np.cumsum(lengths)])),
+        TokenEmbeddings(vectors, lengths_to_offsets(lengths)),
         None if keys is None else (everyone[0], everyone[1]),
         sum(len(part) for part in tables[: dist.get_rank()]),
         int(queries),

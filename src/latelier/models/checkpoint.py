@@ -28,7 +28,7 @@ from latelier.models.options import check_options
 from latelier.models.quiet import quiet_conversion
 from latelier.models.recipe import Recipe, build_modules, token_heads
 from latelier.utils import check_count, encoder_limit, resolve_device, resolve_length
-from latelier.utils.describing import describe, short
+from latelier.utils.describing import describe
 
 __all__ = ["DEFAULT_EMBEDDING_SIZE", "Checkpoint"]
 
@@ -106,12 +106,7 @@ class Checkpoint(MultiVectorEncoder):
         """
         if truncate_dim is None:
             return self.truncate_dim
-        size = self.embedding_size
-        if isinstance(truncate_dim, bool) or not isinstance(truncate_dim, int) or not 1 <= truncate_dim <= size:
-            raise InvalidArgumentError(
-                f"received truncate_dim={short(truncate_dim)}; expected an integer from 1 to {size}."
-            )
-        return truncate_dim
+        return check_count("truncate_dim", truncate_dim, most=self.embedding_size)
 
     @property
     def max_length_query(self) -> int:

@@ -21,6 +21,7 @@ from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
 from latelier.models.compute_dtype import Numbers, computing, prefers_bfloat16, stays_close
 from latelier.utils import batch_by_tokens
+from latelier.utils.ranges import lengths_to_offsets, rows_of
 
 if TYPE_CHECKING:
     from latelier.models.encoder import Encoder
@@ -121,15 +122,13 @@ def pack(window: list[Batch], precision: str | None = None) -> TokenEmbeddings:
     lengths = np.zeros(sum(len(batch.rows) for batch in window), dtype="int64")
     for batch in window:
         lengths[batch.rows] = batch.lengths
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = lengths_to_offsets(lengths)
     first = window[0].vectors
     # int8 needs the whole numbers first: the scale of a token comes from them.
     dtype = first.dtype if precision in (None, "int8") else DTYPES[precision]
     vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
     for batch in window:
-        within = np.arange(sum(batch.lengths)) - np.repeat(np.cumsum([0, *batch.lengths[:-1]]), batch.lengths)
-        places = torch.from_numpy(np.repeat(offsets[batch.rows], batch.lengths) + within)
-        vectors[places.to(vectors.device)] = batch.vectors.to(dtype)
+        vectors[torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)] = batch.vectors.to(dtype)
     packed = TokenEmbeddings(vectors, offsets)
     return packed if precision is None else packed.to(precision)
 

@@ -18,6 +18,7 @@ from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import pool_documents
 from latelier.utils import check_count
 from latelier.utils.describing import short
+from latelier.utils.ranges import lengths_to_offsets, positions_within
 
 __all__ = ["check_pooling", "pool_tokens"]
 
@@ -119,14 +120,14 @@ def _pooled_offsets(lengths: np.ndarray, pool_factor: int, protected: int) -> np
     kept = np.minimum(lengths, protected)
     rest = lengths - kept
     clusters = np.where(rest > 0, np.maximum(rest // pool_factor, 1), 0)
-    return np.concatenate([[0], np.cumsum(kept + clusters)])
+    return lengths_to_offsets(kept + clusters)
 
 
 def _with_protected(
     means: torch.Tensor, offsets: np.ndarray, source: TokenEmbeddings, protected: int
 ) -> TokenEmbeddings:
     """Return the means in the dtype of the source, with its protected rows in their places, equal to the last bit."""
-    before, after = (torch.from_numpy(_places(edges) < protected) for edges in (source.offsets, offsets))
+    before, after = (torch.from_numpy(positions_within(edges) < protected) for edges in (source.offsets, offsets))
     if source.scales is not None:
         pooled = TokenEmbeddings(means, offsets).to("int8")
         pooled.scales[after] = source.scales[before]
@@ -134,8 +135,3 @@ def _with_protected(
         pooled = TokenEmbeddings(means.to(source.vectors.dtype), offsets)
     pooled.vectors[after] = source.vectors[before].detach()
     return pooled
-
-
-def _places(offsets: np.ndarray) -> np.ndarray:
-    """Each token's number within its text, ``(tokens,)``."""
-    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))

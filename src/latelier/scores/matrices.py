@@ -12,6 +12,7 @@ import torch
 
 from latelier.arrays import dtype_name
 from latelier.embeddings import TokenEmbeddings
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["Matrices"]
 
@@ -68,7 +69,7 @@ class Matrices:
     @property
     def offsets(self) -> np.ndarray:
         """As if they stood one after the other, ``(n + 1,)`` int64."""
-        return np.concatenate([[0], np.cumsum(self.lengths)])
+        return lengths_to_offsets(self.lengths)
 
     @property
     def row_bytes(self) -> int:

@@ -22,6 +22,7 @@ from latelier.kernels.cpu import InstructionSet, instruction_set
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
 from latelier.scores.matrices import Matrices
+from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["document_blocks", "maxsim", "maxsim_list", "score_into"]
 
@@ -68,8 +69,8 @@ def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> 
     matrices = Matrices.of_list(documents) if instruction_set().has_one_pass else None
     if matrices is not None:
         return maxsim(queries, matrices)
-    offsets = np.cumsum([0, *map(len, documents)])
-    blocks = (documents[first:last] for first, last in _blocks(offsets, _COPIED_TOKENS))
+    offsets = lengths_to_offsets([len(document) for document in documents])
+    blocks = (documents[first:last] for first, last in split_by_rows(offsets, _COPIED_TOKENS))
     return np.concatenate([maxsim(queries, TokenEmbeddings.from_list(block)) for block in blocks], axis=1)
 
 
@@ -83,7 +84,7 @@ def score_into(
     isa = instruction_set()
     if isa.has_one_pass and not isinstance(documents, Matrices):
         documents = Matrices.of_packed(documents)
-    for first, last in _blocks(queries.offsets, _QUERY_TOKENS):
+    for first, last in split_by_rows(queries.offsets, _QUERY_TOKENS):
         tokens = slice(queries.offsets[first], queries.offsets[last]) if positions.size else slice(None)
         share = scores[first:last], queries[first:last]
         if isinstance(documents, Matrices):
@@ -130,7 +131,7 @@ def _score_products(
 
 def document_blocks(offsets: np.ndarray, query_tokens: int) -> Iterator[tuple[int, int]]:
     """Cut documents into ranges whose similarities with `query_tokens` columns stay in cache."""
-    return _blocks(offsets, max(1, _BLOCK_ELEMENTS // max(query_tokens, 1)))
+    return split_by_rows(offsets, max(1, _BLOCK_ELEMENTS // max(query_tokens, 1)))
 
 
 def _rows(embeddings: TokenEmbeddings) -> np.ndarray:
@@ -140,14 +141,3 @@ def _rows(embeddings: TokenEmbeddings) -> np.ndarray:
     vectors = source.to("float32").vectors
     array = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
     return np.ascontiguousarray(array)
-
-
-def _blocks(offsets: np.ndarray, tokens: int) -> Iterator[tuple[int, int]]:
-    """Cut texts into ranges of at most `tokens` tokens, always at least one text."""
-    first, n = 0, len(offsets) - 1
-    while first < n:
-        # The last text that still ends within the budget.
-        last = int(np.searchsorted(offsets, offsets[first] + tokens, side="right")) - 1
-        last = min(max(last, first + 1), n)
-        yield first, last
-        first = last

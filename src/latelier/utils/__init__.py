@@ -1,8 +1,17 @@
-"""What several sub-packages share: devices, batches by token budget, length caps, checks of numbers."""
+"""What several sub-packages share: argument checks, ranges of packed documents, batches, lengths, devices."""
 
 from latelier.utils.batching import batch_by_tokens
-from latelier.utils.checks import check_count, count_entries
+from latelier.utils.checks import check_count, check_number, count_entries, is_count
 from latelier.utils.devices import resolve_device
 from latelier.utils.lengths import encoder_limit, resolve_length
 
-__all__ = ["batch_by_tokens", "check_count", "count_entries", "encoder_limit", "resolve_device", "resolve_length"]
+__all__ = [
+    "batch_by_tokens",
+    "check_count",
+    "check_number",
+    "count_entries",
+    "encoder_limit",
+    "is_count",
+    "resolve_device",
+    "resolve_length",
+]

@@ -1,71 +1,128 @@
-"""Numbers of things, given as an argument or as a list: checked where users call."""
+"""Checks of numbers and lists that users pass in: each raises an error that names the argument."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import describe, short
 
-__all__ = ["check_count", "count_entries"]
+__all__ = ["check_count", "check_number", "count_entries", "is_count"]
 
 
-def check_count(name: str, value: Any, least: int = 1, *, optional: bool = False) -> None:
-    """Refuse a number of things that is not an integer, or too small or too large to be one.
+@overload
+def check_count(
+    name: str, value: Any, least: int = ..., most: int | None = ..., *, optional: Literal[False] = ...
+) -> int: ...
+@overload
+def check_count(name: str, value: Any, least: int = ..., most: int | None = ..., *, optional: bool) -> int | None: ...
+
+
+def check_count(
+    name: str, value: Any, least: int = 1, most: int | None = None, *, optional: bool = False
+) -> int | None:
+    """Check an integer argument, such as a number of hits, and return it as an `int`.
 
     Parameters
     ----------
     name
         The argument's name, for the message.
     value
-        What was given.
+        What was given: an `int` or an integer of numpy; a bool is rejected.
     least
         The smallest number that is accepted.
+    most
+        The largest one; None: whatever the machine can address.
     optional
-        Accept None too.
+        Accept None too, and return it.
 
     Raises
     ------
     InvalidArgumentError
-        If it is none.
+        If the value is not an integer, or out of range.
 
     Examples
     --------
     >>> check_count("k", 10)
+    10
     >>> check_count("chunk_size", 0)
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received chunk_size=0; expected an integer of at least 1.
     """
     if optional and value is None:
-        return
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if is_integer and least <= value <= sys.maxsize:
-        return
-    most = f" and at most {sys.maxsize}" if is_integer and value > sys.maxsize else ""
+        return None
+    if is_count(value, least, most):
+        return int(value)
+    wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if most is None and is_count(value, least, math.inf):
+        wanted += f" and at most {sys.maxsize}"
     none = ", or None" if optional else ""
-    raise InvalidArgumentError(f"received {name}={short(value)}; expected an integer of at least {least}{most}{none}.")
+    raise InvalidArgumentError(f"received {name}={short(value)}; expected an integer {wanted}{none}.")
+
+
+def is_count(value: Any, least: int = 1, most: float | None = None) -> bool:
+    """Whether a value is an integer in a range, as `check_count` accepts it.
+
+    Examples
+    --------
+    >>> is_count(np.int64(3)), is_count(True), is_count(2.0), is_count(0, least=0)
+    (True, False, False, True)
+    """
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_integer and bool(least <= value <= (sys.maxsize if most is None else most))
+
+
+def check_number(name: str, value: Any, *, zero: bool = False) -> None:
+    """Check a number that must be finite and above 0, such as a temperature.
+
+    Parameters
+    ----------
+    name
+        The argument's name, for the message.
+    value
+        What was given: an `int` or a `float`.
+    zero
+        Accept 0 too.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the value is not such a number.
+
+    Examples
+    --------
+    >>> check_number("temperature", 0.05)
+    >>> check_number("temperature", -1)
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received temperature=-1; expected a positive number, such as 1.0.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= sys.float_info.max or (value == 0 and not zero):
+        none = ", or 0" if zero else ""
+        raise InvalidArgumentError(f"received {name}={short(value)}; expected a positive number, such as 1.0{none}.")
 
 
 def count_entries(values: object, name: str, expected: str = "a list") -> int:
-    """Return how many entries a list, a tuple or an array has, or say that it is none.
+    """Return the number of entries of a list, a tuple or an array.
 
     Parameters
     ----------
     values
         What was given.
     name
-        What the message calls it.
+        The argument's name, for the message.
     expected
-        What it should have been.
+        What the message asks for.
 
     Raises
     ------
     InvalidArgumentError
-        If it is a text, a dict, or nothing with entries in an order.
+        If it is a string, a mapping, or has no length or order.
 
     Examples
     --------

@@ -1,16 +1,18 @@
-"""How many tokens an encoder reads, and what a cap on text length may be."""
+"""How many tokens an encoder reads, and the lengths that queries and documents are truncated to."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import short
+from latelier.utils.checks import check_count
 
 __all__ = ["encoder_limit", "resolve_length"]
 
-# Their position table starts after the padding index, so two of its rows are never reached by a text.
+# Their position table starts after the padding index, so no text reaches two of its rows.
 _OFFSET_POSITIONS = {"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
+# A token of the text beside [CLS], the marker and [SEP].
+_SHORTEST = 4
 
 
 def encoder_limit(config: Any) -> int | None:
@@ -39,7 +41,7 @@ def encoder_limit(config: Any) -> int | None:
 
 
 def resolve_length(name: str, asked: int | None, default: int | None, limit: int | None) -> int | None:
-    """Return the cap to use for queries or documents.
+    """Return the length that queries or documents are truncated to.
 
     Parameters
     ----------
@@ -48,19 +50,19 @@ def resolve_length(name: str, asked: int | None, default: int | None, limit: int
     asked
         What the user gave, or None.
     default
-        What to use where nothing was given; cut to `limit`.
+        The length where the user gave none; cut to `limit`.
     limit
         The encoder's own limit, or None.
 
     Returns
     -------
     int or None
-        The cap, in tokens with markers and special tokens.
+        The length in tokens, markers and special tokens included.
 
     Raises
     ------
     InvalidArgumentError
-        If `asked` is not a number of tokens that the encoder can read.
+        If `asked` is not an integer of at least 4, or more than the encoder can read.
 
     Examples
     --------
@@ -69,10 +71,9 @@ def resolve_length(name: str, asked: int | None, default: int | None, limit: int
     """
     if asked is None:
         return default if limit is None or default is None else min(default, limit)
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 4:
-        raise InvalidArgumentError(f"{name}={short(asked)} is not a length; expected an integer of at least 4 tokens.")
-    if limit is not None and asked > limit:
+    length = check_count(name, asked, _SHORTEST)
+    if limit is not None and length > limit:
         raise InvalidArgumentError(
-            f"{name}={short(asked)}, but this encoder reads at most {limit} tokens; give at most that."
+            f"received {name}={length}, but this encoder reads at most {limit} tokens; give at most that."
         )
-    return asked
+    return length

@@ -14,6 +14,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.kernels.codes import decode_documents, encode_tokens, sign_words
 from latelier.indexes.storage.segments import Part, Segment
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["Codec"]
 
@@ -132,4 +133,4 @@ class Codec(NamedTuple):
         vectors = np.empty((int(part.lengths.sum()), self.dim), dtype="float32")
         documents = (starts[0], starts[1], starts[2], np.diff(offsets))
         decode_documents(documents, part.positions, self.shape, vectors)
-        return TokenEmbeddings(vectors, np.concatenate([[0], np.cumsum(part.lengths)]))
+        return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))

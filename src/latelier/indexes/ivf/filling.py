@@ -13,6 +13,7 @@ from latelier.indexes.ivf.kernels.inverted_lists import append_postings, group_r
 from latelier.kernels.cpu import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_ranges
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["fill_cells"]
 
@@ -58,7 +59,7 @@ def fill_cells(centroids: Centroids, table: Table, ordinals: np.ndarray, before:
 def _assign(centroids: Centroids, table: Table, ordinals: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the cell of each token, int32, and the mean similarity of tokens and centroids, in units of a code."""
     isa = instruction_set()
-    starts = np.concatenate([[0], np.cumsum(lengths)])
+    starts = lengths_to_offsets(lengths)
     cells = np.empty(starts[-1], dtype="int32")
     totals: list[float] = []
 

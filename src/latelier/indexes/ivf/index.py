@@ -104,8 +104,7 @@ class IVF(StoredIndex):
     ) -> None:
         if nbits is not None and not (isinstance(nbits, (int, np.integer)) and nbits in BITS):
             raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
-        check_count("memory_limit", memory_limit)
-        segment_bytes = max(1, int(memory_limit) // _MEMORY_BATCHES)
+        segment_bytes = max(1, check_count("memory_limit", memory_limit) // _MEMORY_BATCHES)
         own = {"nbits": int(nbits or 8)}
         super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
         self._seen: tuple[Snapshot, Table, Cells | None] | None = None
@@ -175,8 +174,7 @@ class IVF(StoredIndex):
         ['a', 'b']
         """
         knobs = partial(choose_knobs, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
-        check_count("k", k)
-        knobs(int(k), 1)  # refuses what is wrong with them, also while the index is empty
+        knobs(check_count("k", k), 1)  # refuses what is wrong with them, also while the index is empty
         return self._find(partial(self._search, knobs=knobs), queries, k, filter, parameters, filter_timeout)
 
     def compact(self, *, show_progress: bool = False) -> None:
@@ -212,11 +210,10 @@ class IVF(StoredIndex):
         CheckReport
             Prints as one readable line; its `advice` names the effort to search with.
         """
-        check_count("k", k)
-        check_count("queries", queries)
+        k, queries = check_count("k", k), check_count("queries", queries)
         ways = [partial(self.search, effort=effort) for effort in (1.0, *_EFFORTS)]
         with self.snapshot():
-            report, *others = measure_recall(self, int(k), int(queries), ways)
+            report, *others = measure_recall(self, k, queries, ways)
         recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
         return replace(report, advice=advise(recalls))
 

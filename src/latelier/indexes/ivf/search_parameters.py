@@ -146,5 +146,5 @@ def advise(recalls: Mapping[float, float]) -> str:
 
 
 def _given(value: Any, name: str, otherwise: int) -> int:
-    check_count(name, value, optional=True)
-    return otherwise if value is None else int(value)
+    given = check_count(name, value, optional=True)
+    return otherwise if given is None else given

@@ -17,6 +17,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.base import Id
+from latelier.utils.ranges import rows_or_slice
 
 __all__ = [
     "Files",
@@ -118,7 +119,7 @@ class Part(NamedTuple):
 
     def rows(self, name: str) -> np.ndarray:
         """Return the rows of one array that belong to these documents' tokens; a view where they are contiguous."""
-        return self.segment.arrays[name][_rows(self.segment.offsets, self.positions)]
+        return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]
 
 
 def check_segment(segment: Segment, row: SegmentRow, layout: Layout) -> None:
@@ -176,7 +177,7 @@ def merge_documents(parts: Sequence[Part]) -> dict[str, np.ndarray]:
     numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
     lengths = np.concatenate([part.lengths for part in parts])
     sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
-    blobs = [part.segment.arrays[_IDS][_rows(part.segment.id_offsets, part.positions)] for part in parts]
+    blobs = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
     return _document_arrays(numbers, np.concatenate(blobs).tobytes(), sizes, lengths)
 
 
@@ -194,14 +195,3 @@ def _document_arrays(
     documents[1, 1:] = np.cumsum(lengths)
     documents[2, 1:] = np.cumsum(id_sizes)
     return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}
-
-
-def _rows(offsets: np.ndarray, positions: np.ndarray) -> np.ndarray | slice:
-    """Return the rows of the documents at ascending `positions`: a slice where nothing lies between them."""
-    first, last = positions[0], positions[-1]
-    if last - first + 1 == len(positions):
-        return slice(offsets[first], offsets[last + 1])
-    lengths = offsets[positions + 1] - offsets[positions]
-    # Each document's first row, repeated, plus a running count that restarts with every document.
-    starts = np.cumsum(lengths) - lengths
-    return np.repeat(offsets[positions] - starts, lengths) + np.arange(lengths.sum())

@@ -1,0 +1,106 @@
+"""Documents packed one after the other: document ``i`` has the rows ``offsets[i]:offsets[i + 1]`` of an array.
+
+Everything that makes such offsets, selects the rows of some documents or cuts documents into blocks is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+__all__ = ["lengths_to_offsets", "positions_within", "rows_of", "rows_or_slice", "split_by_rows"]
+
+
+def lengths_to_offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the offsets ``(n + 1,)`` int64, from 0, of ``n`` documents with these numbers of rows.
+
+    Examples
+    --------
+    >>> lengths_to_offsets([2, 0, 3])
+    array([0, 2, 2, 5])
+    """
+    offsets = np.zeros(len(lengths) + 1, dtype="int64")
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def rows_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """Return the row numbers of some documents, int64, in the order in which the documents are given.
+
+    Parameters
+    ----------
+    offsets
+        ``(n + 1,)`` int64.
+    documents
+        Their positions, from 0 to ``n - 1``, in any order; a document named twice has its rows twice.
+
+    Examples
+    --------
+    >>> rows_of(np.array([0, 2, 2, 5]), np.array([2, 0]))
+    array([2, 3, 4, 0, 1])
+    """
+    starts = offsets[documents]
+    places = lengths_to_offsets(offsets[np.add(documents, 1)] - starts)
+    # Each document's first row, repeated, plus a running count that restarts with every document.
+    return np.repeat(starts - places[:-1], np.diff(places)) + np.arange(places[-1])
+
+
+def rows_or_slice(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray | slice:
+    """Return the rows of at least one document, by ascending position: a slice where they lie side by side.
+
+    An array indexed by a slice is a view; indexed by row numbers, it is a copy.
+
+    Examples
+    --------
+    >>> offsets = np.array([0, 2, 2, 5])
+    >>> rows_or_slice(offsets, np.array([0, 2])), rows_or_slice(offsets, np.array([1, 2]))
+    (array([0, 1, 2, 3, 4]), slice(2, 5, None))
+    """
+    first, last = documents[0], documents[-1]
+    if last - first + 1 == len(documents):
+        return slice(int(offsets[first]), int(offsets[last + 1]))
+    return rows_of(offsets, documents)
+
+
+def positions_within(offsets: np.ndarray) -> np.ndarray:
+    """Return the position of each row within its document, ``(rows,)`` int64.
+
+    Examples
+    --------
+    >>> positions_within(np.array([0, 2, 2, 5]))
+    array([0, 1, 0, 1, 2])
+    """
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+
+
+def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None = None) -> Iterator[tuple[int, int]]:
+    """Cut documents into consecutive blocks of at most `max_rows` rows; a document is never cut.
+
+    Parameters
+    ----------
+    offsets
+        ``(n + 1,)``, from any number on.
+    max_rows
+        Rows of a block; a document with more is a block of its own.
+    max_documents
+        Documents of a block, at least 1; None: any number.
+
+    Yields
+    ------
+    tuple of int
+        ``(first, last)``: the block has the documents ``first:last``.
+
+    Examples
+    --------
+    >>> list(split_by_rows(np.array([0, 2, 2, 5, 15, 16]), max_rows=5))
+    [(0, 3), (3, 4), (4, 5)]
+    """
+    first, documents = 0, len(offsets) - 1
+    most = documents if max_documents is None else max_documents
+    while first < documents:
+        # The last document that still ends within the block, and at least one.
+        last = int(np.searchsorted(offsets, offsets[first] + max_rows, side="right")) - 1
+        last = min(max(last, first + 1), first + most, documents)
+        yield first, last
+        first = last

@@ -1,0 +1,61 @@
+"""Numbers of things: integers in range, whatever they come from."""
+
+import numpy as np
+import pytest
+import torch
+
+from latelier.errors import InvalidArgumentError
+from latelier.utils import check_count, check_number, count_entries
+
+
+@pytest.mark.parametrize("value", [1, np.int64(3), np.uint8(3), 2**63 - 1])
+def test_counts(value):
+    assert check_count("k", value) == value
+    assert type(check_count("k", value)) is int
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "3", None, [1], float("nan"), np.float32(1), 2**63])
+def test_what_is_no_count(value):
+    with pytest.raises(InvalidArgumentError, match=r"received k=.*; expected an integer of at least 1"):
+        check_count("k", value)
+
+
+def test_none_and_zero_where_they_are_accepted():
+    assert check_count("k", None, optional=True) is None
+    assert check_count("k", 0, 0) == 0
+    with pytest.raises(InvalidArgumentError, match="received k=-1; expected an integer of at least 0, or None"):
+        check_count("k", -1, 0, optional=True)
+
+
+@pytest.mark.parametrize("value", [0, 4, True, 2.0, 10**400])
+def test_counts_up_to_a_limit(value):
+    assert check_count("dim", 3, most=3) == 3
+    with pytest.raises(InvalidArgumentError, match=r"received dim=.*; expected an integer from 1 to 3"):
+        check_count("dim", value, most=3)
+
+
+@pytest.mark.parametrize("value", [0.05, 3, 1e300])
+def test_positive_numbers(value):
+    check_number("temperature", value)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), 10**400, "1", True, None])
+def test_what_is_no_positive_number(value):
+    with pytest.raises(InvalidArgumentError, match=r"received temperature=.*; expected a positive number"):
+        check_number("temperature", value)
+
+
+def test_zero_where_it_is_accepted():
+    check_number("weight", 0.0, zero=True)
+    with pytest.raises(InvalidArgumentError, match=r"expected a positive number, such as 1\.0, or 0"):
+        check_number("weight", -1, zero=True)
+
+
+def test_entries():
+    assert [count_entries(each, "ids") for each in (["a"], ("a", "b"), np.ones((3, 2)), torch.ones(4))] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("value", ["ab", b"ab", {"a": 1}, None, 5, {1}, np.array(1), torch.tensor(1), iter([])])
+def test_what_has_no_entries(value):
+    with pytest.raises(InvalidArgumentError, match="as ids; expected a list"):
+        count_entries(value, "ids")
