@@ -11,7 +11,6 @@ import latelier
 from latelier import indexes
 from latelier.cli import app
 from latelier.cli.output import bold
-from latelier.demo.cache import cache_folder
 from latelier.retrieve import Retriever
 
 
@@ -229,23 +228,3 @@ def test_bold_is_for_terminals_and_can_be_refused(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     assert bold("x") == "x"
-
-
-@pytest.mark.parametrize(
-    ("platform", "variables", "expected"),
-    [
-        ("linux", {"LATELIER_CACHE": "/chosen"}, "/chosen"),
-        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/latelier"),
-        ("linux", {}, "/home/ada/.cache/latelier"),
-        ("darwin", {"XDG_CACHE_HOME": "/xdg"}, "/home/ada/Library/Caches/latelier"),
-        ("win32", {"LOCALAPPDATA": "/local"}, "/local/latelier"),
-        ("win32", {}, "/home/ada/AppData/Local/latelier"),
-    ],
-)
-def test_cache_folder_of_each_platform(monkeypatch, platform, variables, expected):
-    for name in ("LATELIER_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"HOME": "/home/ada", "USERPROFILE": "/home/ada", **variables}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", platform)
-    assert cache_folder().as_posix() == expected

@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from latelier.demo import standard_library_documents
-from latelier.demo.builtins import builtin_definitions
-from latelier.demo.source import source_definitions, source_reexports
+from latelier.demo.corpus import builtin_definitions, source_definitions, source_reexports
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +144,7 @@ def test_definitions_of_a_source():
 
 
 def test_reexports_of_a_source():
-    assert [tuple(reexport) for reexport in source_reexports(ast.parse(SOURCE), "top.package")] == [
+    assert list(source_reexports(ast.parse(SOURCE), "top.package")) == [
         ("top.package._a", {"f": "g", "h": "h"}),
         ("top.b", {"*": "*"}),
         ("_c", {"x": "x"}),

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from latelier.cli.printable import printable
+from latelier.cli.output import printable
 from latelier.errors import LatelierError
 from latelier.utils.describing import cut
 

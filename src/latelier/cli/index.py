@@ -48,8 +48,7 @@ def index(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.files import read_file
-    from latelier.cli.output import print_json, show_progress
-    from latelier.cli.printable import printable
+    from latelier.cli.output import print_json, printable, show_progress
     from latelier.cli.retrievers import open_or_make
     from latelier.errors import InvalidArgumentError
 

@@ -22,8 +22,7 @@ def info(
       latelier info ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
-    from latelier.cli.output import bold, print_json
-    from latelier.cli.printable import printable
+    from latelier.cli.output import bold, print_json, printable
     from latelier.errors import IndexFormatError
     from latelier.retrieve.identity import Identity
 

@@ -1,9 +1,14 @@
-"""What the commands print: tables for people, JSON for programs, and colour only where a person sees it."""
+"""What the commands print: tables, JSON, colour on terminals only, and no control characters from documents.
+
+Documents, ids, metadata and file names come from anywhere. Control characters in them move the cursor, rename the
+window or clear the screen; bidirectional overrides change what a line seems to say. Both are printed escaped.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -12,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from latelier.cli.printable import escape_json, printable
 from latelier.utils.describing import cut
 
 if TYPE_CHECKING:
@@ -20,78 +24,93 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bold",
-    "explanation_lines",
+    "escape_json",
     "is_terminal",
     "print_json",
+    "printable",
+    "quiet_loading",
     "result_lines",
     "results_json",
     "show_progress",
-    "width",
 ]
 
-# Where output goes to a file, lines have no edge to be cut at; a generous width keeps them readable.
+# Columns where output goes to a file: long enough for a sentence, short enough to read.
 _FILE_WIDTH = 200
-_WIDEST_ID = 100
+_LONGEST_ID = 100
+# C0, DEL and C1 controls, directional marks and overrides, line separators, and lone UTF-16 surrogates. The joiners
+# that Persian and emoji need are not among them.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]")
+_CONTROL_BUT_NEWLINE = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
 
 
-def bold(text: str) -> str:
-    """Return the text in bold, or as it is where no person looks on or NO_COLOR is set."""
-    plain = "NO_COLOR" in os.environ or not is_terminal(sys.stdout)
-    return text if plain else typer.style(text, bold=True)
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Return a text with its control characters escaped.
+
+    Parameters
+    ----------
+    text
+        Any text.
+    lines
+        Keep line ends, for messages of several lines.
+
+    Examples
+    --------
+    >>> print(printable("red \x1b[31m and \u202egnp.exe"))
+    red \x1b[31m and \u202egnp.exe
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        return found[0].encode("unicode_escape").decode("ascii")
+
+    return (_CONTROL_BUT_NEWLINE if lines else _CONTROL).sub(escape, text)
 
 
-def show_progress() -> bool:
-    """Whether a person watches standard error."""
-    return is_terminal(sys.stderr)
+def escape_json(text: str) -> str:
+    r"""Return the same JSON with the control characters in its strings escaped that JSON itself would allow.
 
-
-def width() -> int:
-    """Return how many columns a line may have."""
-    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else _FILE_WIDTH
+    Examples
+    --------
+    >>> print(escape_json('{"text": "\u202e\x9b"}'))
+    {"text": "\u202e\u009b"}
+    """
+    return _CONTROL_BUT_NEWLINE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on standard output; what would act on a terminal is escaped, as JSON allows."""
+    """Print one JSON value on standard output, with control characters escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     plain = encoding.lower().replace("-", "") not in ("utf8", "utf8sig")
     typer.echo(escape_json(json.dumps(value, ensure_ascii=plain, indent=2)))
 
 
 def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:
-    """Return a table: rank, score, id and the beginning of the text, each followed by its explanation if there is one.
+    """Return a table of results: rank, score, id and the beginning of the text.
 
     Parameters
     ----------
     results
         Best first.
     explanations
-        Document id to explanation, of some of them.
+        Document id to explanation; the explanation follows its result's line.
     """
     results = list(results)
-    ids = [cut(printable(str(result.id)), _WIDEST_ID) for result in results]
+    ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in results]
     left = max(map(len, ids), default=0)
     lines = []
     for rank, (id_, result) in enumerate(zip(ids, results, strict=True), start=1):
         head = f"{rank:3}  {result.score:6.3f}  "
-        room = max(width() - len(head) - left - 2, 20)
-        # Cut first: a text may be megabytes. Separators of any kind become spaces, and so act on nothing.
+        room = max(_width() - len(head) - left - 2, 20)
+        # Cut before the text is split: it may have megabytes. split() turns any white space into single spaces.
         words = " ".join((result.text or "")[: 20 * room].split())
         text = textwrap.shorten(printable(words), room, placeholder=" ...")
         lines.append(f"{head}{bold(f'{id_:{left}}')}  {text}".rstrip())
         if explanations and result.id in explanations:
-            lines += explanation_lines(explanations[result.id])
+            lines += _explanation_lines(explanations[result.id])
     return lines
 
 
-def explanation_lines(explanation: Explanation) -> list[str]:
-    """Return which word of the document answered which word of the query, in one paragraph."""
-    words = (match for match in explanation.words() if match.word not in explanation.special)
-    matches = [printable(f"{match.word} ~ {match.matched} {match.contribution:.2f}") for match in words]
-    return textwrap.wrap(", ".join(matches), max(width() - 1, 40), initial_indent=" " * 13, subsequent_indent=" " * 13)
-
-
 def results_json(results: Iterable[Result], explanations: Mapping[Any, Explanation]) -> list[dict[str, Any]]:
-    """Return results as JSON values, with the words of those that are explained."""
+    """Return results as JSON values, with the matched words of those that have an explanation."""
     values = []
     for rank, result in enumerate(results, start=1):
         value = {"rank": rank, **result._asdict()}
@@ -101,6 +120,35 @@ def results_json(results: Iterable[Result], explanations: Mapping[Any, Explanati
     return values
 
 
+def bold(text: str) -> str:
+    """Return the text in bold, or unchanged if standard output is not a terminal or NO_COLOR is set."""
+    plain = "NO_COLOR" in os.environ or not is_terminal(sys.stdout)
+    return text if plain else typer.style(text, bold=True)
+
+
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person looks on; a stream that was closed by who started the process is None."""
+    """Whether a stream is a terminal; it is None if the parent process closed it."""
     return stream is not None and stream.isatty()
+
+
+def show_progress() -> bool:
+    """Whether standard error is a terminal, where a progress bar can be drawn."""
+    return is_terminal(sys.stderr)
+
+
+def quiet_loading() -> None:
+    """Turn off the progress bars of transformers, which appear even for a small model."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _explanation_lines(explanation: Explanation) -> list[str]:
+    """Return the word pairs of an explanation with their contributions to the score, as an indented paragraph."""
+    words = (match for match in explanation.words() if match.word not in explanation.special)
+    matches = [printable(f"{match.word} ~ {match.matched} {match.contribution:.2f}") for match in words]
+    return textwrap.wrap(", ".join(matches), max(_width() - 1, 40), initial_indent=" " * 13, subsequent_indent=" " * 13)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else _FILE_WIDTH

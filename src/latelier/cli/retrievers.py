@@ -6,6 +6,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from latelier.cli.output import quiet_loading
+
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever
 
@@ -17,13 +19,6 @@ class Kind(str, Enum):
 
     FLAT = "flat"
     IVF = "ivf"
-
-
-def quiet_loading() -> None:
-    """Keep transformers from showing a progress bar for the loading of a small file."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def open_existing(folder: Path, model: str | None, device: str | None) -> Retriever:

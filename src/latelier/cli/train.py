@@ -62,8 +62,7 @@ def train(
     Example:
       latelier train pairs.jsonl --neighbours 7 --output ./my-model
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import print_json
-    from latelier.cli.printable import printable
+    from latelier.cli.output import print_json, printable
     from latelier.training.train import Settings, run
 
     settings = Settings(epochs, batch_size, learning_rate, temperature, mine, neighbours, held_out, seed)

@@ -1,41 +1,46 @@
-"""A corpus that every Python brings along: the docstrings of the installed standard library.
+"""The docstrings of the installed standard library as a collection of documents: thousands, with nothing to download.
 
-Real documents, thousands of them, with nothing to download: for demos, tests and first experiments. Modules are read,
-not run: their source is parsed, and only those written in C (and a few that make public names while imported) are
-imported. A thing is listed once, under the public module that defines it; a public module that takes names from a
-private one (``heapq`` from ``_heapq``, ``csv`` from ``_csv``) counts as defining them.
+Modules written in Python are parsed, not run; those written in C, and a few that create public names when imported,
+are imported. Each object is listed once, under the public module that defines it. A public module that takes names from
+a private one (``heapq`` from ``_heapq``) counts as the module that defines them.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypedDict
+from types import BuiltinFunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
+from typing import Any, NamedTuple, TypedDict
 
-from latelier.demo.builtins import builtin_definitions
-from latelier.demo.source import Definition, exported_names, source_definitions, source_reexports
+__all__ = [
+    "Definition",
+    "LibraryDocument",
+    "builtin_definitions",
+    "source_definitions",
+    "source_reexports",
+    "standard_library_documents",
+]
 
-__all__ = ["LibraryDocument", "standard_library_documents"]
-
-# Tests, applications, jokes, tables of characters, readline, whose import changes the terminal, and distutils, which
-# Python 3.12 gave up.
+# Tests, applications, jokes, character tables, readline (importing it changes the terminal) and distutils (removed in
+# Python 3.12).
 _SKIPPED = {
     "antigravity", "distutils", "encodings", "idlelib", "lib2to3", "pydoc_data", "readline", "test", "tests", "this",
     "turtledemo",
 }  # fmt: skip
-# Public by name, but known to users under the name of the module that takes everything from them.
+# Public by name, but users know their contents under another module: posix under os, genericpath under os.path.
 _INTERNAL = {"genericpath", "nt", "ntpath", "posix", "posixpath", "pyexpat"}
-# Written in Python, safe to import, and with public names that exist only then: sha256, Pattern, Lock, random.
-_MADE_AT_IMPORT = {"hashlib", "random", "re", "threading"}
+# Written in Python and safe to import; some public names exist only then: sha256, Pattern, Lock, random.
+_IMPORTED = {"hashlib", "random", "re", "threading"}
 
 
 class LibraryDocument(TypedDict):
-    """One docstring, in the form that `Retriever.add` takes: id and text, and ``kind`` and ``module`` as metadata."""
+    """One docstring, in the form that `Retriever.add` takes: id and text, with ``kind`` and ``module`` as metadata."""
 
     id: str
     text: str
@@ -43,18 +48,27 @@ class LibraryDocument(TypedDict):
     module: str
 
 
+class Definition(NamedTuple):
+    """A documented object: its name inside its module (empty for the module itself), its kind and its docstring."""
+
+    name: str
+    kind: str
+    doc: str
+
+
 def standard_library_documents() -> Iterator[LibraryDocument]:
-    """Yield the docstrings of the standard library of the running Python, in a fixed order.
+    """Yield the docstrings of the running Python's standard library, in a fixed order.
 
     Yields
     ------
     LibraryDocument
-        ``id``, the dotted name, such as ``"argparse.ArgumentParser.add_argument"`` (builtins without their module's
-        name: ``"str.split"``); ``text``, a line with the words of the name, then the docstring; ``kind``:
-        ``"module"``, ``"class"``, ``"function"``, ``"method"`` or ``"property"``; ``module``.
+        ``id``, the dotted name, such as ``"argparse.ArgumentParser.add_argument"`` (builtins without their module:
+        ``"str.split"``); ``text``, a line with the words of the name, then the docstring; ``kind``: ``"module"``,
+        ``"class"``, ``"function"``, ``"method"`` or ``"property"``; ``module``.
 
     Examples
     --------
+    >>> from latelier.demo import standard_library_documents
     >>> documents = {document["id"]: document for document in standard_library_documents()}
     >>> len(documents) > 5000
     True
@@ -67,12 +81,12 @@ def standard_library_documents() -> Iterator[LibraryDocument]:
         for name, kind, doc in _definitions(module, frozenset()):
             prefix = "" if module == "builtins" and name else f"{module}." if name else module
             id_, key = f"{prefix}{name}", (name or module, doc)
-            # One object under two names has the same name inside its module and the same docstring.
+            # One object in two modules has the same name inside each and the same docstring.
             if id_ in ids or key in seen:
                 continue
             ids.add(id_)
             seen.add(key)
-            # As words, names are found by what they say; with parameters, texts got longer and answers no better.
+            # A query can match the words of a name. Parameters make texts longer without better results.
             words = id_.replace(".", " ").replace("_", " ")
             yield {"id": id_, "text": f"{words}\n{doc}", "kind": kind, "module": module}
 
@@ -81,7 +95,7 @@ def _public_modules() -> Iterator[str]:
     for name in sorted({*sys.stdlib_module_names, "os.path"} - _SKIPPED - _INTERNAL):
         if not name.startswith("_"):
             yield name
-            path = _source(name)
+            path = _source_file(name)
             if path is not None and path.name == "__init__.py":
                 yield from _submodules(name, path.parent)
 
@@ -97,8 +111,8 @@ def _submodules(package: str, folder: Path) -> Iterator[str]:
             yield from _submodules(f"{package}.{path.name}", path)
 
 
-def _source(module: str) -> Path | None:
-    """Return the module's file below the library's folder, or None for one written in C."""
+def _source_file(module: str) -> Path | None:
+    """Return the Python file of a module, or None for a module written in C."""
     if module == "os.path":
         return Path(importlib.import_module(module).__file__ or "")
     base = Path(sysconfig.get_paths()["stdlib"]).joinpath(*module.split("."))
@@ -106,27 +120,28 @@ def _source(module: str) -> Path | None:
 
 
 def _definitions(module: str, visited: frozenset[str]) -> Iterator[Definition]:
-    """Yield what a module defines, then what it takes from modules that are not public."""
-    path = _source(module)
+    """Yield what a module defines, then what it takes from private modules."""
+    path = _source_file(module)
     if path is None:
-        yield from _imported(module)
+        yield from _imported_definitions(module)
         return
     tree = ast.parse(path.read_bytes())
     yield from source_definitions(tree)
-    exported = exported_names(tree)
+    exported = _exported_names(tree)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for source, names in source_reexports(tree, package):
-        if not _is_public(source) and source not in visited:
+        public = source not in _INTERNAL and not any(part.startswith("_") for part in source.split("."))
+        if not public and source not in visited:
             if exported is not None:
                 names = {name: alias for name, alias in names.items() if alias in exported | {"*", "__doc__"}}
-            yield from _taken(source, names, visited | {module})
-    if module in _MADE_AT_IMPORT:
-        yield from _imported(module)
+            yield from _renamed(_definitions(source, visited | {module}), names)
+    if module in _IMPORTED:
+        yield from _imported_definitions(module)
 
 
-def _taken(source: str, names: dict[str, str], visited: frozenset[str]) -> Iterator[Definition]:
-    """Yield the definitions of ``source`` that ``names`` asks for, under their new names."""
-    for definition in _definitions(source, visited):
+def _renamed(definitions: Iterable[Definition], names: dict[str, str]) -> Iterator[Definition]:
+    """Yield the definitions that ``names`` selects, under their new names."""
+    for definition in definitions:
         top, dot, rest = definition.name.partition(".")
         alias = names.get(top or "__doc__") or (top if top and "*" in names else None)
         if alias == "__doc__":
@@ -135,16 +150,135 @@ def _taken(source: str, names: dict[str, str], visited: frozenset[str]) -> Itera
             yield definition._replace(name=f"{alias}{dot}{rest}")
 
 
-def _is_public(module: str) -> bool:
-    return module not in _INTERNAL and not any(part.startswith("_") for part in module.split("."))
-
-
-def _imported(module: str) -> Iterator[Definition]:
-    """Yield what an imported module defines; nothing if this platform does not have it."""
+def _imported_definitions(module: str) -> Iterator[Definition]:
+    """Yield what a module holds once imported; nothing if this platform lacks it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated modules say so when imported
+        warnings.simplefilter("ignore")  # deprecated modules warn at import
         try:
             loaded = importlib.import_module(module)
         except ImportError:
             return
     yield from builtin_definitions(loaded)
+
+
+def source_definitions(tree: ast.Module) -> Iterator[Definition]:
+    r"""Yield a parsed module and its public classes, functions, methods and properties with a docstring, in order.
+
+    Examples
+    --------
+    >>> source = 'class A:\n  def f(self, x=1):\n    "Do f."'
+    >>> list(source_definitions(ast.parse(source)))
+    [Definition(name='A.f', kind='method', doc='Do f.')]
+    """
+    doc = ast.get_docstring(tree)
+    if doc:
+        yield Definition("", "module", doc)
+    classes = (node for node in _statements(tree.body) if isinstance(node, ast.ClassDef))
+    private = {node.name: node for node in classes if node.name.startswith("_")}
+    yield from _scope_definitions(tree.body, "", private)
+
+
+def _scope_definitions(body: list[ast.stmt], prefix: str, private: dict[str, ast.ClassDef]) -> Iterator[Definition]:
+    """Yield the definitions of a block; members of a private base class belong to its first public subclass."""
+    for node in _statements(body):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or node.name.startswith("_"):
+            continue
+        name, doc = prefix + node.name, ast.get_docstring(node)
+        if doc:
+            yield Definition(name, _kind(node, prefix), doc)
+        if isinstance(node, ast.ClassDef):
+            yield from _scope_definitions(node.body, f"{name}.", private)
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            for base in filter(None, [private.pop(name, None) for name in bases]):
+                yield from _scope_definitions(base.body, f"{name}.", private)
+
+
+def _kind(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, prefix: str) -> str:
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    decorators = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
+    if decorators & {"property", "cached_property"}:
+        return "property"
+    return "method" if prefix else "function"
+
+
+def source_reexports(tree: ast.Module, package: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the module and ``{name: alias}`` of each ``from ... import ...``, in order, conditional ones included.
+
+    Relative imports start from ``package``. The name ``*`` stands for all public names.
+    """
+    for node in _statements(tree.body):
+        if isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*parents, *([node.module] if node.module else [])])
+            yield source, {alias.name: alias.asname or alias.name for alias in node.names}
+
+
+def _exported_names(tree: ast.Module) -> set[str] | None:
+    """Return ``__all__`` if it is written as one literal, else None."""
+    for node in _statements(tree.body):
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            try:
+                return set(ast.literal_eval(node.value))
+            except ValueError:
+                return None
+    return None
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Walk a block and the blocks of its ``if`` and ``try`` statements, but not the bodies of functions or classes."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try)):
+            yield from _statements(node.body)
+            for handler in getattr(node, "handlers", []):
+                yield from _statements(handler.body)
+            yield from _statements(node.orelse)
+
+
+def builtin_definitions(module: ModuleType) -> Iterator[Definition]:
+    """Yield an imported module and its public classes, functions and methods written in C, by name.
+
+    Examples
+    --------
+    >>> import math
+    >>> next(d for d in builtin_definitions(math) if d.name == "gcd")
+    Definition(name='gcd', kind='function', doc='Greatest Common Divisor.')
+    """
+    if module.__doc__:
+        yield Definition("", "module", inspect.cleandoc(module.__doc__))
+    for name, value in sorted(vars(module).items()):
+        # Many modules have an alias of a builtin: socket.error is OSError.
+        alias = getattr(value, "__module__", None) == "builtins" != module.__name__
+        if name.startswith("_") or alias:
+            continue
+        if isinstance(value, BuiltinFunctionType):
+            yield from _builtin_definition(name, "function", value)
+        elif isinstance(value, type):
+            yield from _builtin_class(name, value)
+
+
+def _builtin_class(name: str, cls: type) -> Iterator[Definition]:
+    # vars: the class's own docstring and members, not inherited ones.
+    if vars(cls).get("__doc__"):
+        yield from _builtin_definition(name, "class", cls)
+    for member, value in sorted(vars(cls).items()):
+        if isinstance(value, (classmethod, staticmethod)):
+            value = value.__func__
+        if member.startswith("_"):
+            continue
+        if isinstance(value, (MethodDescriptorType, BuiltinFunctionType)) or inspect.ismethoddescriptor(value):
+            yield from _builtin_definition(f"{name}.{member}", "method", value)
+        elif isinstance(value, GetSetDescriptorType):
+            yield from _builtin_definition(f"{name}.{member}", "property", value)
+
+
+def _builtin_definition(name: str, kind: str, value: Any) -> Iterator[Definition]:
+    doc = inspect.cleandoc(value.__doc__ or "")
+    leaf = name.rpartition(".")[2]
+    # Older C docstrings begin with call forms: "max(iterable, *[, default=obj, key=func]) -> value".
+    calls = (f"{leaf}(", f"{name}(", f"{getattr(value, '__name__', leaf)}(")
+    while doc.startswith(calls) and "\n" in doc:
+        doc = doc.partition("\n")[2].strip()
+    if doc and doc != leaf:  # the docstrings of ast's classes repeat their name
+        yield Definition(name, kind, doc)

@@ -1,4 +1,4 @@
-"""The demo, on a small index of a few docstrings: its answers, its cache, and its prompt on a real terminal."""
+"""``latelier demo`` on an index of a few docstrings: its answers, and its prompt on a real terminal."""
 
 import importlib.util
 import json
@@ -9,11 +9,8 @@ import time
 
 import pytest
 
-from latelier import indexes
 from latelier.demo import standard_library_documents
-from latelier.demo.index import MODEL_OPTIONS, build, demo_folder
-from latelier.demo.session import QUESTIONS
-from latelier.errors import InvalidArgumentError, StorageError
+from latelier.demo.session import MODEL_OPTIONS, QUESTIONS, build, demo_folder
 from latelier.models import load
 
 BEST = ["argparse.ArgumentParser", "hashlib.sha256", "threading.Barrier.wait", "csv.reader", "re.Pattern.fullmatch"]
@@ -21,17 +18,13 @@ SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "tempfile.T
 
 
 @pytest.fixture(scope="module")
-def model():
-    return load(device="cpu", **MODEL_OPTIONS)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory, model):
+def cache(tmp_path_factory):
     """A cache that holds the demo's index of a few documents."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(cache))
-        build(demo_folder(), model, [document for document in standard_library_documents() if document["id"] in SOME])
+        documents = [document for document in standard_library_documents() if document["id"] in SOME]
+        build(demo_folder(), load(device="cpu", **MODEL_OPTIONS), documents)
     return cache
 
 
@@ -60,39 +53,6 @@ def test_answers_a_question_of_ones_own_as_json(run, cached):
     assert found["query"] == "is this a leap year"
     assert found["results"][0]["id"] == "calendar.isleap"
     assert {"word": "leap", "matched": "leap"}.items() <= found["results"][0]["words"][4].items()
-
-
-def test_an_interrupted_build_leaves_nothing_and_a_second_one_is_complete(model, tmp_path):
-    def interrupted():
-        yield {"id": "a", "text": "text"}
-        raise KeyboardInterrupt("Ctrl-C")
-
-    folder = tmp_path / "cache" / "demo"
-    with pytest.raises(KeyboardInterrupt, match="Ctrl-C"):
-        build(folder, model, interrupted())
-    assert list(folder.parent.iterdir()) == []
-    with pytest.raises(InvalidArgumentError, match="the text is empty"):
-        build(folder, model, [""])
-    assert list(folder.parent.iterdir()) == []
-    build(folder, model, [("a", "text")])
-    build(folder, model, [("b", "another process was faster")])
-    assert list(folder.parent.iterdir()) == [folder]
-    with indexes.open(folder) as index:
-        assert index.ids() == ["a"]
-        assert repr(index).startswith("Flat(1 documents")
-        assert index.dtype == "float16"
-
-
-def test_a_cache_that_cannot_be_written(model, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot write the cache .*Set LATELIER_CACHE"):
-        build(tmp_path / "file" / "demo", model, [])
-
-
-def test_the_folder_is_of_one_python_model_and_version(cached):
-    name = demo_folder().name
-    assert name.startswith(f"demo-python{sys.version_info.major}.{sys.version_info.minor}.")
-    assert "-all-MiniLM-L6-v2-latelier" in name
 
 
 def test_without_the_model_the_message_says_what_to_install(run, cached, monkeypatch):

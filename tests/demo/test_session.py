@@ -1,0 +1,68 @@
+"""The demo's index: made as a whole or not at all, in the cache folder."""
+
+import sys
+
+import pytest
+
+from latelier import indexes
+from latelier.demo.session import MODEL_OPTIONS, build, cache_folder, demo_folder
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.models import load
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(device="cpu", **MODEL_OPTIONS)
+
+
+def test_an_interrupted_build_leaves_nothing_and_a_second_one_is_complete(model, tmp_path):
+    def interrupted():
+        yield {"id": "a", "text": "text"}
+        raise KeyboardInterrupt("Ctrl-C")
+
+    folder = tmp_path / "cache" / "demo"
+    with pytest.raises(KeyboardInterrupt, match="Ctrl-C"):
+        build(folder, model, interrupted())
+    assert list(folder.parent.iterdir()) == []
+    with pytest.raises(InvalidArgumentError, match="the text is empty"):
+        build(folder, model, [""])
+    assert list(folder.parent.iterdir()) == []
+    build(folder, model, [("a", "text")])
+    build(folder, model, [("b", "another process was faster")])
+    assert list(folder.parent.iterdir()) == [folder]
+    with indexes.open(folder) as index:
+        assert index.ids() == ["a"]
+        assert repr(index).startswith("Flat(1 documents")
+        assert index.dtype == "float16"
+
+
+def test_a_cache_that_cannot_be_written(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write the cache .*Set LATELIER_CACHE"):
+        build(tmp_path / "file" / "demo", model, [])
+
+
+def test_the_folder_is_of_one_python_model_and_version():
+    name = demo_folder().name
+    assert name.startswith(f"demo-python{sys.version_info.major}.{sys.version_info.minor}.")
+    assert "-all-MiniLM-L6-v2-latelier" in name
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {"LATELIER_CACHE": "/chosen"}, "/chosen"),
+        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/latelier"),
+        ("linux", {}, "/home/ada/.cache/latelier"),
+        ("darwin", {"XDG_CACHE_HOME": "/xdg"}, "/home/ada/Library/Caches/latelier"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/latelier"),
+        ("win32", {}, "/home/ada/AppData/Local/latelier"),
+    ],
+)
+def test_cache_folder_of_each_platform(monkeypatch, platform, variables, expected):
+    for name in ("LATELIER_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ada", "USERPROFILE": "/home/ada", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert cache_folder().as_posix() == expected
