@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.kernels import jit, selection
+from latelier.kernels import jit, segment_max
 from latelier.kernels.cpu import INSTRUCTION_SETS, instruction_set, supported
 from latelier.kernels.threads import for_ranges
 from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
@@ -237,7 +237,7 @@ def test_what_cannot_be_cached_is_compiled_all_the_same():
 
 def test_a_file_run_by_itself_leaves_nothing_in_the_cache_that_others_could_not_load(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    use = "import numpy; from latelier.kernels.selection import sort_falling; sort_falling(numpy.array([1, 5]))"
-    for command in (["-m", "doctest", selection.__file__], ["-c", use]):
+    use = "import doctest; from latelier.kernels import segment_max; assert doctest.testmod(segment_max).failed == 0"
+    for command in (["-m", "doctest", segment_max.__file__], ["-c", use]):
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr

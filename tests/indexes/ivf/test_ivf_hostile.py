@@ -19,11 +19,11 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import Table
 from latelier.indexes.ivf.inverted_lists import Cells
 from latelier.indexes.ivf.kernels.candidates import gather_best, sum_bits
+from latelier.indexes.ivf.kernels.selection import highest_places
 from latelier.indexes.ivf.query import prepare_query
 from latelier.indexes.ivf.stages import gather, keep_likely, probe
 from latelier.indexes.storage.segments import Part, Segment, document_arrays
 from latelier.kernels.cpu import supported
-from latelier.kernels.selection import highest_places
 
 __all__ = ["soon"]  # the fixture
 

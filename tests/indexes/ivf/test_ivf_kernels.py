@@ -17,9 +17,9 @@ from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.inverted_lists import append_postings, group_rows, invert_cells
 from latelier.indexes.ivf.kernels.kmeans import add_rows
 from latelier.indexes.ivf.kernels.probing import NO_LANE, best_cells, best_groups, best_lanes
+from latelier.indexes.ivf.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
 from latelier.indexes.ivf.query import prepare_query
 from latelier.kernels.cpu import INSTRUCTION_SETS, supported
-from latelier.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
 
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])

@@ -21,9 +21,9 @@ from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, gather_best, su
 from latelier.indexes.ivf.kernels.dots import group_dots, rerank_scores
 from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.probing import best_cells, best_groups
+from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
 from latelier.indexes.ivf.query import Query
 from latelier.kernels.cpu import instruction_set
-from latelier.kernels.selection import highest_places, near_highest
 from latelier.kernels.simd import LANES
 
 __all__ = ["Visits", "compare_signs", "gather", "keep_best", "keep_likely", "probe", "score_codes"]

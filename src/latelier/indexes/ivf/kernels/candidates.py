@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
 from latelier.kernels.jit import kernel
-from latelier.kernels.memory import prefetch, read_half, read_word
 from latelier.kernels.simd import INTS, LANES, at, constant, splat
 
 __all__ = ["MOST_TOKENS", "RUN", "gather_best", "sum_bits"]

@@ -23,8 +23,8 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.indexes.ivf.kernels.bit_planes import merge_planes, take_plane
+from latelier.indexes.ivf.kernels.memory import bits_of, copy_bytes, float_of, read_half
 from latelier.kernels.jit import kernel
-from latelier.kernels.memory import bits_of, copy_bytes, float_of, read_half
 
 __all__ = [
     "BITS",

@@ -14,9 +14,9 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.codes import load_rows, load_scales
+from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
 from latelier.kernels.cpu import InstructionSet
 from latelier.kernels.jit import kernel
-from latelier.kernels.memory import copy_bytes, prefetch
 from latelier.kernels.simd import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["assign_rows", "group_dots", "lane_dots", "rerank_scores"]

@@ -14,8 +14,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from latelier.indexes.ivf.kernels.memory import prefetch
 from latelier.kernels.jit import kernel
-from latelier.kernels.memory import prefetch
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["hamming_scores"]

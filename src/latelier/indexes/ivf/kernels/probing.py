@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from latelier.indexes.ivf.kernels.selection import nth_highest, sort_falling
 from latelier.kernels.jit import kernel
-from latelier.kernels.selection import nth_highest, sort_falling
 
 __all__ = ["NO_LANE", "best_cells", "best_groups", "best_lanes", "encode_query"]
 
