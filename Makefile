@@ -6,17 +6,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 
+# As many processes as cores, four at most for their memory: each imports torch and loads models. WORKERS=0 for one alone.
+WORKERS ?= logical
+PYTEST = $(if $(ISA),.ci/isa $(ISA) )$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint types docs bench clean
+.PHONY: help demo test test-all soak lint types docs bench clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed-demo ## search the documentation of Python itself (QUERY="..." for a question of your own)
 	@$(BIN)/latelier demo $${QUERY:+"$$QUERY"}
 
-test: $(VENV)/installed-dev ## run the tests and all examples (ISA=avx512vnni, avx2 or generic forces instructions, TESTS="..." some files)
-	@$(if $(ISA),.ci/isa $(ISA) )$(BIN)/python -m pytest $(TESTS)
+test: $(VENV)/installed-dev ## run the tests and all examples (TESTS="..." some files, ISA=avx512vnni, avx2 or generic forces instructions)
+	@$(PYTEST) $(TESTS)
+
+test-all: $(VENV)/installed-dev $(VENV)/installed-all ## the same with every extra installed, and the slow tests too
+	@$(PYTEST) -m "" $(TESTS)
 
 soak: $(VENV)/installed-dev ## kill writers, damage files, and try hostile inputs by the thousands (SCALE=0.05 for a small dose)
 	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak --scale $${SCALE:-1} $(SOAK)

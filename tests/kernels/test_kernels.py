@@ -20,6 +20,8 @@ from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
 from latelier.scores.matrices import Matrices
 from naive import naive_matrix, ragged
 
+pytestmark = pytest.mark.processor
+
 LENGTHS = [0, 1, 2, 7, 8, 9, 16, 33, 0, 5]
 
 

@@ -3,18 +3,8 @@
 import copy
 
 import pytest
-import torch
 
 from latelier.models import ColBERT
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Batches are tiny here, and threads that wait for one another make a busy machine ten times slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

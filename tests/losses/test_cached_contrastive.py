@@ -7,6 +7,8 @@ from naive_losses import Lexicon, features, vocabulary_texts
 from latelier.errors import InvalidArgumentError
 from latelier.losses import CachedContrastive, Contrastive
 
+pytestmark = pytest.mark.processor
+
 
 def small_batch(b=5, negatives=1):
     queries = features(vocabulary_texts(b, 0, lowest=4), "query")

@@ -11,6 +11,8 @@ from latelier.losses import Distillation
 from latelier.losses.stretching import relative_rounding
 from latelier.models import ColBERT
 
+pytestmark = pytest.mark.processor
+
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2}
 QUERIES = ["are fruits healthy?", "how do planes fly?"]
 DOCUMENTS = [

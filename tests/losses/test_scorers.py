@@ -13,6 +13,8 @@ from latelier import scores as ours
 from latelier.errors import InvalidArgumentError
 from latelier.losses import Contrastive, Distillation
 
+pytestmark = pytest.mark.processor
+
 LABELS = torch.tensor([[0.9, 0.1, 0.4], [0.2, 0.8, 0.5]])
 
 

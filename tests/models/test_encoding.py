@@ -13,6 +13,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.models import compute_dtype as compute
 from latelier.models import encoding, streaming
 
+pytestmark = pytest.mark.processor
+
 TEXTS = ["pear", "a longer text, which says more about pears!", "", *(f"number {i} of many" for i in range(9))]
 
 

@@ -8,6 +8,8 @@ from latelier.errors import EmbeddingsError
 from latelier.scores.alignment import align
 from naive import naive_maxsim, ragged
 
+pytestmark = pytest.mark.processor
+
 
 @pytest.mark.parametrize(("queries", "tokens"), [(1, 1), (4, 7), (32, 3)])
 def test_positions_and_similarities_are_those_of_a_loop(queries, tokens):

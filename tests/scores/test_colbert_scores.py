@@ -13,6 +13,8 @@ from latelier.kernels.cpu import INSTRUCTION_SETS
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
 from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 
+pytestmark = pytest.mark.processor
+
 BACKENDS = ["packed", "torch"]
 # Half-precision inputs are rounded before either side sees them; only the accumulation may differ.
 TOLERANCE = 2e-5

@@ -9,6 +9,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_scores, top_k, topk
 from naive import naive_matrix, ragged
 
+pytestmark = pytest.mark.processor
+
 
 @pytest.mark.parametrize("k", [1, 3, 50])
 @pytest.mark.parametrize("block", [1, 7, 1 << 22])

@@ -9,6 +9,8 @@ from latelier import scores as ours
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 
+pytestmark = pytest.mark.processor
+
 
 def padded(*shape, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)

@@ -20,6 +20,8 @@ from latelier.indexes.ivf.stages import keep_likely
 from latelier.indexes.storage.storage import Storage
 from latelier.kernels.cpu import supported
 
+pytestmark = pytest.mark.processor
+
 DIM = 32
 # The documents that `check(queries=10)` takes of 1,500.
 SPREAD = [0, 166, 333, 499, 666, 832, 999, 1165, 1332, 1499]

@@ -21,6 +21,8 @@ from latelier.indexes.ivf.kernels.selection import highest_places, near_highest,
 from latelier.indexes.ivf.query import prepare_query
 from latelier.kernels.cpu import INSTRUCTION_SETS, supported
 
+pytestmark = pytest.mark.processor
+
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
 

@@ -15,6 +15,8 @@ from latelier.models.compute_dtype import computing
 from latelier.models.cpu.forwards import faster_forwards
 from latelier.models.cpu.prepacked import Layout, layouts_work
 
+pytestmark = pytest.mark.processor
+
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 CPU = torch.device("cpu")
 
