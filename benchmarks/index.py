@@ -32,7 +32,7 @@ import torch
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import evaluate, load_beir
-from latelier.scores.packed import maxsim
+from latelier.scores.engines.packed import maxsim
 
 K = 10
 STREAMED = 100_000  # from so many documents on, they are not held in memory

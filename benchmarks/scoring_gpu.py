@@ -26,7 +26,8 @@ from statistics import median
 import torch
 from torch.nn.functional import normalize
 
-from latelier.scores import colbert_scores, cuda
+from latelier.scores import colbert_scores
+from latelier.scores.engines import cuda
 
 QUERY_TOKENS, DOCUMENT_TOKENS, DIM, MASKED = 32, 300, 128, 0.1
 

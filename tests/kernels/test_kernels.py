@@ -16,8 +16,10 @@ from latelier.errors import InvalidArgumentError
 from latelier.kernels import jit, segment_max
 from latelier.kernels.cpu import INSTRUCTION_SETS, instruction_set, supported
 from latelier.kernels.threads import for_ranges
-from latelier.scores import colbert_kd_scores, colbert_scores, packed, quantized
-from latelier.scores.matrices import Matrices
+from latelier.scores import colbert_kd_scores, colbert_scores
+from latelier.scores.engines import int8 as quantized
+from latelier.scores.engines import packed
+from latelier.scores.engines.addressed import Matrices
 from naive import naive_matrix, ragged
 
 pytestmark = pytest.mark.processor

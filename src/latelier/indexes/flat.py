@@ -19,7 +19,7 @@ from latelier.indexes.exact import Bounds, scan
 from latelier.indexes.storage.segments import Part
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
-from latelier.scores.packed import maxsim
+from latelier.scores.engines.packed import maxsim
 from latelier.scores.topk import TopK
 from latelier.utils.ranges import lengths_to_offsets
 

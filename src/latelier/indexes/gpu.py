@@ -19,7 +19,7 @@ from latelier.indexes.catalog import forks
 from latelier.indexes.exact import Bounds, blocks, scan
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import Snapshot
-from latelier.scores.engines import choose_engine
+from latelier.scores.engines.choice import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from latelier.errors import EmbeddingsError
-from latelier.scores.engines import Backend, choose_engine
+from latelier.scores.engines.choice import Backend, choose_engine
 from latelier.scores.inputs import read_documents, read_queries
 
 __all__ = ["colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.scores.engines import Backend, choose_engine
+from latelier.scores.engines.choice import Backend, choose_engine
 from latelier.scores.inputs import read_documents, read_queries
 from latelier.utils import check_count
 

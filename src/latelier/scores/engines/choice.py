@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.scores import autograd, cuda, packed, padded, quantized
+from latelier.scores.engines import autograd, cuda, packed, padded
+from latelier.scores.engines import int8 as quantized
 from latelier.scores.inputs import Side
 
 __all__ = ["Backend", "Engine", "choose_engine"]

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import MissingExtraError
-from latelier.scores.graphs import outside_graphs
+from latelier.scores.engines.graphs import outside_graphs
 from latelier.scores.inputs import Side
 
 __all__ = ["is_installed", "maxsim", "maxsim_grouped", "require", "unfit"]
@@ -153,7 +153,7 @@ class _MaxSim(torch.autograd.Function):
         share: int,
         step: int,
     ) -> torch.Tensor:
-        from latelier.scores.triton import best_tokens
+        from latelier.scores.engines.triton import best_tokens
 
         positions = None
         if any(ctx.needs_input_grad):
@@ -166,7 +166,7 @@ class _MaxSim(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from latelier.scores.triton import add_gradients
+        from latelier.scores.engines.triton import add_gradients
 
         query_vectors, document_vectors, query_offsets, document_offsets, positions = ctx.saved_tensors
         queries, documents = (query_vectors, query_offsets), (document_vectors, document_offsets)

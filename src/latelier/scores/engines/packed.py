@@ -21,7 +21,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.cpu import InstructionSet, instruction_set
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
-from latelier.scores.matrices import Matrices
+from latelier.scores.engines.addressed import Matrices
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["document_blocks", "maxsim", "maxsim_list", "score_into"]

@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.maxsim_backward import add_document_gradients, add_query_gradients
 from latelier.kernels.threads import for_ranges
-from latelier.scores.graphs import outside_graphs
-from latelier.scores.packed import score_into
+from latelier.scores.engines.graphs import outside_graphs
+from latelier.scores.engines.packed import score_into
 
 __all__ = ["maxsim", "maxsim_grouped"]
 

@@ -15,7 +15,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.cpu import instruction_set
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
-from latelier.scores.packed import document_blocks
+from latelier.scores.engines.packed import document_blocks
 
 __all__ = ["error_bound", "maxsim"]
 

@@ -1,10 +1,10 @@
-"""MaxSim on a GPU, packed: no similarity ever reaches memory, forward or backward.
+"""Triton kernels of MaxSim for CUDA, packed: no similarity ever reaches memory, forward or backward.
 
 The forward kernel keeps, besides the scores, which token was the best; the backward kernel adds rows by those
-positions, the same scheme as on the CPU (`maxsim_backward`). Its dot products are in the dtype of the vectors with float32
-sums, and for float32 vectors exactly that, not TF32. Offsets are 64-bit, so the number of tokens is bounded by memory
-alone, and the dimension is walked in steps, so none is too wide. This module needs triton, which torch's CUDA builds
-bring: import it where it is used.
+positions, as on the CPU (`kernels.maxsim_backward`). Dot products are in the dtype of the vectors with float32 sums;
+float32 vectors are multiplied as float32, not TF32. Offsets are 64-bit, so the number of tokens is bounded by memory
+alone, and the dimension is walked in steps, so no dimension is too wide. Importing this module needs triton, which
+torch's CUDA builds bring: `cuda` imports it on first use.
 """
 
 from __future__ import annotations
