@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "dequantize",
     "describe",
     "dtype_name",
+    "is_array",
     "own_offsets",
     "own_scales",
     "quantize",
@@ -35,6 +36,11 @@ DTYPES = {
 }
 # Computing in double precision is for gradient checks: accepted inside, but not a target of ``to`` by name.
 _ACCEPTED = {*DTYPES, "float64"}
+
+
+def is_array(value: object) -> TypeGuard[Array]:
+    """Whether this is a numpy array or a torch tensor."""
+    return isinstance(value, (np.ndarray, torch.Tensor))
 
 
 def dtype_name(source: Array | torch.dtype) -> str:

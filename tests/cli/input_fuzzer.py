@@ -19,7 +19,8 @@ import typer
 
 from latelier.cli.files import Format, read_file
 from latelier.errors import LatelierError
-from latelier.indexes.values import as_id, check_text, encode_metadata
+from latelier.indexes.catalog.metadata import encode_metadata
+from latelier.indexes.catalog.values import as_id, check_text
 
 __all__ = ["Case", "Outcome", "make_case", "run_case"]
 

@@ -16,7 +16,7 @@ import pytest
 from latelier import indexes
 from latelier.errors import FilterTimeoutError, InvalidArgumentError, LatelierError
 from latelier.indexes.catalog.connection import connect
-from latelier.indexes.catalog.deadlines import deadline
+from latelier.indexes.catalog.filters.bounds import deadline
 from latelier.indexes.storage import storage
 
 QUERY = np.ones((1, 2))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.values import encode_metadata
+from latelier.indexes.catalog.metadata import encode_metadata
 
 QUERY = np.ones((1, 2))
 IDS = [f"d{i}" for i in range(len(ROWS))]
@@ -145,9 +145,9 @@ def test_parameters_stand_for_values(index, filter, parameters, ids):
     assert found(index, filter, parameters) == ids
 
 
-REFUSED = [
-    ("year = ", r"refused at its end: expected a field, a value, \? or '\('"),
-    ("(year", r"refused at its end: expected '\)'"),
+REJECTED = [
+    ("year = ", r"rejected at its end: expected a field, a value, \? or '\('"),
+    ("(year", r"rejected at its end: expected '\)'"),
     ("year year", r"'year' \(character 5\): expected an operator or the end"),
     ("year = NOT 1", "'NOT' .*: put the NOT and what it negates in parentheses"),
     ("year NOT 5", "'5' .*: expected LIKE, GLOB, BETWEEN or IN"),
@@ -173,7 +173,7 @@ REFUSED = [
     ("EXISTS (SELECT 1 FROM json_each(tags) LIMIT 1)", r"'1'"),
     ("EXISTS (SELECT 1 FROM json_each(tags) UNION SELECT 1)", "'SELECT'"),
     ("EXISTS (SELECT a.value FROM json_each(tags) AS b)", "the list is called 'b' here"),
-    ("EXISTS (SELECT", "refused at its end"),
+    ("EXISTS (SELECT", "rejected at its end"),
     ("EXISTS (SELECT 1 FROM json_each(1, 2, 3))", r"json_each\(\) takes a list and a path"),
     ("document.year = 1", "'document' .*a point stands only between json_each"),
     ("x.value = 1", "'x' .*a point stands only"),
@@ -201,13 +201,13 @@ REFUSED = [
     ("lang REGEXP 'x'", "'REGEXP' .*expected an operator"),
     ([], r"received \[\] as a filter"),
     (["open", " "], r"received \['open', ' '\] as a filter"),
-    (["open", "1) OR (1"], r"the filter '1\) OR \(1' is refused at '\)' \(character 1\)"),
-    (["open", "yeer = 1"], "the filter 'yeer = 1' is refused at 'yeer' .*Did you mean 'year'"),
+    (["open", "1) OR (1"], r"the filter '1\) OR \(1' is rejected at '\)' \(character 1\)"),
+    (["open", "yeer = 1"], "the filter 'yeer = 1' is rejected at 'yeer' .*Did you mean 'year'"),
 ]
 
 
-@pytest.mark.parametrize(("filter", "message"), REFUSED)
-def test_what_is_refused_is_named(index, filter, message):
+@pytest.mark.parametrize(("filter", "message"), REJECTED)
+def test_rejected_filters_name_the_place_and_the_reason(index, filter, message):
     with pytest.raises(InvalidArgumentError, match=message):
         found(index, filter)
 
@@ -307,13 +307,13 @@ def test_no_filter_finds_the_documents_of_another_tenant(index, seed):
 
 
 def test_the_fuzzer_makes_filters_of_all_sorts(index):
-    outcomes = {"found": 0, "nothing": 0, "refused": 0, "failed": 0}
+    outcomes = {"found": 0, "nothing": 0, "rejected": 0, "failed": 0}
     for seed in range(1500):
         filter, parameters = random_filter(random.Random(seed))
         try:
             outcomes["found" if found(index, filter, parameters) else "nothing"] += 1
         except InvalidArgumentError as error:
-            outcomes["refused" if "is refused at" in str(error) else "failed"] += 1
+            outcomes["rejected" if "is rejected at" in str(error) else "failed"] += 1
     assert min(outcomes.values()) > 50, outcomes
 
 
@@ -336,5 +336,5 @@ HOLES = [
 @pytest.mark.parametrize("mark", [":", "@", "$", "#", "?"])
 def test_no_parameter_leaves_its_parenthesis(index, hole, mark):
     for parameters in ((), (0,), {"b(')": 0, "b": 0, "a": 0}):
-        with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is refused at"):
+        with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is rejected at"):
             found(index, ["tenant = 't1'", hole.format(mark)], parameters)

@@ -10,7 +10,7 @@ from index_helpers import matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.catalog.filters.cache import Selections
+from latelier.indexes.catalog.filters.cache import SelectionCache
 from latelier.indexes.catalog.filters.evaluation import matching_numbers
 from latelier.indexes.storage import storage
 
@@ -132,7 +132,7 @@ def test_filters_that_may_ask_for_the_time_are_evaluated_each_time(index, evalua
 
 
 def test_selections_take_bounded_memory():
-    kept = Selections()
+    kept = SelectionCache()
     for i in range(200):
         kept.find(i, lambda: np.zeros(1 << 18, dtype="int64"))
     assert len(kept._kept) == 7
@@ -157,7 +157,7 @@ def test_more_keys_than_columns_are_reached_through_the_json(attacked):
         ("yaer > 2020", (), r"unknown field 'yaer'. Did you mean 'year'\? The fields are: year, lang, open"),
         ('"lagn" = 1', (), r"unknown field 'lagn'. Did you mean 'lang'\?.* Strings take single quotes"),
         ("zzzzz = 1", (), r"'zzzzz'. The fields are: year.*, id, text, metadata\.$"),
-        ("year >", (), r"filter 'year >' is refused at its end: expected a field, a value, \? or '\('"),
+        ("year >", (), r"filter 'year >' is rejected at its end: expected a field, a value, \? or '\('"),
         ("year > ?", (), r"'year > \?' cannot be evaluated: received 0 values, but it has 1 "),
         ("year > ?2", (1, 2, 3), "received 3 values, but it has 2 "),
         ("year > :x", {"y": 1}, "cannot be evaluated: received values for 'y', but no value for 'x'"),
@@ -212,8 +212,8 @@ def test_what_is_wrong_with_a_filter_is_said(index, filter, parameters, message)
         "EXISTS (PRAGMA user_version)",
     ],
 )
-def test_hostile_filters_are_refused(attacked, filter):
-    with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is refused at"):
+def test_hostile_filters_are_rejected(attacked, filter):
+    with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is rejected at"):
         found(attacked, filter)
     assert attacked.ids() == ["a", "b"]
     assert found(attacked, "year = 1 AND secret = 's'") == ["a"]
@@ -258,7 +258,7 @@ def test_filtered_searches_do_not_open_a_second_database(tmp_path):
     with indexes.Flat(tmp_path / "index") as index:
         index.add("a", matrices([1])[0], metadata={"year": 1})
         target = (tmp_path / "other.sqlite").as_posix()
-        with pytest.raises(InvalidArgumentError, match="is refused"):
+        with pytest.raises(InvalidArgumentError, match="is rejected"):
             found(index, f"ATTACH '{target}' AS other")
     assert not (tmp_path / "other.sqlite").exists()
     assert sqlite3.connect(tmp_path / "index" / "catalog.sqlite").execute("PRAGMA user_version").fetchone() == (2,)

@@ -16,7 +16,7 @@ from index_helpers import contents, in_child, matrices
 
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, ReadOnlyIndexError, StorageError
-from latelier.indexes.catalog.schema import write_setting
+from latelier.indexes.catalog.settings import write_setting
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and POSIX permissions")
 

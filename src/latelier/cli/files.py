@@ -99,7 +99,7 @@ def _standard_input() -> BinaryIO:
 
 
 def _documents(lines: Iterator[str], source: str, format: Format) -> Iterator[Any]:
-    from latelier.indexes.values import encode_metadata
+    from latelier.indexes.catalog.metadata import encode_metadata
     from latelier.retrieve.documents import read_document
 
     if format is Format.AUTO:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from latelier.data.examples import TrainingSet
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import Hit, Id, Index
+from latelier.indexes.base import Index
+from latelier.indexes.results import Hit, Id
 from latelier.utils import check_count
 from latelier.utils.progress import progress_bar
 

@@ -1,9 +1,9 @@
 """Indexes: documents as token vectors, added, removed and found by MaxSim, in memory or on disk."""
 
-from latelier.indexes.base import Hit, Id, Index, Parameters, Record
+from latelier.indexes.base import Index, Parameters
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
-from latelier.indexes.report import CheckReport, Damage, VerifyReport
+from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
 
 __all__ = ["IVF", "CheckReport", "Damage", "Flat", "Hit", "Id", "Index", "Parameters", "Record", "VerifyReport", "open"]

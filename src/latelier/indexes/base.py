@@ -16,76 +16,18 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from latelier.indexes.report import CheckReport, VerifyReport
+__all__ = ["Index", "Parameters", "PathLike"]
 
-__all__ = ["Hit", "Id", "Index", "Parameters", "PathLike", "Record"]
-
-Id: TypeAlias = "str | int"
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 PathLike: TypeAlias = "str | os.PathLike[str]"
-
-
-class Hit(NamedTuple):
-    """One found document: its id and its MaxSim score, the higher the better.
-
-    A tuple, which can be read by field name as well: ``hit["id"]``, ``dict(hit)``.
-
-    Examples
-    --------
-    >>> hit = Hit("a", 3.5)
-    >>> hit.id, hit.score
-    ('a', 3.5)
-    >>> hit["id"], hit[0], dict(hit)
-    ('a', 'a', {'id': 'a', 'score': 3.5})
-    """
-
-    id: Id
-    score: float
-
-    @overload
-    def __getitem__(self, key: Literal[0, -2, "id"]) -> Id: ...
-
-    @overload
-    def __getitem__(self, key: Literal[1, -1, "score"]) -> float: ...
-
-    @overload
-    def __getitem__(self, key: SupportsIndex) -> Id | float: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> tuple[Id | float, ...]: ...
-
-    def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
-        """Return a field by name or position, or a slice."""
-        if not isinstance(key, str):
-            return tuple.__getitem__(self, key)
-        if key not in self._fields:
-            raise KeyError(f"a hit has no field {key!r}; it has {' and '.join(map(repr, self._fields))}.")
-        return getattr(self, key)
-
-    def keys(self) -> tuple[str, ...]:
-        """Return the names of the fields, which makes ``dict(hit)`` and ``f(**hit)`` work."""
-        return self._fields
-
-
-class Record(NamedTuple):
-    """What is stored beside the vectors of one document; ``metadata`` is ``{}`` where none was given.
-
-    Examples
-    --------
-    >>> Record("a", None, {"year": 2024}).metadata["year"]
-    2024
-    """
-
-    id: Id
-    text: str | None
-    metadata: dict[str, Any]
 
 
 class Index(ABC):
@@ -206,7 +148,7 @@ class Index(ABC):
             At most this many hits per query; fewer where fewer documents are left.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
-            ``text`` and the metadata's keys; see `latelier.indexes.catalog.filters.evaluation`. Or a list of
+            ``text`` and the metadata's keys; see `latelier.indexes.catalog.filters`. Or a list of
             expressions that must all hold, each of which is read by itself: ``["tenant = ?", theirs]`` finds no other
             tenant's documents, whatever a stranger has written.
         parameters

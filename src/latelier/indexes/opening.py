@@ -6,10 +6,10 @@ import torch
 
 from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
+from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.storage.storage import stored_settings
-from latelier.indexes.values import as_folder
 
 __all__ = ["open"]
 

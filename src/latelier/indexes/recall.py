@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.base import Hit, Index
-from latelier.indexes.report import CheckReport
+from latelier.indexes.base import Index
+from latelier.indexes.results import CheckReport, Hit
 from latelier.scores.topk import TopK
 
 __all__ = ["Search", "exact_scores", "measure_recall"]

@@ -17,18 +17,18 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Hit, Id, Index, Parameters, PathLike, Record
-from latelier.indexes.batches import Documents
-from latelier.indexes.catalog.filters.evaluation import check_timeout
-from latelier.indexes.catalog.settings import Settings
+from latelier.indexes.base import Index, Parameters, PathLike
+from latelier.indexes.catalog.filters.bounds import check_timeout
+from latelier.indexes.catalog.folder import as_folder
+from latelier.indexes.catalog.settings import UserSettings
+from latelier.indexes.catalog.values import as_id, as_ids, is_single_id
 from latelier.indexes.gpu import GpuSearch
-from latelier.indexes.matrices import pack_queries
+from latelier.indexes.inputs import DocumentBatches, pack_queries
 from latelier.indexes.recall import measure_recall
-from latelier.indexes.report import CheckReport, VerifyReport
+from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
 from latelier.indexes.storage.segments import Part, merge_rows
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage
-from latelier.indexes.values import as_folder, as_id, as_ids, is_single_id
 from latelier.indexes.warning import warn_of_damage
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
@@ -130,7 +130,7 @@ class StoredIndex(Index):
         return self._storage.dim()
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> UserSettings:
         """See `Index.settings`."""
         return self._storage.settings
 
@@ -279,5 +279,7 @@ class StoredIndex(Index):
         return self.dtype
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
-        documents = Documents(*given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress)
+        documents = DocumentBatches(
+            *given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress
+        )
         self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_numbers)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.arrays import as_matrices, as_tensor
+from latelier.arrays import as_matrices, as_tensor, is_array
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes import Hit
-from latelier.indexes.matrices import is_array
 from latelier.scores import colbert_scores
 from latelier.utils import check_count, count_entries, resolve_device
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id
-from latelier.indexes.values import as_id
+from latelier.indexes.catalog.values import as_id
 from latelier.utils.describing import cut, describe, short
 from latelier.utils.reading import check_unicode
 

@@ -1,4 +1,4 @@
-"""One connection to SQLite: how it is set up, how an empty catalog is made, and what its errors mean to users."""
+"""One connection to SQLite: how it is set up, how an empty catalog is made, and which errors SQLite's become."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from latelier.errors import CorruptedIndexError, LatelierError, ReadOnlyIndexError, StorageError
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.filters.authorizer import Authorizer
-from latelier.indexes.storage.files import sync_folder
+from latelier.indexes.catalog.folder import sync_folder
 
 __all__ = ["WAIT_SECONDS", "Connection", "busy", "connect", "leave", "make_catalog", "read_uid", "translated"]
 
@@ -21,14 +21,16 @@ WAIT_SECONDS = 5.0
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose `authorizer` can be closed to all but questions about documents.
+    """A connection to the catalog.
 
     Attributes
     ----------
+    authorizer
+        Within ``with connection.authorizer:`` only documents can be read.
     serves_once
-        It cannot see the commits of others, so each transaction needs a new one.
+        Whether it cannot see the commits of others, so that each transaction needs a new one.
     inherited
-        It was in use when this process was forked, and belongs to the parent.
+        Whether it was in use when this process was forked, and belongs to the parent.
     """
 
     authorizer: Authorizer
@@ -54,7 +56,7 @@ def make_catalog(path: Path) -> None:
     Raises
     ------
     StorageError
-        If the file system refuses, or cannot hold SQLite's log.
+        If the folder cannot be made, or its file system cannot hold SQLite's write-ahead log.
     """
     if path.is_file() and path.stat().st_size:
         return
@@ -76,7 +78,15 @@ def make_catalog(path: Path) -> None:
 
 
 def connect(uri: str, *, alone: bool = False) -> Connection:
-    """Open a connection to ``":memory:"`` or to a ``file:`` URI; `alone` shares no files with other processes."""
+    """Open a connection.
+
+    Parameters
+    ----------
+    uri
+        ``":memory:"`` or a ``file:`` URI.
+    alone
+        Lock the file for this connection, without files that processes share.
+    """
     connection = sqlite3.connect(
         uri,
         uri=uri != ":memory:",
@@ -89,9 +99,9 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
         if alone:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")  # a large write leaves a large log behind
-        # Touches the file, so that one that cannot be read fails here; and loads the JSON table-valued functions,
-        # which the authorizer would take for a change of the schema.
+        connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes; or a large write would leave a large log
+        # Reads the file, so that an error is raised here, and loads the JSON table-valued functions, as loading them
+        # under the authorizer would count as a change of the schema.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         connection.execute("SELECT count(*) FROM json_each('[]'), json_tree('[]')").fetchone()
     except BaseException:
@@ -103,17 +113,17 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
 
 
 def read_uid(connection: Connection) -> str | None:
-    """Return the name that the index got when it was made; ``None`` of one that has none yet."""
-    # A table: a view might never end.
+    """Return the random name that the index got when it was made; ``None`` if the catalog is empty or not ours."""
+    # Only a table is read: a view might never end.
     tables = "SELECT count(*) FROM sqlite_master WHERE name = 'setting' AND type = 'table' AND sql LIKE '%name%value%'"
     if not connection.execute(tables).fetchone()[0]:
-        return None  # an empty catalog, or none of ours
+        return None
     row = connection.execute("SELECT value FROM setting WHERE name = 'uid'").fetchone()
     return None if row is None else str(row[0])
 
 
 def leave(connection: Connection) -> None:
-    """In a forked child, leave a connection to the parent: it is not used, and never closed, not even at the end."""
+    """In a forked child, never use a connection of the parent again, and never close it, not even at exit."""
     if not connection.inherited:
         connection.inherited = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
@@ -121,7 +131,7 @@ def leave(connection: Connection) -> None:
 
 @contextmanager
 def translated(where: str) -> Iterator[None]:
-    """Turn SQLite's errors into those of the library."""
+    """Raise SQLite's errors as errors of this library."""
     try:
         yield
     except sqlite3.Error as error:
@@ -139,7 +149,7 @@ def _translate(error: sqlite3.Error, where: str) -> LatelierError:
             f"the catalog of the index in {where} is damaged: {reason}. Put it back from a copy or build it anew."
         )
     return StorageError(
-        f"the catalog of the index in {where} refused: {reason}. What was committed before is still there."
+        f"the catalog of the index in {where} failed: {reason}. What was committed before is still there."
     )
 
 
@@ -151,7 +161,7 @@ def _inherited_error() -> StorageError:
 
 
 def busy(where: str) -> StorageError:
-    """Return the error of a writer that has waited in vain for another one."""
+    """Return the error of a writer that has waited `WAIT_SECONDS` for another one."""
     return StorageError(
         f"another write to the index in {where} has gone on for {WAIT_SECONDS:g} seconds; try again when it is over."
     )

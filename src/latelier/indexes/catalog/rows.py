@@ -1,11 +1,12 @@
-"""Rows of the catalog, each stored with a checksum of what it holds, which every reader compares.
+"""Rows of the catalog's tables: every row ends in a checksum of its values, which every reader compares.
 
-SQLite notices when a page's structure is damaged, but not when a bit of a text, a number or an id has changed. The
-first format of the catalog had no checksums: its rows are one column shorter, and are taken as they are.
+SQLite notices when the structure of a page is damaged, but not when a bit of a text, a number or an id has changed.
+Format 1 of the catalog had no checksums: its rows are one column shorter and are read without a check.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +14,23 @@ from typing import Any
 
 from latelier.errors import CorruptedIndexError
 
-__all__ = ["COLUMNS", "has_checksums", "insert_rows", "row_checksum", "select_rows", "unchecked", "whole_row"]
+__all__ = [
+    "CATALOG",
+    "COLUMNS",
+    "check_row",
+    "damaged",
+    "has_checksums",
+    "insert_rows",
+    "is_intact",
+    "parse_json",
+    "placeholders",
+    "row_checksum",
+    "select_rows",
+]
 
-# What a row's checksum covers. Those of `document` have columns of their own and are read and written in `catalog`.
+CATALOG = "catalog.sqlite"
+
+# The columns that a row's checksum covers. `document` and `content` are read and written in `document_rows`.
 COLUMNS = {
     "setting": ("name", "value"),
     "user_setting": ("name", "value"),
@@ -23,14 +38,14 @@ COLUMNS = {
     "tombstone": ("segment", "number"),
     "field": ("name", "spelling", "column"),
 }
-# By which 1 and "1" differ; bytes, which we never write, are among the others.
+# The type is part of the checksum, so that 1 and "1" differ. The catalog never writes bytes; they count as "x".
 _TYPES = {str: "s", int: "i", float: "f", type(None): "n"}
-# The format of the catalog from which on rows have a checksum.
-_FIRST_CHECKED_FORMAT = 2
+# Rows have a checksum from this format of the catalog on.
+_FIRST_FORMAT_WITH_CHECKSUMS = 2
 
 
 def row_checksum(table: str, values: Sequence[Any]) -> int:
-    """Return the CRC-32 of a row's values and of the name of its table.
+    """Return the CRC-32 of the name of a table and the values of a row.
 
     Examples
     --------
@@ -39,28 +54,28 @@ def row_checksum(table: str, values: Sequence[Any]) -> int:
     >>> row_checksum("document", (1, "1")) == row_checksum("document", (1, 1))
     False
     """
-    # The same on every system and version of Python, which cannot be said of the repr of a text.
+    # Not the repr of a text, which depends on the system and the version of Python.
     return zlib.crc32("\x1f".join([table, *[f"{_TYPES.get(type(value), 'x')}{value}" for value in values]]).encode())
 
 
 def has_checksums(connection: sqlite3.Connection) -> bool:
-    """Whether the catalog's format gives each row a checksum."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0]) >= _FIRST_CHECKED_FORMAT
+    """Whether rows of this catalog's format have checksums."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0]) >= _FIRST_FORMAT_WITH_CHECKSUMS
 
 
 def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) -> None:
-    """Insert rows of one of the tables in `COLUMNS`, or put them in the place of those with the same key."""
+    """Insert rows into a table of `COLUMNS`, replacing rows with the same primary key."""
     count = len(COLUMNS[table])
     if has_checksums(connection):
         count += 1
         rows = ((*row, row_checksum(table, row)) for row in rows)
-    connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * count)})", rows)
+    connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders(count)})", rows)
 
 
 def select_rows(
     connection: sqlite3.Connection, table: str, tail: str = "", parameters: Sequence[Any] = ()
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of one of the tables in `COLUMNS`.
+    """Yield rows of a table of `COLUMNS`, without their checksums.
 
     Parameters
     ----------
@@ -71,20 +86,20 @@ def select_rows(
     tail
         The end of the statement: ``"WHERE name = ? ORDER BY first"``.
     parameters
-        The values of its ``?``.
+        The values of the ``?`` in `tail`.
 
     Raises
     ------
     CorruptedIndexError
-        If a row is not the one that was written.
+        If a row differs from its checksum.
     """
     count = len(COLUMNS[table])
     for row in connection.execute(f"SELECT * FROM {table} {tail}", parameters):
-        yield whole_row(table, row[:count], row[count:])
+        yield check_row(table, row[:count], row[count:])
 
 
-def whole_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values of a row that has no checksum, or the right one.
+def check_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values of a row whose `checksum` is right, or empty because the format has none.
 
     Raises
     ------
@@ -93,17 +108,44 @@ def whole_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> t
     """
     if not checksum or checksum[0] == row_checksum(table, values):
         return values
-    raise _damaged_row(table, f"{values[0]!r:.60}")
-
-
-def _damaged_row(table: str, which: str) -> CorruptedIndexError:
-    """Return the error for a row that is not the one that was written."""
-    return CorruptedIndexError(
-        f"the catalog of this index is damaged: the row {which} of its table {table!r} is not what was written. "
-        "verify() lists what is damaged; put catalog.sqlite back from a copy or build the index anew."
+    raise CorruptedIndexError(
+        f"the catalog of this index is damaged: the row {values[0]!r:.60} of its table {table!r} is not what was "
+        f"written. verify() lists what is damaged; put {CATALOG} back from a copy or build the index anew."
     )
 
 
-def unchecked(table: str, row: Sequence[Any]) -> bool:
-    """Whether a row's last value is not the checksum of the others."""
-    return bool(row[-1] != row_checksum(table, row[:-1]))
+def is_intact(table: str, row: Sequence[Any]) -> bool:
+    """Whether the last value of a row is the checksum of the values before it."""
+    return bool(row[-1] == row_checksum(table, row[:-1]))
+
+
+def placeholders(count: int) -> str:
+    """Return `count` question marks for a statement.
+
+    Examples
+    --------
+    >>> placeholders(3)
+    '?, ?, ?'
+    """
+    return ", ".join("?" * count)
+
+
+def parse_json(value: object, what: str) -> Any:
+    """Return the value of a column that holds JSON; `what` names the column in an error.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If the column does not hold JSON.
+    """
+    try:
+        return json.loads(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise damaged(f"its {what} is no JSON") from error
+
+
+def damaged(reason: str) -> CorruptedIndexError:
+    """Return the error for a catalog with values that no index writes."""
+    return CorruptedIndexError(
+        f"the catalog of this index is damaged: {reason}. Put {CATALOG} back from a copy or build the index anew."
+    )

@@ -1,69 +1,126 @@
-"""`Settings`: what users and tools keep with an index, such as the name of the model that filled it."""
+"""The tables ``setting`` and ``user_setting``: JSON values by name, of the index itself and of its users.
+
+``setting`` holds the configuration and the counters of the storage; `UserSettings` is ``index.settings``, which holds
+what users and tools keep with an index, such as the name of the model that encoded it.
+"""
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from latelier.indexes.catalog.connection import Connection
-from latelier.indexes.catalog.rows import insert_rows
-from latelier.indexes.catalog.statements import read_user_setting, user_setting_names
-from latelier.indexes.values import encode_setting, is_unicode
+from latelier.indexes.catalog.rows import damaged, insert_rows, parse_json, select_rows
+from latelier.indexes.catalog.values import as_key, encode_json, is_unicode
 
-__all__ = ["Settings"]
+__all__ = ["UserSettings", "read_setting", "read_settings", "read_stamp", "write_setting"]
 
 
-class Settings(MutableMapping[str, Any]):
+def read_setting(connection: sqlite3.Connection, name: str) -> Any:
+    """Return one value of the configuration, or a counter.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If it is missing or damaged.
+    """
+    for _, value in select_rows(connection, "setting", "WHERE name = ?", (name,)):
+        return parse_json(value, f"setting {name!r}")
+    raise damaged(f"its setting {name!r} is missing")
+
+
+def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
+    """Return the whole configuration and the counters.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If one is damaged.
+    """
+    return {name: parse_json(value, f"setting {name!r}") for name, value in select_rows(connection, "setting")}
+
+
+def read_stamp(connection: sqlite3.Connection) -> Any:
+    """Return a value that is equal for two readers of one commit; faster than `read_setting` of the generation."""
+    return connection.execute("SELECT * FROM setting WHERE name = 'generation'").fetchone()
+
+
+def write_setting(connection: sqlite3.Connection, name: str, value: Any) -> None:
+    """Set one value of the configuration, or a counter."""
+    insert_rows(connection, "setting", [(name, json.dumps(value))])
+
+
+class UserSettings(MutableMapping[str, Any]):
     """JSON values by name, read from the catalog at each access and written to it at each assignment.
 
     Parameters
     ----------
-    ask
-        Asks the catalog a question, given as a function of the connection and other arguments.
-    change
-        Begins a transaction that writes; its connection is called for.
+    read
+        Calls a function with a connection that reads the latest commit, and with the other arguments.
+    write
+        Begins a writing transaction; what the context returns is called for its connection.
 
     Examples
     --------
     >>> from latelier import indexes
     >>> index = indexes.Flat()
     >>> index.settings["model"] = {"name": "my-colbert", "max_length": 350}
-    >>> index.settings["model"]["name"], index.settings.get("language"), len(index.settings)
-    ('my-colbert', None, 1)
+    >>> index.settings["model"]["name"], index.settings.get("language")
+    ('my-colbert', None)
+    >>> len(index.settings)
+    1
     """
 
     def __init__(
-        self, ask: Callable[..., Any], change: Callable[[], AbstractContextManager[Callable[[], Connection]]]
+        self,
+        read: Callable[..., Any],
+        write: Callable[[], AbstractContextManager[Callable[[], sqlite3.Connection]]],
     ) -> None:
-        self._ask, self._change = ask, change
+        self._read, self._write = read, write
 
     def __getitem__(self, name: str) -> Any:
-        _refuse_other_names(name)
-        return self._ask(read_user_setting, name)
+        _check_name(name)
+        return self._read(_read_user_setting, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        row = encode_setting(name, value)
-        with self._change() as begin:
+        what = f"the setting {name!r}"
+        row = (as_key(name, what), encode_json(value, what))
+        with self._write() as begin:
             insert_rows(begin(), "user_setting", [row])
 
     def __delitem__(self, name: str) -> None:
-        _refuse_other_names(name)
-        with self._change() as begin:
+        _check_name(name)
+        with self._write() as begin:
             if not begin().execute("DELETE FROM user_setting WHERE name = ?", (name,)).rowcount:
                 raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._ask(user_setting_names))
+        return iter(self._read(_user_setting_names))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
-        return f"Settings({dict(self)})"
+        return f"UserSettings({dict(self)})"
 
 
-def _refuse_other_names(name: object) -> None:
-    """Raise the error of a name that is not there for one that cannot be."""
+def _check_name(name: object) -> None:
+    """Raise `KeyError` for a name that no setting can have."""
     if not isinstance(name, str) or not is_unicode(name):
         raise KeyError(name)
+
+
+def _read_user_setting(connection: sqlite3.Connection, name: str) -> Any:
+    for _, value in select_rows(connection, "user_setting", "WHERE name = ?", (name,)):
+        return parse_json(value, f"user setting {name!r}")
+    raise KeyError(name)
+
+
+def _user_setting_names(connection: sqlite3.Connection) -> list[str]:
+    """Return the names in alphabetical order."""
+    names = [name for name, _ in select_rows(connection, "user_setting", "ORDER BY name")]
+    if not all(isinstance(name, str) for name in names):
+        raise damaged("it has settings whose names are no text")
+    return names

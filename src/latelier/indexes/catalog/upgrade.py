@@ -1,6 +1,6 @@
-"""Bringing a catalog of the first format up to date, where the user asks for it by `compact`.
+"""Upgrade a catalog of format 1 to the newest format, which `compact` does.
 
-The first format had no checksums. What its rows hold is taken as it is: from the upgrade on, changes are found.
+Format 1 had no checksums. Its rows are copied as they are: damage is detected from the upgrade on.
 """
 
 from __future__ import annotations
@@ -8,23 +8,22 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-from latelier.indexes.catalog import statements as catalog
-from latelier.indexes.catalog.fields import known_fields
+from latelier.indexes.catalog.document_rows import write_content_rows, write_document_rows
+from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.rows import COLUMNS, has_checksums, insert_rows
-from latelier.indexes.catalog.schema import create_tables, write_setting
+from latelier.indexes.catalog.schema import create_tables
+from latelier.indexes.catalog.settings import write_setting
 
 __all__ = ["upgrade"]
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Give every row its checksum, and the index its ``uid``, within the transaction of the caller.
-
-    Nothing is done where they have them.
+    """Give every row a checksum and the index its ``uid``; do nothing if they have them.
 
     Parameters
     ----------
     connection
-        In its writing transaction.
+        In a writing transaction.
     """
     if has_checksums(connection):
         return
@@ -38,9 +37,9 @@ def upgrade(connection: sqlite3.Connection) -> None:
     for column in columns:
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
     documents = connection.execute(f"SELECT {', '.join(['number', 'id', *columns])} FROM first_document")
-    catalog.write_document_rows(connection, columns, documents)
+    write_document_rows(connection, columns, documents)
     contents = "SELECT number, id, metadata, text FROM first_document JOIN first_content USING (number)"
-    catalog.write_content_rows(connection, connection.execute(contents))
+    write_content_rows(connection, connection.execute(contents))
     for table in (*COLUMNS, "document", "content"):
         connection.execute(f"DROP TABLE first_{table}")
     write_setting(connection, "uid", secrets.token_hex(16))

@@ -18,7 +18,7 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, StorageError
-from latelier.indexes.base import Hit, Parameters, PathLike
+from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.catalog import forks
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import Table
@@ -30,7 +30,7 @@ from latelier.indexes.ivf.search import Scope, search_one
 from latelier.indexes.ivf.search_parameters import Effort, Knobs, advise, choose_knobs
 from latelier.indexes.ivf.training import train_centroids
 from latelier.indexes.recall import measure_recall
-from latelier.indexes.report import CheckReport
+from latelier.indexes.results import CheckReport, Hit
 from latelier.indexes.storage.segments import Part
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import StoredIndex

@@ -27,9 +27,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.storage.segments import Files, Layout, Segment, SegmentRow, check_segment
+from latelier.indexes.catalog.folder import sync_folder
+from latelier.indexes.catalog.segment_rows import Files, SegmentRow
+from latelier.indexes.storage.segments import Layout, Segment, check_segment
 
-__all__ = ["FileSegments", "MemorySegments", "Segments", "sync_folder"]
+__all__ = ["FileSegments", "MemorySegments", "Segments"]
 
 # Names that are made here; a folder that is still being written has a dot before its name.
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -309,14 +311,3 @@ def _checksum(path: Path) -> int:
         while chunk := file.read(_READ_BYTES):
             value = zlib.crc32(chunk, value)
     return value
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable, where the system can (Windows cannot, and does not need it)."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,43 +11,29 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.base import Id
+from latelier.indexes.catalog.segment_rows import SegmentRow
+from latelier.indexes.results import Id
 from latelier.utils.ranges import rows_or_slice
 
 __all__ = [
-    "Files",
     "Layout",
     "Part",
     "Segment",
-    "SegmentRow",
     "check_segment",
     "document_arrays",
     "merge_documents",
     "merge_rows",
 ]
 
-Files: TypeAlias = "dict[str, dict[str, Any]]"
 # The index's own arrays for some dim: the dtype of each, and the shape of what it keeps of one token.
 Layout: TypeAlias = "Callable[[int], dict[str, tuple[np.dtype, tuple[int, ...]]]]"
 
 _DOCUMENTS, _IDS = "documents", "ids"
-
-
-class SegmentRow(NamedTuple):
-    """A segment as the catalog knows it: numbers `first` to `last`, `removed` of its `documents` dead."""
-
-    name: str
-    first: int
-    last: int
-    documents: int
-    removed: int
-    tokens: int
-    files: Files
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,19 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.base import Id
 from latelier.indexes.catalog.connection import Connection
-from latelier.indexes.catalog.filters.cache import Selections
-from latelier.indexes.catalog.statements import (
-    DerivedRow,
-    read_derived,
-    read_segments,
-    read_setting,
-    read_stamp,
-    tombstones,
-)
+from latelier.indexes.catalog.filters.cache import SelectionCache
+from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow, read_ann_data, read_segments, tombstones
+from latelier.indexes.catalog.settings import read_setting, read_stamp
+from latelier.indexes.results import Id
 from latelier.indexes.storage.files import Segments
-from latelier.indexes.storage.segments import Part, Segment, SegmentRow
+from latelier.indexes.storage.segments import Part, Segment
 
 __all__ = ["Snapshot", "load_snapshot", "open_part"]
 
@@ -40,7 +34,7 @@ class _Entry(NamedTuple):
 class _AnnData(NamedTuple):
     """The row of derived arrays, and the arrays or why they cannot be read."""
 
-    row: DerivedRow
+    row: AnnDataRow
     arrays: dict[str, np.ndarray] | CorruptedIndexError
 
 
@@ -71,7 +65,7 @@ class Snapshot:
     ) -> None:
         self.generation = generation
         self.stamp: Any = None
-        self.selections = Selections()
+        self.selections = SelectionCache()
         self._ann_data = derived
         self.dim = dim if entries else None
         self._named = {entry.row.name: entry for entry in entries}
@@ -220,7 +214,7 @@ def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot
 
 
 def _load_ann_data(connection: Connection, segments: Segments, previous: Snapshot | None) -> _AnnData | None:
-    row = read_derived(connection)
+    row = read_ann_data(connection)
     known = previous._ann_data if previous else None
     if row is None or (known is not None and known.row == row and isinstance(known.arrays, dict)):
         return known if row is not None else None

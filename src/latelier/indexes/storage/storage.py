@@ -20,23 +20,25 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.base import Id, Parameters, Record
-from latelier.indexes.batches import Documents, Encode
+from latelier.indexes.base import Parameters
 from latelier.indexes.catalog import forks, schema
-from latelier.indexes.catalog import statements as catalog
 from latelier.indexes.catalog.connection import Connection, make_catalog
-from latelier.indexes.catalog.connections import Connections, FileConnections, MemoryConnections
-from latelier.indexes.catalog.filters.cache import as_question
+from latelier.indexes.catalog.document_rows import all_ids, find_numbers, find_records
+from latelier.indexes.catalog.filters.cache import selection_key
 from latelier.indexes.catalog.filters.evaluation import matching_numbers, read_filter
-from latelier.indexes.catalog.rows import has_checksums
-from latelier.indexes.catalog.settings import Settings
-from latelier.indexes.report import VerifyReport
+from latelier.indexes.catalog.folder import check_folder
+from latelier.indexes.catalog.pool import ConnectionPool, FilePool, MemoryPool
+from latelier.indexes.catalog.rows import CATALOG, has_checksums
+from latelier.indexes.catalog.segment_rows import SegmentRow, count_documents, read_ann_data, read_segments
+from latelier.indexes.catalog.settings import UserSettings, read_setting
+from latelier.indexes.catalog.values import unknown_ids
+from latelier.indexes.inputs import DocumentBatches, Encode
+from latelier.indexes.results import Id, Record, VerifyReport
 from latelier.indexes.storage.files import FileSegments, MemorySegments, Segments
-from latelier.indexes.storage.segments import Layout, Part, Segment, SegmentRow, merge_documents
+from latelier.indexes.storage.segments import Layout, Part, Segment, merge_documents
 from latelier.indexes.storage.snapshot import Snapshot, load_snapshot
 from latelier.indexes.storage.transaction import Arrays, Merge, Writer, compaction
 from latelier.indexes.storage.verification import verify
-from latelier.indexes.values import unknown_ids
 
 __all__ = ["Storage", "stored_settings"]
 
@@ -71,17 +73,17 @@ class Storage:
         self._snapshot: Snapshot | None = None
         self._loading = forks.Lock()
         self._held = threading.local()
-        self._connections: Connections
+        self._connections: ConnectionPool
         self._segments: Segments
         if path is None:
-            self._connections, self._segments = MemoryConnections(), MemorySegments()
+            self._connections, self._segments = MemoryPool(), MemorySegments()
             self.read_only = False
         else:
             self.read_only = read_only or _is_unwritable(path)
-            schema.check_folder(path, create=not self.read_only)
+            check_folder(path, create=not self.read_only)
             if not self.read_only:
-                make_catalog(path / schema.CATALOG)
-            self._connections = FileConnections(path / schema.CATALOG, read_only=self.read_only)
+                make_catalog(path / CATALOG)
+            self._connections = FilePool(path / CATALOG, read_only=self.read_only)
             self._segments = FileSegments(path / "segments", layout)
         try:
             self.configuration = self._configure(configuration)
@@ -90,9 +92,9 @@ class Storage:
             raise
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> UserSettings:
         """What users keep with the index."""
-        return Settings(self._ask, self._changing)
+        return UserSettings(self._ask, self._changing)
 
     def snapshot(self) -> Snapshot:
         """Return the latest commit."""
@@ -136,14 +138,14 @@ class Storage:
 
     def _latest_generation(self) -> int:
         with self._connections.reading() as connection:
-            return int(catalog.read_setting(connection, "generation"))
+            return int(read_setting(connection, "generation"))
 
     def select(
         self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
     ) -> tuple[Snapshot, np.ndarray]:
         """Return the latest commit and the numbers of its documents that meet a filter, ascending."""
         parsed, values = read_filter(filter, parameters)
-        question = as_question(parsed, values)
+        question = selection_key(parsed, values)
 
         def matching(connection: Connection, snapshot: Snapshot) -> np.ndarray:
             if not snapshot.documents:
@@ -164,7 +166,7 @@ class Storage:
         UnknownIdError
             If an id is not there.
         """
-        snapshot, found = self.read(lambda connection, _: catalog.find_numbers(connection, ids))
+        snapshot, found = self.read(lambda connection, _: find_numbers(connection, ids))
         _refuse_unknown(ids, found)
         return snapshot, np.array([found[id] for id in ids], dtype="int64")
 
@@ -176,29 +178,29 @@ class Storage:
         UnknownIdError
             If an id is not there.
         """
-        found = self._ask(catalog.find_records, ids)
+        found = self._ask(find_records, ids)
         _refuse_unknown(ids, found)
         return [found[id] for id in ids]
 
     def contains(self, id: Id) -> bool:
         """Whether there is a document of this id."""
-        return bool(self._ask(catalog.find_numbers, [id]))
+        return bool(self._ask(find_numbers, [id]))
 
     def ids(self) -> list[Id]:
         """Return all ids in the order of insertion."""
-        return self._ask(catalog.all_ids)
+        return self._ask(all_ids)
 
     def count(self) -> int:
         """Return the number of documents."""
-        return self._ask(catalog.count_documents)
+        return self._ask(count_documents)
 
     def dim(self) -> int | None:
         """Return the dim of the documents, ``None`` if there are none."""
-        return self._ask(lambda c: catalog.read_setting(c, "dim") if catalog.count_documents(c) else None)
+        return self._ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
 
     def write(
         self,
-        documents: Documents,
+        documents: DocumentBatches,
         encode: Encode,
         merge: Merge,
         *,
@@ -219,7 +221,7 @@ class Storage:
             Numbers of vectors up to which segments are merged.
         """
         with self._writing(merge) as begin:
-            batches = documents.batches(self.dim(), encode)
+            batches = documents.read(self.dim(), encode)
             if self.path is None:
                 # What takes long is done before begin() makes readers wait; memory has to hold it all anyway.
                 batches = iter(list(batches))
@@ -235,7 +237,7 @@ class Storage:
             If an id is not there.
         """
         with self._writing(merge) as begin:
-            found = self._ask(catalog.find_numbers, ids)
+            found = self._ask(find_numbers, ids)
             _refuse_unknown(ids, found)
             if found:
                 begin().remove(list(found.values()))
@@ -311,13 +313,13 @@ class Storage:
 
     def _configure(self, configuration: Mapping[str, Any]) -> dict[str, Any]:
         where = str(self.path)
-        stored = self._ask(schema.read_settings, where)
+        stored = self._ask(schema.read_configuration, where)
         if stored is None and self.read_only:
             raise IndexFormatError(f"there is no index in {where}; create one without read_only=True.")
         if stored is None:
             with self._connections.writing() as begin:
                 # Another process may have been faster.
-                stored = schema.read_settings(begin(), where) or schema.create(begin(), configuration)
+                stored = schema.read_configuration(begin(), where) or schema.create(begin(), configuration)
         if stored.get("kind") != configuration["kind"]:
             raise IndexFormatError(
                 f"the index in {where} is of kind {stored.get('kind')!r}, not {configuration['kind']!r}; "
@@ -355,7 +357,7 @@ class Storage:
 
     @contextmanager
     def _changing(self) -> Iterator[Callable[[], Connection]]:
-        """Begin the only writing transaction, see `Connections.writing`."""
+        """Begin the only writing transaction, see `ConnectionPool.writing`."""
         if self._view_held() is not None:
             raise InvalidArgumentError("nothing is written within snapshot(): leave its with block first.")
         with self._connections.writing() as begin:
@@ -381,11 +383,11 @@ def stored_settings(path: Path) -> dict[str, Any]:
     IndexFormatError
         If there is none.
     """
-    schema.check_folder(path, create=False)
-    connections = FileConnections(path / schema.CATALOG, read_only=True)
+    check_folder(path, create=False)
+    connections = FilePool(path / CATALOG, read_only=True)
     try:
         with connections.reading() as connection:
-            settings = schema.read_settings(connection, str(path))
+            settings = schema.read_configuration(connection, str(path))
     finally:
         connections.close()
     if settings is None:
@@ -395,8 +397,8 @@ def stored_settings(path: Path) -> dict[str, Any]:
 
 def _referenced(connection: Connection) -> set[str]:
     """Names of everything that the catalog says is there."""
-    derived = catalog.read_derived(connection)
-    return {row.name for row in catalog.read_segments(connection)} | ({derived.name} if derived else set())
+    derived = read_ann_data(connection)
+    return {row.name for row in read_segments(connection)} | ({derived.name} if derived else set())
 
 
 def _refuse_unknown(ids: Sequence[Id], found: Container[Id]) -> None:
@@ -406,5 +408,5 @@ def _refuse_unknown(ids: Sequence[Id], found: Container[Id]) -> None:
 
 
 def _is_unwritable(path: Path) -> bool:
-    files = (path, path / schema.CATALOG)
+    files = (path, path / CATALOG)
     return any(file.exists() and not os.access(file, os.W_OK) for file in files)

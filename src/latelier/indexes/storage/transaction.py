@@ -15,16 +15,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.base import Id
-from latelier.indexes.batches import Batch
-from latelier.indexes.catalog import statements as catalog
 from latelier.indexes.catalog.connection import Connection
-from latelier.indexes.catalog.schema import damaged, write_setting
+from latelier.indexes.catalog.document_rows import find_numbers, insert_documents, remove_documents
+from latelier.indexes.catalog.rows import damaged
+from latelier.indexes.catalog.segment_rows import (
+    AnnDataRow,
+    SegmentRow,
+    delete_segments,
+    read_ann_data,
+    read_segments,
+    write_ann_data,
+    write_segment,
+)
+from latelier.indexes.catalog.settings import read_setting, write_setting
 from latelier.indexes.catalog.upgrade import upgrade
+from latelier.indexes.catalog.values import duplicate_ids
+from latelier.indexes.inputs import DocumentBatch
+from latelier.indexes.results import Id
 from latelier.indexes.storage.files import Segments
-from latelier.indexes.storage.segments import Part, Segment, SegmentRow, document_arrays, merge_documents
+from latelier.indexes.storage.segments import Part, Segment, document_arrays, merge_documents
 from latelier.indexes.storage.snapshot import open_part
-from latelier.indexes.values import duplicate_ids
 
 __all__ = ["Arrays", "Merge", "Writer", "compaction"]
 
@@ -56,13 +66,13 @@ class Writer:
         self._connection = connection
         self._segments = segments
         self._merge = merge
-        self._rows = catalog.read_segments(connection)
-        self._dim = catalog.read_setting(connection, "dim")
-        self._first = self._next = catalog.read_setting(connection, "next_number")
+        self._rows = read_segments(connection)
+        self._dim = read_setting(connection, "dim")
+        self._first = self._next = read_setting(connection, "next_number")
         if self._rows and self._next <= self._rows[-1].last:
             raise damaged(f"its next number is {self._next}, which a document has already")
 
-    def insert(self, batch: Batch, *, replace: bool, limit: int) -> None:
+    def insert(self, batch: DocumentBatch, *, replace: bool, limit: int) -> None:
         """Insert documents as a segment, together with what small segments it takes in.
 
         Parameters
@@ -91,7 +101,7 @@ class Writer:
             *self._take_in(int(batch.lengths.sum()), limit),
             Part(Segment({**own, **batch.arrays}), np.arange(len(documents))),
         ]
-        catalog.insert_documents(self._connection, self._next, documents)
+        insert_documents(self._connection, self._next, documents)
         self._next += len(documents)
         if len(parts) == 1:
             self._write(parts[0].segment)
@@ -108,7 +118,7 @@ class Writer:
             row = self._rows[owner]
             if owner < 0 or owned[-1] > row.last or row.removed + len(owned) > row.documents:
                 raise damaged("it names documents that are in no segment")
-            self._rows[owner] = catalog.remove_documents(self._connection, row, owned)
+            self._rows[owner] = remove_documents(self._connection, row, owned)
         self._drop([row for row in self._rows if row.removed == row.documents])
 
     def upgrade(self) -> None:
@@ -123,19 +133,19 @@ class Writer:
 
     def write_ann_data(self, arrays: Arrays | None) -> None:
         """Put arrays made from the documents in the place of earlier ones; ``None`` leaves none."""
-        before = catalog.read_derived(self._connection)
+        before = read_ann_data(self._connection)
         if before is not None:
             self.dropped.append(before.name)
         row = None
         if arrays is not None:
-            row = catalog.DerivedRow(*self._segments.write(arrays))
+            row = AnnDataRow(*self._segments.write(arrays))
             self.written.append(row.name)
-        catalog.write_derived(self._connection, row)
+        write_ann_data(self._connection, row)
 
     def finish(self) -> None:
         """Make the changes a new generation."""
         write_setting(self._connection, "next_number", self._next)
-        write_setting(self._connection, "generation", int(catalog.read_setting(self._connection, "generation")) + 1)
+        write_setting(self._connection, "generation", int(read_setting(self._connection, "generation")) + 1)
 
     def _check_dim(self, dim: int, id: Id) -> None:
         expected = self._dim if self._rows else dim
@@ -148,7 +158,7 @@ class Writer:
             write_setting(self._connection, "dim", dim)
 
     def _check_ids(self, ids: list[Id], replace: bool) -> dict[Id, int]:
-        present = catalog.find_numbers(self._connection, ids)
+        present = find_numbers(self._connection, ids)
         twice = [id for id, count in Counter(ids).items() if count > 1]
         twice += [id for id, number in present.items() if number >= self._first]
         if twice:
@@ -177,7 +187,7 @@ class Writer:
 
     def _drop(self, rows: Sequence[SegmentRow]) -> None:
         names = {row.name for row in rows}
-        catalog.delete_segments(self._connection, names)
+        delete_segments(self._connection, names)
         self.dropped += names
         self._rows = [row for row in self._rows if row.name not in names]
 
@@ -187,7 +197,7 @@ class Writer:
         numbers = segment.numbers
         tokens = int(segment.offsets[-1])
         row = SegmentRow(name, int(numbers[0]), int(numbers[-1]), len(segment), 0, tokens, files)
-        catalog.write_segment(self._connection, row)
+        write_segment(self._connection, row)
         self._rows.append(row)
 
 

@@ -1,7 +1,7 @@
-"""What filters have selected from one commit, kept for searches that ask again: with a tenant's or a shelf's name.
+"""The documents that filters have selected from one commit, kept for further searches with the same filter.
 
-A commit never changes, so neither does what a filter selects from it, unless the filter asks for the time: those that
-call a function of dates are evaluated each time.
+A commit never changes, so a filter selects the same documents from it each time, unless it calls a function of dates:
+such filters are not kept.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from latelier.indexes.catalog import forks
-from latelier.indexes.catalog.filters.query import Filter
+from latelier.indexes.catalog.filters.sql import Filter
 
-__all__ = ["Selections", "as_question"]
+__all__ = ["SelectionCache", "selection_key"]
 
-# All that is kept for one commit, and what a selection takes beside its numbers.
+# The most bytes kept for one commit, and what a selection takes beside its numbers.
 _BYTES, _OVERHEAD = 1 << 24, 1 << 10
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
-def as_question(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
-    """Return what the selection of a filter depends on; ``None`` where it may depend on more.
+def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
+    """Return a key that is equal for filters that select the same documents; ``None`` for a filter not to be kept.
 
     Parameters
     ----------
@@ -33,27 +33,28 @@ def as_question(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
     Examples
     --------
     >>> from latelier.indexes.catalog.filters.evaluation import read_filter
-    >>> as_question(*read_filter("year > ?", [2020])) == as_question(*read_filter("year>:y", {"y": 2020}))
+    >>> key = selection_key(*read_filter("year > ?", [2020]))
+    >>> key == selection_key(*read_filter("year>:y", {"y": 2020}))
     True
-    >>> as_question(*read_filter("date < date('now')", ())) is None
+    >>> selection_key(*read_filter("date < date('now')", ())) is None
     True
     """
-    if filter.asks_time:
+    if filter.depends_on_time:
         return None
     kinds = tuple(map(type, values))
-    # 1, 1.0 and True are equal, but SQL can tell some of them apart.
-    return (filter.question, kinds, values) if _PLAIN.issuperset(kinds) else None
+    # 1, 1.0 and True are equal in Python, but not in SQL.
+    return (filter.normalized, kinds, values) if _PLAIN.issuperset(kinds) else None
 
 
-class Selections:
-    """Numbers of documents by the question that selected them; those asked for longest ago are forgotten first.
+class SelectionCache:
+    """Numbers of selected documents by key; the least recently used are dropped first.
 
     Examples
     --------
-    >>> selections = Selections()
-    >>> selections.find("cheap", lambda: np.array([1, 2]))
+    >>> cache = SelectionCache()
+    >>> cache.find("cheap", lambda: np.array([1, 2]))
     array([1, 2])
-    >>> selections.find("cheap", lambda: np.array([3]))
+    >>> cache.find("cheap", lambda: np.array([3]))
     array([1, 2])
     """
 
@@ -62,31 +63,31 @@ class Selections:
         self._bytes = 0
         self._lock = forks.Lock()
 
-    def find(self, question: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return what is kept for a question, or else select it.
+    def find(self, key: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the numbers kept for a key, or else select them.
 
         Parameters
         ----------
-        question
-            What the selection depends on.
+        key
+            From `selection_key`.
         select
-            Called without a lock, at the worst by several threads.
+            Evaluates the filter; called without a lock, so several threads may call it at once.
         """
         with self._lock.current:
-            found = self._kept.get(question)
+            found = self._kept.get(key)
             if found is not None:
-                self._kept.move_to_end(question)
+                self._kept.move_to_end(key)
                 return found
         found = select()
         if found.nbytes + _OVERHEAD <= _BYTES:
-            self._keep(question, found)
+            self._keep(key, found)
         return found
 
-    def _keep(self, question: Hashable, found: np.ndarray) -> None:
+    def _keep(self, key: Hashable, found: np.ndarray) -> None:
         with self._lock.current:
-            if question in self._kept:  # another thread was quicker
+            if key in self._kept:  # another thread was quicker
                 return
-            self._kept[question] = found
+            self._kept[key] = found
             self._bytes += found.nbytes + _OVERHEAD
             while self._bytes > _BYTES:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes + _OVERHEAD

@@ -1,4 +1,4 @@
-"""The functions that filters may call: those of SQLite that compute a value from values, and nothing else."""
+"""The functions that filters may call: those of SQLite that compute one value from other values."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ _MOST_ARGUMENTS = 100
 
 
 class Function(NamedTuple):
-    """How a function is called.
+    """How a function may be called, and how long its value may become.
 
     Attributes
     ----------
     least, most
-        How many arguments it takes.
+        Fewest and most arguments.
     growth
-        How many times as long as all its arguments together its value may be; 0 if it is never longer than one.
-    asks_time
+        Bound of its value's length, in lengths of all its arguments together; 0 if it is no longer than one of them.
+    depends_on_time
         Whether the value may depend on the time.
     """
 
     least: int
     most: int = _MOST_ARGUMENTS
     growth: int = 0
-    asks_time: bool = False
+    depends_on_time: bool = False
 
 
 _BY_CALL = {
@@ -38,9 +38,9 @@ _BY_CALL = {
     Function(0): "char",
     Function(1, 1, growth=2): "hex quote",  # two hexadecimal digits per byte; two quotes per quote
     Function(0, growth=6): "json_array json_object",  # a control character becomes \u0000
-    Function(3, 3, growth=16): "replace",  # by at most so many characters, which the parser sees to
-    Function(0, asks_time=True): "date datetime julianday time unixepoch",
-    Function(1, growth=16, asks_time=True): "strftime",  # %J has as many digits
-    Function(2, 2, asks_time=True): "timediff",
+    Function(3, 3, growth=16): "replace",  # MOST_REPLACEMENT characters for one, which the parser checks
+    Function(0, depends_on_time=True): "date datetime julianday time unixepoch",
+    Function(1, growth=16, depends_on_time=True): "strftime",  # %J has as many digits
+    Function(2, 2, depends_on_time=True): "timediff",
 }
 FUNCTIONS = {name: function for function, names in _BY_CALL.items() for name in names.split()}

@@ -1,8 +1,8 @@
-"""The grammar of filters, stricter than SQL: what is not in it never reaches SQLite.
+"""The grammar of filters, a subset of SQL's: an expression outside of it is rejected before it reaches SQLite.
 
-`parse_filter` reads one expression and writes it anew, from words, operators and functions that are named here;
-names become columns of ours, and literals are quoted again. Since what is written has the order and the parentheses
-of what was read, SQLite's own precedence applies. Nothing of a filter can therefore end it, or read another table.
+`parse_filter` reads one expression and writes new SQL, from the words, operators and functions that are named here:
+names become columns of the index, and literals are quoted anew. Order and parentheses stay, so SQLite's precedence
+applies. No expression can therefore end the statement that it is part of, or read another table.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 from functools import lru_cache
 
 from latelier.indexes.catalog.filters.functions import FUNCTIONS
-from latelier.indexes.catalog.filters.query import MOST_REPLACEMENT, Filter, Name
+from latelier.indexes.catalog.filters.sql import MOST_REPLACEMENT, SUBQUERY, FieldName, Filter, SqlWriter
 from latelier.indexes.catalog.filters.tokens import Token
-from latelier.indexes.catalog.filters.writing import SUBQUERY, Writer
-from latelier.indexes.values import fold_name
+from latelier.indexes.catalog.metadata import fold_name
 
 __all__ = ["parse_filter"]
 
-_MOST_DEPTH = 20  # SQLite's parser has room for about a hundred unfinished rules, and a function's call takes five
-# Values may grow to so many times the longest one that a document or a parameter holds, all of a filter together.
+_MOST_DEPTH = 20  # SQLite's parser keeps about a hundred unfinished rules, and the call of a function takes five
+# Bound of the length of all values that a filter computes, in lengths of the longest value of a document or parameter.
 _MOST_GROWTH = 256
 
-# From weak to strong; `_compared` reads those of the fourth row.
+# From weak to strong; `_comparison` reads the operators of the fourth row.
 _PRECEDENCE = (
     ("or",),
     ("and",),
@@ -34,7 +33,7 @@ _PRECEDENCE = (
     ("||", "->", "->>"),
 )
 _POWER = {operator: power for power, row in enumerate(_PRECEDENCE) for operator in row}
-_COMPARED = _POWER["="]
+_COMPARISON = _POWER["="]
 _RESERVED = {name for name in _POWER if name.isalpha()}
 _RESERVED |= {"escape", "null", "true", "false", "exists", "case", "when", "then", "else", "end", "cast", "collate"}
 _RESERVED |= {"as", "select", "from", "where", "distinct"}
@@ -48,14 +47,14 @@ _AGGREGATES = ("avg", "count", "group_concat", "sum", "total")
 
 @lru_cache(maxsize=64)
 def parse_filter(expression: str, first: int = 0) -> Filter:
-    """Read a filter.
+    """Parse one expression.
 
     Parameters
     ----------
     expression
         As the user gave it.
     first
-        How many parameters stand before its own.
+        How many parameters precede its own: those of the filters before it.
 
     Raises
     ------
@@ -73,27 +72,27 @@ def parse_filter(expression: str, first: int = 0) -> Filter:
     return _Parser(expression, first).parse()
 
 
-class _Parser(Writer):
-    """A recursive-descent parser, which writes as it reads.
+class _Parser(SqlWriter):
+    """A recursive-descent parser that writes SQL while it reads.
 
-    The methods that read a value return how long it may be: 1 for one as it is stored, or as a parameter.
+    The methods that read a value return a bound of its length: 1 stands for the longest stored value or parameter.
     """
 
     def __init__(self, expression: str, first: int) -> None:
         super().__init__(expression, first)
-        self.scopes: list[tuple[str, str]] = []  # of json_each: its name here, and in the SQL
+        self.scopes: list[tuple[str, str]] = []  # of each json_each around: its name in the expression and in the SQL
         self.lists = self.depth = self.grown = 0
 
     def parse(self) -> Filter:
         self._value()
         if self.token.kind != "end":
-            self.refuse("expected an operator or the end")
+            self.reject("expected an operator or the end")
         return self.filter()
 
     # Values and operators.
 
     def _value(self) -> int:
-        """Read one value that begins a new level."""
+        """Read a value one level deeper."""
         self._deepen()
         size = self._operation(0)
         self.depth -= 1
@@ -102,17 +101,17 @@ class _Parser(Writer):
     def _deepen(self) -> None:
         self.depth += 1
         if self.depth > _MOST_DEPTH:
-            self.refuse(f"it is nested more than {_MOST_DEPTH} deep")
+            self.reject(f"it is nested more than {_MOST_DEPTH} deep")
 
     def _operation(self, weakest: int) -> int:
-        """Read operands and the operators between them that bind no weaker than some."""
-        if self.sees("not") and weakest < _COMPARED:
+        """Read operands and the operators between them, up to an operator that is weaker than `weakest`."""
+        if self.sees("not") and weakest < _COMPARISON:
             while self.accept("not"):
                 pass
-            size = self._operation(_COMPARED)
+            size = self._operation(_COMPARISON)
         else:
             size = self._operand()
-        joined = 0  # how long what || has put together may be, which grows in one place
+        joined = 0  # bound of the length of operands joined by ||, which is counted once for a chain of them
         while True:
             power = _POWER.get(self.token.text, -1) if self.token.kind in ("word", "mark") else -1
             if power < weakest:
@@ -123,45 +122,45 @@ class _Parser(Writer):
                 joined = size
                 continue
             joined = 0
-            if power == _COMPARED:
-                self._compared()
+            if power == _COMPARISON:
+                self._comparison()
                 size = 1
-            elif self.accept("->", "->>"):  # a part of what stands before
+            elif self.accept("->", "->>"):  # a part of the value before it
                 self._operation(power + 1)
             else:
                 self.accept(*_PRECEDENCE[power])
                 self._operation(power + 1)
                 size = 1
 
-    def _compared(self) -> None:
+    def _comparison(self) -> None:
         """Read a comparison from its operator on."""
         if self.skip("is"):
             negated = self.skip("not")
             if self.skip("distinct"):
                 if not self.skip("from"):
-                    self.refuse("expected FROM")
+                    self.reject("expected FROM")
                 negated = not negated
             self.written.append("IS NOT" if negated else "IS")
-            self._operation(_COMPARED + 1)
+            self._operation(_COMPARISON + 1)
         elif self.accept("isnull", "notnull"):
             pass
         elif self.accept("=", "==", "<>", "!="):
-            self._operation(_COMPARED + 1)
+            self._operation(_COMPARISON + 1)
         else:
             negated = self.accept("not")
             if negated and self.accept("null"):
                 return
-            self._matched()
+            self._match()
 
-    def _matched(self) -> None:
+    def _match(self) -> None:
         if self.accept("like", "glob"):
-            self._operation(_COMPARED + 1)
+            self._operation(_COMPARISON + 1)
             if self.accept("escape"):
-                self._operation(_COMPARED + 1)
+                self._operation(_COMPARISON + 1)
         elif self.accept("between"):
-            self._operation(_COMPARED + 1)
+            self._operation(_COMPARISON + 1)
             self.expect("and")
-            self._operation(_COMPARED + 1)
+            self._operation(_COMPARISON + 1)
         elif self.accept("in"):
             self.expect("(")
             if self.sees("select"):
@@ -169,7 +168,7 @@ class _Parser(Writer):
             elif not self.accept(")"):
                 self._list()
         else:
-            self.refuse("expected LIKE, GLOB, BETWEEN or IN")
+            self.reject("expected LIKE, GLOB, BETWEEN or IN")
 
     def _operand(self) -> int:
         while self.accept("-", "+", "~"):
@@ -177,7 +176,7 @@ class _Parser(Writer):
         size = self._primary()
         while self.accept("collate"):
             if not self.sees(*_COLLATIONS):
-                self.refuse(f"expected one of the collations {', '.join(_COLLATIONS)}")
+                self.reject(f"expected one of the collations {', '.join(_COLLATIONS)}")
             self.accept(*_COLLATIONS)
         return size
 
@@ -208,13 +207,13 @@ class _Parser(Writer):
             self.expect("(")
             self._subquery(exists=True)
         elif self.sees("not"):
-            self.refuse("put the NOT and what it negates in parentheses")
+            self.reject("put the NOT and what it negates in parentheses")
         elif not self.accept("true", "false", "null"):
-            self.refuse("expected a field, a value, ? or '('")
+            self.reject("expected a field, a value, ? or '('")
         return 1
 
     def _list(self) -> list[int]:
-        """Read values up to the closing parenthesis."""
+        """Read values and the closing parenthesis."""
         sizes = [self._value()]
         while self.accept(","):
             sizes.append(self._value())
@@ -240,7 +239,7 @@ class _Parser(Writer):
         size = self._value()
         self.expect("as")
         if not self.sees(*_TYPES):
-            self.refuse(f"expected one of the types {', '.join(_TYPES)}")
+            self.reject(f"expected one of the types {', '.join(_TYPES)}")
         self.written.append(_TYPES[self.take().text])
         self.expect(")")
         return size
@@ -251,11 +250,11 @@ class _Parser(Writer):
         if token.text in FUNCTIONS:
             return True
         if token.text in _LISTS:
-            self.refuse(SUBQUERY)
+            self.reject(SUBQUERY)
         if token.text in _AGGREGATES:
-            self.refuse(f"{token.text}() needs many documents, and a filter sees one at a time")
+            self.reject(f"{token.text}() needs many documents, and a filter sees one at a time")
         if token.text not in _RESERVED:
-            self.refuse(f"there is no such function here; there are {', '.join(sorted(FUNCTIONS))}")
+            self.reject(f"there is no such function here; there are {', '.join(sorted(FUNCTIONS))}")
         return False
 
     def _call(self) -> int:
@@ -266,10 +265,10 @@ class _Parser(Writer):
         sizes = [] if self.accept(")") else self._list()
         if not function.least <= len(sizes) <= function.most:
             takes = f"{function.least} to {function.most}" if function.most > function.least else f"{function.least}"
-            self.refuse(f"{name}() takes {takes} value{'s' * (function.most > 1)}, not {len(sizes)}", token)
+            self.reject(f"{name}() takes {takes} value{'s' * (function.most > 1)}, not {len(sizes)}", token)
         if name == "replace":
             self._check_replacement()
-        self.asks_time |= function.asks_time
+        self.depends_on_time |= function.depends_on_time
         growth = len(sizes) if name == "json_extract" and len(sizes) > 2 else function.growth
         if not growth:
             return max(sizes, default=1)
@@ -277,38 +276,38 @@ class _Parser(Writer):
         return growth * sum(sizes)
 
     def _check_replacement(self) -> None:
-        """Refuse a text of unknown length in the place of every character."""
+        """Reject a replacement of unknown length, which would be put in the place of every character."""
         comma, token, _ = self.read(3)
         alone = comma.kind == "mark" and comma.text == ","
         if alone and token.kind == "parameter":
             self.replacements.add(self.parameter)
         elif not (alone and token.kind in ("string", "number") and len(token.text) <= MOST_REPLACEMENT):
-            self.refuse(f"replace() puts in a string of at most {MOST_REPLACEMENT} characters, or a parameter", token)
+            self.reject(f"replace() puts in a string of at most {MOST_REPLACEMENT} characters, or a parameter", token)
 
     def _grow(self, size: int) -> None:
         self.grown += size
         if self.grown > _MOST_GROWTH:
-            self.refuse(
-                f"by here its values may grow to {self.grown} times those of a document, of at most {_MOST_GROWTH}; "
+            self.reject(
+                f"up to here its values may grow to {self.grown} times those of a document, of at most {_MOST_GROWTH}; "
                 "call fewer functions such as hex() on the values of one another"
             )
 
     # Names, parameters and lists.
 
-    def _name(self) -> str | Name:
+    def _name(self) -> str | FieldName:
         token = self.take()
         if self.skip("."):
             columns = {name: sql for name, sql in self.scopes}
             folded, column = fold_name(token.text), fold_name(self.take().text)
             if folded not in columns or column not in _LIST_COLUMNS:
-                self.refuse("a point stands only between json_each, or its name, and one of its columns", token)
+                self.reject("a point stands only between json_each, or its name, and one of its columns", token)
             return f"{columns[folded]}.{column}"
         if self.scopes and fold_name(token.text) in _LIST_COLUMNS:
             return f"{self.scopes[-1][1]}.{fold_name(token.text)}"
-        return Name(token, self.expression)
+        return FieldName(token, self.expression)
 
     def _subquery(self, *, exists: bool) -> None:
-        """Read a query over json_each from its SELECT on, and the parenthesis that ends it."""
+        """Read a query over json_each, from SELECT to the closing parenthesis."""
         self._deepen()
         self.expect("select")
         selected = [self.take()]
@@ -321,11 +320,11 @@ class _Parser(Writer):
         elif exists and len(selected) == 1 and selected[0].text in ("*", "1"):
             self.written.append("1")
         else:
-            self.refuse(SUBQUERY, selected[-1])
+            self.reject(SUBQUERY, selected[-1])
         self.expect("from")
         name = self._table()
         if len(selected) == 2 and fold_name(selected[0].text) != name:
-            self.refuse(f"the list is called {name!r} here", selected[0])
+            self.reject(f"the list is called {name!r} here", selected[0])
         self.written.append(f"AS {sql}")
         self.scopes.append((name, sql))
         if self.accept("where"):
@@ -335,17 +334,17 @@ class _Parser(Writer):
         self.depth -= 1
 
     def _table(self) -> str:
-        """Read the call of json_each or json_tree, and return what it is called from then on."""
+        """Read a call of json_each or json_tree and return its name, which AS may have changed."""
         token = self.token
         if not self.sees(*_LISTS):
-            self.refuse(SUBQUERY)
+            self.reject(SUBQUERY)
         self.written.append(self.take().text)
         self.expect("(")
         if len(self._list()) > 2:
-            self.refuse(f"{token.text}() takes a list and a path", token)
+            self.reject(f"{token.text}() takes a list and a path", token)
         named = self.skip("as")
         if self.token.kind == "name" or (self.token.kind == "word" and self.token.text not in _RESERVED):
             token = self.take()
         elif named:
-            self.refuse("expected a name")
+            self.reject("expected a name")
         return fold_name(token.text)

@@ -1,4 +1,4 @@
-"""The tokens of filters: SQLite's words, names, literals, parameters and operators, and nothing else."""
+"""The tokens of filters: SQLite's words, names, literals, parameters and operators, and where an error is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from typing import NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.values import fold_name
+from latelier.indexes.catalog.metadata import fold_name
 
-__all__ = ["Reader", "Token", "refusal", "shorten", "tokenize"]
+__all__ = ["Token", "TokenReader", "rejection", "shorten", "tokenize"]
 
 _MOST_CHARACTERS = 100_000
 _MOST_TOKENS = 20_000
-_SHOWN = 60  # characters around a mistake in a long filter
+_SHOWN = 60  # characters on each side of an error in a long filter
 
-# SQLite's letters: of the characters beyond ASCII all, spaces and digits too.
+# To SQLite, all characters beyond ASCII are letters, spaces and digits included.
 _LETTER, _REST = r"[A-Za-z_\x80-\U0010ffff]", r"[A-Za-z0-9_$\x80-\U0010ffff]"
 _TOKEN = re.compile(
     rf"""
@@ -30,12 +30,12 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNENDED = {"'": "the string has no end", "/*": "the comment has no end", ";": "a filter is one expression"}
-_UNENDED |= dict.fromkeys('"`[', "the name has no end")
+_UNEXPECTED = {"'": "the string has no end", "/*": "the comment has no end", ";": "a filter is one expression"}
+_UNEXPECTED |= dict.fromkeys('"`[', "the name has no end")
 
 
 class Token(NamedTuple):
-    """A piece of a filter.
+    """One token of an expression.
 
     Attributes
     ----------
@@ -43,11 +43,11 @@ class Token(NamedTuple):
         ``"word"``, ``"name"`` (one in quotes), ``"string"``, ``"blob"``, ``"number"``, ``"parameter"``, ``"mark"`` or
         ``"end"``.
     text
-        A word as SQL compares it, in lower case; a string or a name without its quotes; all others as they stand.
+        A word in lower case; a string or a name without its quotes; all others as in the expression.
     position
-        Where it begins in the expression.
+        Index of its first character in the expression.
     source
-        How it stands there.
+        Its characters in the expression.
     """
 
     kind: str
@@ -56,8 +56,8 @@ class Token(NamedTuple):
     source: str
 
 
-class Reader:
-    """The tokens of an expression, read from the first one on."""
+class TokenReader:
+    """Reads the tokens of an expression from the first one on."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
@@ -66,32 +66,32 @@ class Reader:
 
     @property
     def token(self) -> Token:
-        """The next one."""
+        """The next token."""
         return self._tokens[self._next]
 
     def take(self) -> Token:
-        """Read the next one; the end stays."""
+        """Read and return the next token; the end can be read any number of times."""
         token = self.token
         self._next += token.kind != "end"
         return token
 
     def sees(self, *texts: str) -> bool:
-        """Whether one of these words or marks is next."""
+        """Whether the next token is one of these words or marks."""
         return self.token.kind in ("word", "mark") and self.token.text in texts
 
     def skip(self, *texts: str) -> bool:
-        """Read one of these words or marks, if it is next."""
+        """Read the next token if it is one of these words or marks; return whether it is."""
         seen = self.sees(*texts)
         self._next += seen
         return seen
 
     def is_call(self) -> bool:
-        """Whether a parenthesis follows the next one."""
+        """Whether a parenthesis follows the next token."""
         following = self._tokens[self._next + 1 : self._next + 2]
         return bool(following) and following[0].kind == "mark" and following[0].text == "("
 
     def read(self, count: int) -> list[Token]:
-        """Return the last tokens that were read."""
+        """Return the last `count` tokens that were read."""
         return self._tokens[max(0, self._next - count) : self._next]
 
 
@@ -101,22 +101,22 @@ def tokenize(expression: str) -> list[Token]:
     Raises
     ------
     InvalidArgumentError
-        If it holds anything else, or too much.
+        If it holds anything else, or too many characters or tokens.
 
     Examples
     --------
-    >>> [token.text for token in tokenize("Year >= ? -- from then on")]
+    >>> [token.text for token in tokenize("Year >= ? -- a comment")]
     ['year', '>=', '?', '']
     """
     if len(expression) > _MOST_CHARACTERS:
         raise InvalidArgumentError(
-            f"the filter {expression[:_SHOWN]!r}... is refused: it has {len(expression):,} characters, of at most "
+            f"the filter {expression[:_SHOWN]!r}... is rejected: it has {len(expression):,} characters, of at most "
             f"{_MOST_CHARACTERS:,}. Pass many values as one parameter: id IN (SELECT value FROM json_each(?))."
         )
     broken = _SURROGATE.search(expression)
     if broken:
         token = Token("", broken[0], broken.start(), broken[0])
-        raise refusal(expression, token, "half of a surrogate pair is no character")
+        raise rejection(expression, token, "half of a surrogate pair is no character")
     tokens, position = [], 0
     while position < len(expression):
         found = _TOKEN.match(expression, position)
@@ -126,7 +126,7 @@ def tokenize(expression: str) -> list[Token]:
             tokens.append(Token(str(found.lastgroup), _plain(str(found.lastgroup), found[0]), position, found[0]))
         position = found.end()
     if len(tokens) > _MOST_TOKENS:
-        raise refusal(
+        raise rejection(
             expression,
             tokens[_MOST_TOKENS],
             f"it has {len(tokens):,} names, values and operators, of at most {_MOST_TOKENS:,}; pass many values as one "
@@ -135,13 +135,13 @@ def tokenize(expression: str) -> list[Token]:
     return [*tokens, Token("end", "", position, "")]
 
 
-def refusal(expression: str, token: Token, reason: str) -> InvalidArgumentError:
-    """Return the error that says what is wrong with a filter, and where."""
+def rejection(expression: str, token: Token, reason: str) -> InvalidArgumentError:
+    """Return the error for a token of a filter: where it is and what is wrong."""
     first = max(0, token.position - _SHOWN)
     last = token.position + len(token.source) + _SHOWN
     shown = f"{'...' if first else ''}{expression[first:last]}{'...' if last < len(expression) else ''}"
     where = "its end" if token.kind == "end" else f"{shorten(token.source)!r} (character {token.position})"
-    return InvalidArgumentError(f"the filter {shorten(shown, 4 * _SHOWN)!r} is refused at {where}: {reason}.")
+    return InvalidArgumentError(f"the filter {shorten(shown, 4 * _SHOWN)!r} is rejected at {where}: {reason}.")
 
 
 def _unreadable(expression: str, position: int) -> InvalidArgumentError:
@@ -152,8 +152,8 @@ def _unreadable(expression: str, position: int) -> InvalidArgumentError:
     elif start in ("?", ":", "@", "$"):
         reason = "a parameter is written ?, ?1 or :name"
     else:
-        reason = _UNENDED.get(start, "no filter holds this character; names take double quotes, strings single ones")
-    return refusal(expression, Token("", start, position, start), reason)
+        reason = _UNEXPECTED.get(start, "no filter holds this character; names take double quotes, strings single ones")
+    return rejection(expression, Token("", start, position, start), reason)
 
 
 def _plain(kind: str, source: str) -> str:
@@ -165,5 +165,5 @@ def _plain(kind: str, source: str) -> str:
 
 
 def shorten(text: str, most: int = _SHOWN) -> str:
-    """Return the beginning of a text that is too long for a message."""
+    """Return a text, cut to its first `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."

@@ -1,8 +1,8 @@
-"""Connections to the catalog: who may read and write when, in threads, forked processes and read-only folders.
+"""Pools of connections to the catalog: who reads and writes when, in threads, forked processes and read-only folders.
 
-On disk each transaction takes a connection from a pool. SQLite's write-ahead log gives every reading transaction the
-latest commit, without waiting for a writer, and lets one writer in at a time. In memory there is one connection and
-a lock, which a writer takes only for the moment in which it applies what it has prepared.
+On disk each transaction takes a connection from the pool. Thanks to SQLite's write-ahead log, reading transactions see
+the latest commit without waiting for a writer; there is one writer at a time. In memory there is one connection with a
+lock, which a writer takes when it has prepared its changes and applies them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from latelier.errors import InvalidArgumentError, ReadOnlyIndexError, StorageErr
 from latelier.indexes.catalog import connection as sqlite
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.connection import Connection, connect, leave, translated
-from latelier.indexes.catalog.place import Identity, Place, replaced
+from latelier.indexes.catalog.folder import FileId, OpenedFolder, replaced
 
-__all__ = ["Connections", "FileConnections", "MemoryConnections"]
+__all__ = ["ConnectionPool", "FilePool", "MemoryPool"]
 
-# Catalogs whose connections a forked child has inherited: SQLite cannot lock them there.
-_inherited: set[Identity] = set()
+# Catalogs that this process, a forked child, has inherited connections to: SQLite cannot lock these here.
+_inherited: set[FileId] = set()
 
 
-class MemoryConnections:
-    """The one connection of a catalog in memory."""
+class MemoryPool:
+    """The one connection to a catalog in memory."""
 
     where = "in memory"
 
@@ -44,22 +44,25 @@ class MemoryConnections:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Hold the connection for some questions that see the same state."""
+        """Take the connection, so that nothing changes while it is used."""
         with forks.using(), self._lock.current, translated(self.where):
-            _refuse_closed(self._closed, self.where)
+            _check_open(self._closed, self.where)
             yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[Callable[[], Connection]]:
-        """Be the only writer; the transaction begins, and readers wait, when the connection is asked for."""
-        _refuse_closed(self._closed, self.where)
+        """Be the only writer; when the context is first called for the connection, the transaction begins.
+
+        From then on readers wait. The transaction commits at the end, or is rolled back if an error is raised.
+        """
+        _check_open(self._closed, self.where)
         forks.refuse_unusable()
         with _one_writer(self._writer, self.where), translated(self.where), ExitStack() as transaction:
             begun: list[Connection] = []
 
             def begin() -> Connection:
                 if not begun:
-                    # From here on close() waits; before, it may have come in between.
+                    # close() waits from here on; it may also have been called before.
                     begun.append(transaction.enter_context(self.reading()))
                     begun[0].execute("BEGIN IMMEDIATE")
                 return begun[0]
@@ -74,17 +77,17 @@ class MemoryConnections:
                 raise
 
     def is_in_place(self) -> bool:
-        """Return True: memory stays where it is."""
+        """Return True, since memory cannot be moved or replaced as files can."""
         return True
 
     def close(self) -> None:
-        """Drop the catalog, when nobody is using it any more."""
+        """Drop the catalog once no thread is using it any more."""
         self._closed = True
-        with suppress(StorageError), forks.using(), self._lock.current:  # refused: a forked child that must not
+        with suppress(StorageError), forks.using(), self._lock.current:  # it is raised in some forked children
             self._close()
 
     def close_idle(self) -> None:
-        """See `forks.Pool`; a copy of the memory is as good as the memory."""
+        """See `forks.Pool`; a forked child can use its copy of the memory."""
 
     def leave_to_parent(self, *, all_of_them: bool) -> None:
         """See `forks.Pool`."""
@@ -93,7 +96,7 @@ class MemoryConnections:
             leave(self._connection)
 
 
-class FileConnections:
+class FilePool:
     """A pool of connections to a catalog on disk.
 
     Parameters
@@ -101,14 +104,14 @@ class FileConnections:
     path
         The catalog's file.
     read_only
-        Never write, not even SQLite's own side files where the folder forbids it.
+        Never write, not even SQLite's side files if the folder cannot be written.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self.path = path
         self.where = str(path.parent)
         self.read_only = read_only
-        self._place = Place(path)
+        self._folder = OpenedFolder(path)
         self._uid: str | None = None
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -119,14 +122,14 @@ class FileConnections:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Begin a reading transaction: all its questions see the latest commit, and nothing newer."""
+        """Begin a reading transaction, which sees the latest commit and nothing newer."""
         with self._transaction("BEGIN") as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Callable[[], Connection]]:
-        """Begin the only writing transaction; it commits at the end, or leaves no trace if an error passes."""
-        _refuse_closed(self._closed, self.where)
+        """Begin the only writing transaction; it commits at the end, or is rolled back if an error is raised."""
+        _check_open(self._closed, self.where)
         if self.read_only:
             raise ReadOnlyIndexError(
                 f"the index in {self.where} is open for reading only; to change it, open it without read_only=True in "
@@ -135,16 +138,16 @@ class FileConnections:
         forks.refuse_unusable()
         with _one_writer(self._writer, self.where), self._transaction("BEGIN IMMEDIATE") as connection:
             self._check_uid(connection)
-            self._place.check(segments=True)
+            self._folder.check(segments=True)
             yield lambda: connection
-            self._place.check(segments=True)
+            self._folder.check(segments=True)
 
     def is_in_place(self) -> bool:
         """Whether the files are still those that were opened, so that segments may be deleted."""
-        return self._place.is_same(segments=True)
+        return self._folder.is_same(segments=True)
 
     def close(self) -> None:
-        """Close all connections; the last one of all processes folds SQLite's log into the catalog."""
+        """Close all connections; the last one of all processes moves SQLite's log into the catalog."""
         self._closed = True
         _close_all(self._idle)
 
@@ -155,8 +158,8 @@ class FileConnections:
     def leave_to_parent(self, *, all_of_them: bool) -> None:
         """See `forks.Pool`."""
         inherited = [*self._idle, *self._busy]
-        if inherited and self._place.identity is not None:
-            _inherited.add(self._place.identity)
+        if inherited and self._folder.catalog_id is not None:
+            _inherited.add(self._folder.catalog_id)
         for connection in inherited:
             leave(connection)
         self._close.detach()
@@ -165,7 +168,7 @@ class FileConnections:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[Connection]:
-        _refuse_closed(self._closed, self.where)
+        _check_open(self._closed, self.where)
         with forks.using(), translated(self.where):
             connection = self._take()
             try:
@@ -179,7 +182,7 @@ class FileConnections:
                 self._give_back(connection)
 
     def _take(self) -> Connection:
-        self._place.check()
+        self._folder.check()
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -190,18 +193,24 @@ class FileConnections:
     def _give_back(self, connection: Connection) -> None:
         if connection.inherited:
             return
-        # Without SQLite's shared files a connection cannot notice that another user writes: it serves once.
+        # Without SQLite's shared files a connection does not notice the commits of others, so it is used once.
         if self._closed or connection.serves_once or forks.is_fork_near():
             connection.close()
         else:
             self._idle.append(connection)
         self._busy.discard(connection)
-        if self._closed:  # since we looked
+        if self._closed:  # by another thread, since we looked
             _close_all(self._idle)
 
     def _open(self) -> Connection:
-        """Open a connection to the same catalog as all others, or none."""
-        found = self._place.find()
+        """Open a connection to the catalog that was opened first.
+
+        Raises
+        ------
+        StorageError
+            If another one is there now, or a connection was inherited from the parent process.
+        """
+        found = self._folder.find()
         if found in _inherited:
             raise StorageError(
                 f"the index in {self.where} was in use when this process was forked, so it cannot be used here. Fork "
@@ -209,18 +218,18 @@ class FileConnections:
             )
         connection = self._connect()
         try:
-            # SQLite opens the log by its name, so nothing may have been moved since.
-            if found != self._place.find():
+            # SQLite opens the log by its name: the catalog must not have been replaced in between.
+            if found != self._folder.find():
                 raise replaced(self.path.parent)
             self._check_uid(connection)
         except BaseException:
             connection.close()
             raise
-        self._place.remember(found)
+        self._folder.remember(found)
         return connection
 
     def _check_uid(self, connection: Connection) -> None:
-        """Compare the name that every index has got when it was made: a file may have been overwritten in place."""
+        """Compare the random name of the index: its file may have been overwritten in place."""
         found = sqlite.read_uid(connection)
         if self._uid is not None and found != self._uid:
             raise replaced(self.path.parent)
@@ -235,7 +244,7 @@ class FileConnections:
         except sqlite3.OperationalError:
             if not self.path.is_file():
                 raise
-            # A folder that nobody can write: SQLite cannot make the files that processes share.
+            # In a folder that cannot be written, SQLite cannot make the files that processes share.
             log = self.path.with_name(f"{self.path.name}-wal")
             if not (log.exists() and log.stat().st_size):
                 connection = connect(f"{uri}?mode=ro&immutable=1")
@@ -247,13 +256,13 @@ class FileConnections:
             return connection
 
 
-Connections: TypeAlias = "MemoryConnections | FileConnections"
+ConnectionPool: TypeAlias = "MemoryPool | FilePool"
 
 
 def _close_all(connections: list[Connection]) -> None:
     if not connections:
         return
-    with suppress(IndexError), forks.using():  # another thread may take the last one
+    with suppress(IndexError), forks.using():  # IndexError: another thread took the last one
         while connections:
             connections.pop().close()
 
@@ -268,7 +277,7 @@ def _rollback(connection: Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def _refuse_closed(closed: bool, where: str) -> None:
+def _check_open(closed: bool, where: str) -> None:
     if closed:
         place = where if where == "in memory" else f"in {where}"
         raise InvalidArgumentError(f"the index {place} is closed; open it again with indexes.open(path).")
@@ -276,7 +285,7 @@ def _refuse_closed(closed: bool, where: str) -> None:
 
 @contextmanager
 def _one_writer(lock: forks.Lock, where: str) -> Iterator[None]:
-    """Let one thread of this process write at a time."""
+    """Let one thread of this process write at a time, as SQLite does with processes."""
     held = lock.current
     if not held.acquire(timeout=sqlite.WAIT_SECONDS):
         raise sqlite.busy(where)

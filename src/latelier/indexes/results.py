@@ -1,12 +1,69 @@
-"""What `check` and `verify` return: small values that print as something to read."""
+"""What the methods of an index return: hits, records, and the reports of `check` and `verify`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 
-from latelier.indexes.base import Id
+__all__ = ["CheckReport", "Damage", "Hit", "Id", "Record", "VerifyReport"]
 
-__all__ = ["CheckReport", "Damage", "VerifyReport"]
+Id: TypeAlias = "str | int"
+
+
+class Hit(NamedTuple):
+    """One found document: its id and its MaxSim score, the higher the better.
+
+    A tuple, which can be read by field name as well: ``hit["id"]``, ``dict(hit)``.
+
+    Examples
+    --------
+    >>> hit = Hit("a", 3.5)
+    >>> hit.id, hit.score
+    ('a', 3.5)
+    >>> hit["id"], hit[0], dict(hit)
+    ('a', 'a', {'id': 'a', 'score': 3.5})
+    """
+
+    id: Id
+    score: float
+
+    @overload
+    def __getitem__(self, key: Literal[0, -2, "id"]) -> Id: ...
+
+    @overload
+    def __getitem__(self, key: Literal[1, -1, "score"]) -> float: ...
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Id | float: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Id | float, ...]: ...
+
+    def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
+        """Return a field by name or position, or a slice."""
+        if not isinstance(key, str):
+            return tuple.__getitem__(self, key)
+        if key not in self._fields:
+            raise KeyError(f"a hit has no field {key!r}; it has {' and '.join(map(repr, self._fields))}.")
+        return getattr(self, key)
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the fields, which makes ``dict(hit)`` and ``f(**hit)`` work."""
+        return self._fields
+
+
+class Record(NamedTuple):
+    """What is stored beside the vectors of one document; ``metadata`` is ``{}`` where none was given.
+
+    Examples
+    --------
+    >>> Record("a", None, {"year": 2024}).metadata["year"]
+    2024
+    """
+
+    id: Id
+    text: str | None
+    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True)

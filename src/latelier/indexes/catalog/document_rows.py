@@ -1,0 +1,168 @@
+"""The tables ``document`` and ``content``: ids and metadata fields that filters read, texts and exact metadata."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from latelier.indexes.catalog.metadata import SqlValue, fold_name, known_fields, make_fields
+from latelier.indexes.catalog.rows import check_row, damaged, has_checksums, parse_json, placeholders, row_checksum
+from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
+from latelier.indexes.results import Id, Record
+
+__all__ = [
+    "StoredDocument",
+    "all_ids",
+    "document_checksum",
+    "find_numbers",
+    "find_records",
+    "ids_between",
+    "insert_documents",
+    "remove_documents",
+    "write_content_rows",
+    "write_document_rows",
+]
+
+_CHUNK = 500  # parameters of one statement
+_ROW_BYTES = 300  # what one document costs as Python objects, beside its text and metadata
+
+
+class StoredDocument(NamedTuple):
+    """What the catalog stores of one document.
+
+    Attributes
+    ----------
+    id, text
+        As the user gave them.
+    metadata
+        Exact JSON.
+    fields
+        The SQL value of each key of the metadata.
+    """
+
+    id: Id
+    text: str | None
+    metadata: str
+    fields: Mapping[str, SqlValue]
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        return _ROW_BYTES + len(self.text or "") + 2 * len(self.metadata)
+
+
+def all_ids(connection: sqlite3.Connection) -> list[Id]:
+    """Return all ids in the order of insertion."""
+    return _check_ids(connection.execute("SELECT id FROM document ORDER BY number"))
+
+
+def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[Id]:
+    """Return the ids of the documents with the numbers `first` to `last`."""
+    rows = connection.execute("SELECT id FROM document WHERE number BETWEEN ? AND ? ORDER BY number", (first, last))
+    return _check_ids(rows)
+
+
+def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
+    """Return the numbers of documents by id; ids that the index does not have are left out."""
+    found: dict[Id, int] = {}
+    for chunk in _chunks(ids):
+        statement = f"SELECT id, number FROM document WHERE id IN ({placeholders(len(chunk))})"
+        found.update(connection.execute(statement, chunk))
+    return found
+
+
+def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, Record]:
+    """Return texts and metadata by id; ids that the index does not have are left out.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If a row is damaged.
+    """
+    found: dict[Id, Record] = {}
+    for chunk in _chunks(ids):
+        rows = connection.execute(
+            f"SELECT id, content.* FROM document JOIN content USING (number) WHERE id IN ({placeholders(len(chunk))})",
+            chunk,
+        )
+        for id, number, metadata, text, *checksum in rows:
+            check_row("content", (number, id, metadata, text), checksum)
+            fields = parse_json(metadata, f"metadata of {id!r:.60}")
+            if not isinstance(fields, dict) or not (text is None or isinstance(text, str)):
+                raise damaged(f"its document {id!r:.60} has values of a wrong type")
+            found[id] = Record(id, text, fields)
+    return found
+
+
+def insert_documents(connection: sqlite3.Connection, first: int, documents: Sequence[StoredDocument]) -> None:
+    """Insert documents under the numbers from `first` on; new metadata keys get columns."""
+    make_fields(connection, (key for document in documents for key in document.fields))
+    columns = {field.folded: field.column for field in known_fields(connection)}
+    rows = ((n, document.id, *_field_values(document, columns)) for n, document in enumerate(documents, first))
+    write_document_rows(connection, list(columns.values()), rows)
+    contents = ((number, d.id, d.metadata, d.text) for number, d in enumerate(documents, first))
+    write_content_rows(connection, contents)
+
+
+def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
+    """Remove documents of one segment: mark them as removed there, delete their rows, return the segment's new row."""
+    row = write_tombstones(connection, row, numbers)
+    for table in ("document", "content"):
+        connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((number,) for number in numbers))
+    return row
+
+
+def write_document_rows(
+    connection: sqlite3.Connection, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
+) -> None:
+    """Insert rows of ``document``: number, id, and the values of the field columns `columns`."""
+    names = ["number", "id", *columns]
+    if has_checksums(connection):
+        names.append("checksum")
+        rows = ((*row, document_checksum(columns, row)) for row in rows)
+    connection.executemany(f"INSERT INTO document ({', '.join(names)}) VALUES ({placeholders(len(names))})", rows)
+
+
+def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int, Id, str, str | None]]) -> None:
+    """Insert rows of ``content``, given as number, id, metadata as JSON, and text.
+
+    The table has no column for the id, but the checksum covers it.
+    """
+    checked = has_checksums(connection)
+    given = ((row[0], row[2], row[3], *([row_checksum("content", row)] if checked else [])) for row in rows)
+    connection.executemany(f"INSERT INTO content VALUES ({placeholders(3 + checked)})", given)
+
+
+def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
+    """Return the checksum of a row of ``document``: number, id, and the values of the field columns `columns`.
+
+    Columns that are NULL do not count, since they may have been added after the row was written.
+    """
+    values = [*row[:2]]
+    for column, value in zip(columns, row[2:], strict=True):
+        if value is not None:
+            values += (column, value)
+    return row_checksum("document", values)
+
+
+def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:
+    ids = [id for (id,) in rows]
+    if not {*map(type, ids)} <= {int, str}:
+        raise damaged("it has ids that are neither str nor int")
+    return ids
+
+
+def _field_values(document: StoredDocument, columns: dict[str, str]) -> list[Any]:
+    if not document.fields:
+        return [None] * len(columns)
+    # Reversed, so that of two keys that differ by case only the first one counts.
+    folded = {fold_name(key): value for key, value in reversed(list(document.fields.items()))}
+    return [folded.get(name) for name in columns]
+
+
+def _chunks(ids: Sequence[Id]) -> Iterator[list[Id]]:
+    source = iter(ids)
+    while chunk := list(islice(source, _CHUNK)):
+        yield chunk

@@ -1,0 +1,211 @@
+"""The SQL that a filter becomes: how it is written while the filter is parsed, and where fields and values go.
+
+Nothing of the user's expression is copied: words and operators are those of the grammar, literals are quoted anew, and
+parameters are numbered. A `Filter` holds SQL with gaps for the fields, whose columns only an index knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, NoReturn
+
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.catalog.filters.tokens import Token, TokenReader, rejection, shorten
+from latelier.indexes.catalog.metadata import fold_name
+
+__all__ = ["MOST_REPLACEMENT", "SUBQUERY", "FieldName", "Filter", "SqlWriter", "join_filters"]
+
+# The most characters that replace() may put in the place of one: the growth of replace in `functions`.
+MOST_REPLACEMENT = 16
+SUBQUERY = (
+    "the only queries within a filter are EXISTS (SELECT 1 FROM json_each(field) WHERE value = ?) and "
+    "x IN (SELECT value FROM json_each(field))"
+)
+_MOST_PARAMETERS = 32_766  # SQLite's limit
+
+
+class FieldName(NamedTuple):
+    """A gap in the SQL of a filter: the name of a field, and the expression that names it."""
+
+    token: Token
+    expression: str
+
+
+class Filter(NamedTuple):
+    """A parsed filter.
+
+    Attributes
+    ----------
+    expression
+        As the user gave it.
+    pieces
+        SQL and, between its pieces, the names of fields.
+    slots
+        For each parameter in order its name, ``None`` for a ``?``.
+    replacements
+        The slots of parameters that replace() may put in the place of every character, and which so must be short.
+    depends_on_time
+        Whether the selected documents may depend on the time.
+    normalized
+        The SQL with the fields' names: equal for expressions that differ in spelling only.
+    """
+
+    expression: str
+    pieces: tuple[str | FieldName, ...]
+    slots: tuple[str | None, ...]
+    replacements: frozenset[int]
+    depends_on_time: bool
+    normalized: str
+
+    def bind(self, parameters: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the value of each slot.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If their number is wrong, or a name is missing.
+        """
+        if isinstance(parameters, Mapping):
+            missing = [slot for slot in dict.fromkeys(self.slots) if slot not in parameters]
+            if missing:
+                given = shorten(", ".join(map(repr, parameters)) or "no name", 200)
+                wanted = (
+                    "a ? needs a tuple of values" if None in missing else f"no value for {shorten(str(missing[0]))!r}"
+                )
+                raise self._bind_error(f"received values for {given}, but {wanted}")
+            values = tuple(parameters[slot] for slot in self.slots if slot is not None)
+        else:
+            values = tuple(parameters)
+            if len(values) != len(self.slots):
+                raise self._bind_error(f"received {len(values)} values, but it has {len(self.slots)} ? or :name")
+        for slot in self.replacements:
+            if isinstance(values[slot], (str, bytes)) and len(values[slot]) > MOST_REPLACEMENT:
+                raise self._bind_error(f"replace() puts in at most {MOST_REPLACEMENT} characters")
+        return values
+
+    def _bind_error(self, reason: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"the filter {shorten(self.expression, 200)!r} cannot be evaluated: {reason}.")
+
+
+def join_filters(filters: Sequence[Filter]) -> Filter:
+    """Return the conjunction of filters; the parameters of each follow those of the filter before it."""
+    if len(filters) == 1:
+        return filters[0]
+    pieces: list[str | FieldName] = []
+    replacements: set[int] = set()
+    first = 0
+    for filter in filters:
+        pieces += ["AND (" if pieces else "(", *filter.pieces, ")"]
+        replacements.update(first + slot for slot in filter.replacements)
+        first += len(filter.slots)
+    return Filter(
+        expression=" AND ".join(f"({filter.expression})" for filter in filters),
+        pieces=tuple(pieces),
+        slots=tuple(slot for filter in filters for slot in filter.slots),
+        replacements=frozenset(replacements),
+        depends_on_time=any(filter.depends_on_time for filter in filters),
+        normalized=" AND ".join(f"({filter.normalized})" for filter in filters),
+    )
+
+
+class SqlWriter(TokenReader):
+    """Reads the tokens of an expression and writes its SQL.
+
+    Parameters
+    ----------
+    expression
+        As the user gave it.
+    first
+        How many parameters precede its own: those of the filters before it.
+    """
+
+    def __init__(self, expression: str, first: int) -> None:
+        super().__init__(expression)
+        self.written: list[str | FieldName] = []
+        self.replacements: set[int] = set()
+        self.parameter = 0  # the slot of the parameter read last
+        self.depends_on_time = False
+        self._first = first
+        self._slots: list[str | None] = []
+        self._named: dict[str, int] = {}
+
+    def filter(self) -> Filter:
+        """Return the filter, after all tokens have been read."""
+        pieces: list[str | FieldName] = []
+        for is_sql, group in groupby(self.written, key=lambda piece: isinstance(piece, str)):
+            run = list(group)
+            pieces += [" ".join(map(str, run))] if is_sql else run
+        return Filter(
+            self.expression,
+            tuple(pieces),
+            tuple(self._slots),
+            frozenset(self.replacements),
+            self.depends_on_time,
+            normalized=" ".join(piece if isinstance(piece, str) else _quote(piece) for piece in pieces),
+        )
+
+    def accept(self, *texts: str) -> bool:
+        """Read and write the next token if it is one of these words or marks."""
+        if not self.sees(*texts):
+            return False
+        self.written.append(self.take().text.upper())
+        return True
+
+    def expect(self, *texts: str) -> None:
+        """Read and write the next token, which has to be one of these words or marks."""
+        if not self.accept(*texts):
+            self.reject(f"expected {' or '.join(map(repr, texts)).upper()}")
+
+    def reject(self, reason: str, token: Token | None = None) -> NoReturn:
+        """Raise the error for a token, the next one by default."""
+        token = token or self.token
+        if token.text == "select" and token.kind == "word":
+            reason = SUBQUERY
+        elif token.text == "," and token.kind == "mark":
+            reason += "; several values stand only after IN and in the call of a function"
+        raise rejection(self.expression, token, reason)
+
+    def write_literal(self) -> None:
+        """Read a number, a string or a blob, and write it."""
+        token = self.take()
+        self.written.append(_literal(token) or self.reject("the number has too many digits", token))
+
+    def write_parameter(self) -> None:
+        """Read a parameter, and write its number."""
+        self.parameter = self._slot(self.take())
+        self.written.append(f"?{self._first + self.parameter + 1}")
+
+    def _slot(self, token: Token) -> int:
+        """Return the slot of a parameter; as in SQLite, a name has one slot wherever it is used."""
+        if token.text in self._named:
+            return self._named[token.text]
+        index = len(self._slots)
+        if token.text[0] == "?" and len(token.text) > 1:
+            index = int(token.text[1:6]) - 1
+            if not 0 <= index < _MOST_PARAMETERS or len(token.text) > 6:
+                self.reject(f"the numbers of parameters go from 1 to {_MOST_PARAMETERS}", token)
+        self._slots += [None] * (index + 1 - len(self._slots))
+        if token.text[0] != "?":
+            self._slots[index] = token.text[1:]
+            self._named[token.text] = index
+        return index
+
+
+def _quote(name: FieldName) -> str:
+    return '"' + fold_name(name.token.text).replace('"', '""') + '"'
+
+
+def _literal(token: Token) -> str:
+    """Return a literal as SQL; empty for a hexadecimal number of too many digits."""
+    text = token.text
+    if token.kind == "blob":
+        return f"x'{text[2:-1]}'"
+    if token.kind == "string":
+        return "'" + text.replace("'", "''") + "'"
+    if text[:2] in ("0x", "0X"):
+        return text.lower() if len(text) <= 18 else ""
+    if text.isdigit():
+        return text.lstrip("0") or "0"
+    number = float(text)
+    return repr(number) if number < float("inf") else "9e999"

@@ -1,0 +1,164 @@
+"""The folder of an index: whether a path can be one, what it may hold, and whether it is still the one opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
+from latelier.indexes.catalog.rows import CATALOG, damaged
+from latelier.utils.describing import describe
+
+__all__ = ["FileId", "OpenedFolder", "as_folder", "check_folder", "replaced", "sync_folder"]
+
+# Device and inode of a file, which are the same for every path to it.
+FileId: TypeAlias = "tuple[int, int]"
+# How SQLite ends a journal that names another one: https://www.sqlite.org/fileformat.html#the_rollback_journal
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+
+
+def as_folder(path: object) -> Path:
+    """Return a user's path as an absolute one.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a path.
+    StorageError
+        If the system cannot look there.
+    """
+    if isinstance(path, (str, os.PathLike)) and "\0" not in os.fsdecode(path) and _is_encodable(path):
+        # Absolute, since connections and segments are opened later too, when the working directory may have changed.
+        folder = Path(os.fsdecode(path)).absolute()
+        try:
+            folder.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # `check_folder` decides
+        except OSError as error:  # a name that is too long, or a parent folder without permission
+            reason = error.strerror or error
+            raise StorageError(f"could not look for an index in {str(folder)!r:.200}: {reason}.") from error
+        return folder
+    raise InvalidArgumentError(f"received {describe(path)} as a path; give the folder of the index as a str or a Path.")
+
+
+def _is_encodable(path: str | os.PathLike[str]) -> bool:
+    """Whether a path can be passed to the system: a lone surrogate cannot, unless it stands for a byte."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_folder(folder: Path, *, create: bool) -> None:
+    """Check that a folder holds an index, or, with `create`, that one can be made in it.
+
+    Raises
+    ------
+    IndexFormatError
+        If neither holds.
+    CorruptedIndexError
+        If opening the catalog could make SQLite touch other files.
+    """
+    if (folder / CATALOG).is_file():
+        _check_side_files(folder)
+        return
+    if folder.exists() and not folder.is_dir():
+        raise IndexFormatError(f"{folder} is a file; an index is a folder.")
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if found:
+        shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise IndexFormatError(f"{folder} is not an index: it holds {shown}. Choose a new or an empty folder.")
+    if not create:
+        raise IndexFormatError(f"there is no index in {folder}; create one with indexes.Flat(path).")
+
+
+def _check_side_files(folder: Path) -> None:
+    """Reject files with which SQLite would write or delete elsewhere, or wait for ever.
+
+    These are links, pipes and other special files, and a journal that names a super-journal, which SQLite would delete.
+    """
+    for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
+        file = folder / name
+        if file.is_symlink():
+            raise damaged(f"{file} is a link, which is not followed")
+        if file.exists() and not file.is_file():
+            raise damaged(f"{file} is no plain file")
+    journal = folder / f"{CATALOG}-journal"
+    if journal.is_file() and journal.read_bytes().endswith(_SUPER_JOURNAL):
+        raise damaged(f"{journal} is not a journal that an index makes")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable; on Windows, which cannot do that and does not need it, do nothing."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class OpenedFolder:
+    """Notices that the catalog, or the folder of segments, was replaced after an index was opened.
+
+    Parameters
+    ----------
+    catalog
+        The catalog's file.
+    """
+
+    def __init__(self, catalog: Path) -> None:
+        self._folder_path = catalog.parent
+        # str, since they are looked up at every call: making a Path of one takes longer than os.stat.
+        self._catalog, self._segments = str(catalog), str(catalog.with_name("segments"))
+        self.catalog_id: FileId | None = None
+        self._folder: FileId | None = None
+
+    def find(self) -> FileId | None:
+        """Return the catalog's file id, ``None`` if there is no file."""
+        return _file_id(self._catalog)
+
+    def remember(self, found: FileId | None) -> None:
+        """Set the id of the catalog that was opened; later calls change nothing."""
+        if self.catalog_id is None:
+            self.catalog_id = found
+
+    def is_same(self, *, segments: bool = False) -> bool:
+        """Whether the catalog, and with `segments` the folder of segments too, are those that were opened."""
+        if self.catalog_id is not None and _file_id(self._catalog) != self.catalog_id:
+            return False
+        if not segments:
+            return True
+        folder = _file_id(self._segments)
+        self._folder = self._folder or folder  # made with the first segment
+        return folder in (None, self._folder)
+
+    def check(self, *, segments: bool = False) -> None:
+        """Check that the catalog, and with `segments` the folder of segments too, are those that were opened.
+
+        Raises
+        ------
+        StorageError
+            If one was moved or replaced.
+        """
+        if not self.is_same(segments=segments):
+            raise replaced(self._folder_path)
+
+
+def replaced(folder: Path) -> StorageError:
+    """Return the error for a folder that does not hold the index that was opened any more."""
+    return StorageError(
+        f"the index in {folder} was replaced or moved since it was opened; nothing was changed. Open it again with "
+        "indexes.open(path)."
+    )
+
+
+def _file_id(path: str) -> FileId | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 (faster than Path.stat)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

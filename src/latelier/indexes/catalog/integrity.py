@@ -1,0 +1,67 @@
+"""Whether the catalog is intact: SQLite's own check, the checksums of all rows, and the tables against one another."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+from latelier.indexes.catalog.document_rows import document_checksum
+from latelier.indexes.catalog.metadata import known_fields
+from latelier.indexes.catalog.rows import CATALOG, COLUMNS, has_checksums, is_intact
+from latelier.indexes.catalog.schema import check_tables
+from latelier.indexes.catalog.segment_rows import read_segments, tombstones
+from latelier.indexes.results import Damage, Id
+
+__all__ = ["catalog_damages"]
+
+
+def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
+    """Yield the damages of the catalog.
+
+    Parameters
+    ----------
+    connection
+        In a reading transaction.
+
+    Raises
+    ------
+    CorruptedIndexError
+        At damage that makes further checks impossible.
+    """
+    check_tables(connection)
+    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found != "ok":
+        yield Damage(CATALOG, str(found), ())
+        return
+    for table in COLUMNS:
+        rows = connection.execute(f"SELECT * FROM {table}")
+        count = sum(not is_intact(table, row) for row in rows if len(row) > len(COLUMNS[table]))
+        if count:
+            yield Damage(CATALOG, f"{count:,} rows of its table {table!r} are not what was written", ())
+    ids = _damaged_documents(connection)
+    if ids:
+        yield Damage(CATALOG, "ids, texts or metadata are not what was written", tuple(ids))
+    counts = connection.execute(
+        "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
+        "(SELECT count(*) FROM document JOIN content USING (number)), "
+        "(SELECT coalesce(sum(documents - removed), 0) FROM segment)"
+    ).fetchone()
+    if len(set(counts)) > 1:
+        reason = "its tables name {} documents and {} texts, {} of both, and {} in segments".format(*counts)
+        yield Damage(CATALOG, reason, ())
+    for row in read_segments(connection):
+        tombstones(connection, row)
+
+
+def _damaged_documents(connection: sqlite3.Connection) -> list[Id]:
+    """Return the ids of documents whose row in ``document`` or ``content`` differs from its checksum."""
+    if not has_checksums(connection):
+        return []
+    columns = [field.column for field in known_fields(connection)]
+    documents = connection.execute(f"SELECT {', '.join(['checksum', 'number', 'id', *columns])} FROM document")
+    damaged = [row[2] for row in documents if row[0] != document_checksum(columns, row[1:])]
+    contents = connection.execute(
+        "SELECT number, id, metadata, text, content.checksum FROM document JOIN content USING (number)"
+    )
+    damaged += [row[1] for row in contents if not is_intact("content", row)]
+    return list(dict.fromkeys(damaged))

@@ -1,0 +1,128 @@
+"""Metadata: what the catalog stores of it, and which of its keys filters can name.
+
+It is stored twice: as exact JSON, which `get` returns, and as one SQL value per key, which filters compare. Each key
+gets a column ``f0``, ``f1``, ... of the table ``document``, whatever characters the key has; the table ``field`` says
+which. At most 500 keys get one. Filters name a field by its key; as in SQL, ASCII case does not matter, so ``lang`` and
+``Lang`` are one field (where one document has both, the first counts). The names ``id``, ``text`` and ``metadata``
+belong to the document, ``true`` and ``false`` to SQL.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+import string
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.catalog.rows import damaged, insert_rows, select_rows
+from latelier.indexes.catalog.values import INT64, as_key, dump_json, encode_json, plain_str
+from latelier.indexes.results import Id
+
+__all__ = ["RESERVED", "Field", "SqlValue", "encode_metadata", "fold_name", "known_fields", "make_fields"]
+
+SqlValue: TypeAlias = "int | float | str | None"
+
+RESERVED = ("id", "text", "metadata")
+_CONSTANTS = ("true", "false")  # SQLite reads these as constants in a subquery, even in quotes
+_MOST_FIELDS = 500
+_COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
+_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+# One empty mapping for all documents without metadata: thousands of dicts would keep the garbage collector busy.
+_NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
+
+
+class Field(NamedTuple):
+    """A metadata key that filters can name.
+
+    Attributes
+    ----------
+    folded
+        The key as SQL compares names, see `fold_name`.
+    spelling
+        The key as it was spelled first.
+    column
+        Its column in ``document``.
+    """
+
+    folded: str
+    spelling: str
+    column: str
+
+
+def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
+    """Return the exact JSON of a document's metadata, and one SQL value per key.
+
+    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a mapping of strings to JSON values.
+
+    Examples
+    --------
+    >>> encode_metadata({"year": 2020, "open": True, "tags": ["a"]}, "doc")
+    ('{"year":2020,"open":true,"tags":["a"]}', {'year': 2020, 'open': 1, 'tags': '["a"]'})
+    """
+    if metadata is None:
+        return "{}", _NO_FIELDS
+    if not isinstance(metadata, Mapping):
+        raise InvalidArgumentError(
+            f"document {id!r} came with {type(metadata).__name__} as its metadata; give a dict or None."
+        )
+    what = f"the metadata of document {id!r}"
+    plain = {as_key(key, what): value for key, value in metadata.items()}
+    return encode_json(plain, what), {key: _sql_value(value) for key, value in plain.items()}
+
+
+def fold_name(name: str) -> str:
+    """Return the form in which SQL compares names: ASCII letters in lower case, all others unchanged."""
+    return name.translate(_FOLD)
+
+
+def known_fields(connection: sqlite3.Connection) -> list[Field]:
+    """Return all fields in the order in which they were made.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If a row is damaged: the names of columns become part of statements.
+    """
+    fields = [Field(*row) for row in select_rows(connection, "field", "ORDER BY rowid")]
+    for field in fields:
+        if not all(isinstance(part, str) for part in field) or not _COLUMN.fullmatch(field.column):
+            raise damaged(f"its field {field.spelling!r:.60} has no column of its own")
+    return fields
+
+
+def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
+    """Add columns for keys that have none, as long as there are fewer than 500."""
+    known = {field.folded for field in known_fields(connection)}
+    for key in dict.fromkeys(keys):
+        folded = fold_name(key)
+        if folded in known or not _is_nameable(folded) or len(known) == _MOST_FIELDS:
+            continue
+        column = f"f{len(known)}"
+        connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
+        insert_rows(connection, "field", [(folded, key, column)])
+        known.add(folded)
+
+
+def _is_nameable(folded: str) -> bool:
+    # A null character would end the statement.
+    return folded not in RESERVED and folded not in _CONSTANTS and "\0" not in folded
+
+
+def _sql_value(value: Any) -> SqlValue:
+    if isinstance(value, (list, dict)):
+        return dump_json(value)
+    if isinstance(value, int) and int(value) not in INT64:
+        return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
+    if isinstance(value, str):
+        return plain_str(value)
+    # int() and float() also make plain numbers of booleans and of numpy's subclasses.
+    return None if value is None else int(value) if isinstance(value, int) else float(value)

@@ -1,0 +1,160 @@
+"""Ids, texts and JSON values of users, checked before the catalog stores them, and the errors that name ids."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from latelier.errors import DuplicateIdError, InvalidArgumentError, UnknownIdError
+from latelier.indexes.results import Id
+from latelier.utils.describing import describe
+
+__all__ = [
+    "INT64",
+    "as_id",
+    "as_ids",
+    "as_key",
+    "check_text",
+    "dump_json",
+    "duplicate_ids",
+    "encode_json",
+    "is_single_id",
+    "is_unicode",
+    "plain_str",
+    "unknown_ids",
+]
+
+# Integers that SQLite can hold.
+INT64 = range(-(2**63), 2**63)
+
+
+def is_single_id(ids: object) -> bool:
+    """Whether `ids` is one id rather than an iterable of ids."""
+    return isinstance(ids, (str, int, np.integer))
+
+
+def as_id(value: object) -> Id:
+    """Return an id as plain ``str`` or ``int``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If no document can have this id.
+    """
+    if isinstance(value, str) and value and is_unicode(value):
+        return plain_str(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) in INT64:
+        return int(value)
+    raise InvalidArgumentError(
+        f"received {describe(value)} as an id; an id is a str that is not empty and is valid Unicode, "
+        "or an int of 64 bits."
+    )
+
+
+def as_ids(ids: object) -> list[Id]:
+    """Return one id or an iterable of ids as a list."""
+    if is_single_id(ids):
+        return [as_id(ids)]
+    if not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
+        raise InvalidArgumentError(f"received {type(ids).__name__} as ids; give one id or an iterable of ids.")
+    return [as_id(value) for value in ids]
+
+
+def check_text(text: object, id: Id) -> str | None:
+    """Return the text of the document `id` as plain ``str``, or None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it cannot be stored.
+    """
+    if text is None:
+        return None
+    if isinstance(text, str) and is_unicode(text):
+        return plain_str(text)
+    received = "a text that is not valid Unicode" if isinstance(text, str) else type(text).__name__
+    raise InvalidArgumentError(f"document {id!r} came with {received} as its text; give a str or None.")
+
+
+def as_key(key: object, what: str) -> str:
+    """Return the key of metadata, or the name of a setting, as plain ``str``; `what` names its owner in an error."""
+    if isinstance(key, str) and key and is_unicode(key):
+        return plain_str(key)
+    raise InvalidArgumentError(f"{what} has the key {key!r}; keys are str, not empty and valid Unicode.")
+
+
+def encode_json(value: object, what: str) -> str:
+    """Return a value as exact JSON; `what` names it in an error.
+
+    Examples
+    --------
+    >>> encode_json({"year": 2020, "tags": ["a"]}, "the setting 'x'")
+    '{"year":2020,"tags":["a"]}'
+    >>> encode_json(float("nan"), "the setting 'x'")
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: the setting 'x' holds nan, which JSON cannot; use None.
+    """
+    try:
+        _check_json(value)
+        return dump_json(value)
+    except (ValueError, RecursionError) as error:
+        reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidArgumentError(f"{what} {reason}.") from error
+
+
+def duplicate_ids(ids: Iterable[Id], problem: str) -> DuplicateIdError:
+    """Return the error for ids that are given twice or in the index already; `problem` says which."""
+    return DuplicateIdError(f"{_name_some(ids)} {problem}.")
+
+
+def unknown_ids(ids: Iterable[Id]) -> UnknownIdError:
+    """Return the error for ids that the index does not have."""
+    return UnknownIdError(f"no document has the id {_name_some(ids)}; ids() lists those of the index (1 is not '1').")
+
+
+def _name_some(ids: Iterable[Id], most: int = 5) -> str:
+    ids = list(ids)
+    rest = f" and {len(ids) - most:,} more" if len(ids) > most else ""
+    return ", ".join(map(repr, ids[:most])) + rest
+
+
+def is_unicode(text: str) -> bool:
+    """Whether SQLite can hold a text: a lone surrogate, as in a file name that is not UTF-8, cannot be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def plain_str(text: str) -> str:
+    """Return an instance of a subclass, such as numpy's or an enum's, as the str that SQLite will return."""
+    return text if type(text) is str else str.__str__(text)  # str() of an enum's member would return its name
+
+
+def dump_json(value: object) -> str:
+    """Return a value that `encode_json` has checked as JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _check_json(value: object, where: str = "") -> None:
+    """Raise ValueError for what JSON cannot hold or would silently change: NaN, tuples, keys that are not strings."""
+    if isinstance(value, list):
+        for item in value:
+            _check_json(item, where)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str) or not is_unicode(key):
+                raise ValueError(f"holds the key {key!r}{where}; keys are str and valid Unicode")
+            _check_json(item, where or f" under {key!r}")
+    elif isinstance(value, str):
+        if not is_unicode(value):
+            raise ValueError(f"holds a text that is not valid Unicode{where}")
+    elif value is not None and not isinstance(value, (int, float)):
+        kinds = "None, bool, int, float, str, list and dict"
+        raise ValueError(f"holds a {type(value).__name__}{where}; JSON has {kinds}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"holds {value}{where}, which JSON cannot; use None")
