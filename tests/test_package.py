@@ -77,7 +77,11 @@ def test_embeddings_of_other_libraries_need_no_transformers(name):
             "ir_measures",
             "from latelier.evaluation import evaluate; evaluate({'q': {'d': 1.0}}, {'q': {'d': 1}})",
         ),
-        ("gpu", "late_interaction_kernels", "from latelier.scores.engines import cuda; cuda.require()"),
+        (
+            "gpu",
+            "late_interaction_kernels",
+            "from latelier.scores.engines import cuda; cuda.FusedEngine().require()",
+        ),
     ],
 )
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(extra, module, use):

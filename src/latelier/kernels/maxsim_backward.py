@@ -1,43 +1,61 @@
-"""The backward pass of MaxSim: a maximum passes its gradient on to the one token that it was.
+"""The backward pass of MaxSim: the gradient of a maximum goes to the one token that had it.
 
-So a query token receives, from each document, that document's best token times the gradient of the score, and each
-best token receives the query token the same way: additions of rows, where a dense backward pass multiplies matrices
-as large as all similarities.
+With ``g[q, d]`` the gradient of a score and ``j(i, d)`` document ``d``'s best token for token ``i`` of query ``q``, the
+gradient of query token ``i`` is ``sum over d of g[q, d] * document[j(i, d)]``, and that of ``document[j(i, d)]`` grows
+by ``g[q, d] * query[i]``. These are additions of rows; a dense backward pass multiplies matrices as large as all
+similarities.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from latelier.kernels.jit import kernel
 
-__all__ = ["add_document_gradients", "add_query_gradients"]
+__all__ = ["Packed", "add_document_gradients", "add_query_gradients"]
+
+
+class Packed(NamedTuple):
+    """Texts one after the other.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32.
+    offsets
+        ``(texts + 1,)`` int64.
+    """
+
+    vectors: np.ndarray
+    offsets: np.ndarray
 
 
 @kernel()
 def add_query_gradients(
     gradients: np.ndarray,
     positions: np.ndarray,
-    documents: tuple[np.ndarray, np.ndarray],
+    documents: Packed,
     query_offsets: np.ndarray,
     out: np.ndarray,
     first: int,
     last: int,
 ) -> None:
-    """Add to the gradients of the tokens of queries ``first`` to ``last - 1``.
+    """Add up the gradients of the tokens of queries ``first`` to ``last - 1``.
 
     Parameters
     ----------
     gradients
         Of the scores, ``(queries, documents)`` float32.
     positions
-        ``(query_tokens, documents)`` int32: which token of the document was the best, -1 for none.
+        ``(query_tokens, documents)`` int32: each document's best token, -1 if it has no token.
     documents
-        Vectors ``(tokens, dim)`` float32 and offsets ``(documents + 1,)``.
+        The documents.
     query_offsets
         ``(queries + 1,)``.
     out
-        ``(query_tokens, dim)`` float32, added to.
+        ``(query_tokens, dim)`` float32; the gradients are added to it.
     first, last
         The range of queries.
     """
@@ -56,24 +74,24 @@ def add_query_gradients(
 def add_document_gradients(
     gradients: np.ndarray,
     positions: np.ndarray,
-    queries: tuple[np.ndarray, np.ndarray],
+    queries: Packed,
     document_offsets: np.ndarray,
     out: np.ndarray,
     first: int,
     last: int,
 ) -> None:
-    """Add to the gradients of the tokens of documents ``first`` to ``last - 1``.
+    """Add up the gradients of the tokens of documents ``first`` to ``last - 1``.
 
     Parameters
     ----------
     gradients, positions
         As in `add_query_gradients`.
     queries
-        Vectors ``(tokens, dim)`` float32 and offsets ``(queries + 1,)``.
+        The queries.
     document_offsets
         ``(documents + 1,)``.
     out
-        ``(document_tokens, dim)`` float32, added to.
+        ``(document_tokens, dim)`` float32; the gradients are added to it.
     first, last
         The range of documents: no two ranges touch the same row of `out`.
     """

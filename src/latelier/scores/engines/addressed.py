@@ -1,4 +1,4 @@
-"""Matrices scored where they are: copying them together first would take as long as scoring them."""
+"""Documents scored at their addresses in memory: copying them together first would take as long as scoring them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from latelier.arrays import dtype_name
 from latelier.embeddings import TokenEmbeddings
 from latelier.utils.ranges import lengths_to_offsets
 
-__all__ = ["Matrices"]
+__all__ = ["AddressedDocuments"]
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class Matrices:
-    """Matrices in the CPU's memory, for the kernel that takes addresses.
+class AddressedDocuments:
+    """Documents in the CPU's memory by the addresses of their rows, for `kernels.float_maxsim`.
 
     Parameters
     ----------
     owner
-        What holds the memory, kept here so that it lives.
+        The object that owns the memory, referenced so that the memory is not freed.
     addresses
-        Where each begins, ``(n,)`` int64.
+        Address of each document's first row, ``(n,)`` int64; its rows are contiguous.
     lengths
-        Tokens of each, ``(n,)`` int64.
+        Number of tokens of each document, ``(n,)`` int64.
     dim
         Numbers per token.
     dtype
@@ -44,8 +44,11 @@ class Matrices:
     dtype: str
 
     @classmethod
-    def of_list(cls, items: Sequence[torch.Tensor]) -> Matrices | None:
-        """Return matrices of one dtype, dim and device, at least one; or None if they cannot be read as they are."""
+    def of_list(cls, items: Sequence[torch.Tensor]) -> AddressedDocuments | None:
+        """Return the addresses of one or more matrices of one dtype, dim and device.
+
+        None if the kernel cannot read them: another dtype, no dimension, not contiguous or not on the CPU.
+        """
         dim, dtype = items[0].shape[1], dtype_name(items[0])
         # Not one Python statement per matrix: a thousand of them would take a tenth of the time of scoring them.
         in_place = all(map(torch.Tensor.is_contiguous, items)) and all(map(attrgetter("is_cpu"), items))
@@ -56,8 +59,8 @@ class Matrices:
         return cls(items, addresses, numbers // dim, dim, dtype)
 
     @classmethod
-    def of_packed(cls, embeddings: TokenEmbeddings) -> Matrices:
-        """Return packed embeddings on the CPU, copied only where they are scattered or no floats of a known size."""
+    def of_packed(cls, embeddings: TokenEmbeddings) -> AddressedDocuments:
+        """Return the addresses of packed embeddings on the CPU; copied if not contiguous or of another dtype."""
         if embeddings.dtype not in _BYTES:
             embeddings = embeddings.to("float32")
         vectors = embeddings.vectors
@@ -68,12 +71,12 @@ class Matrices:
 
     @property
     def offsets(self) -> np.ndarray:
-        """As if they stood one after the other, ``(n + 1,)`` int64."""
+        """Offsets ``(n + 1,)`` int64, as if the documents were packed."""
         return lengths_to_offsets(self.lengths)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a token."""
+        """Bytes per token."""
         return self.dim * _BYTES[self.dtype]
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""MaxSim on a GPU by fused kernels, packed and with gradients: memory for scores and positions, not similarities.
+"""The engine ``"fused"``: MaxSim on CUDA, packed and with gradients; no similarity is kept in memory.
 
-Two sets of kernels stand behind one function. Half precision in usual dimensions is scored by
-late-interaction-kernels, whose packed kernels are tuned for each GPU. It multiplies float32 as float16 and leaves
-other cases out, so our own Triton kernels (`kernels.triton_maxsim`) take float32, unusual dimensions and batches too
-large for 32-bit positions. Neither computes a masked token: what comes here is packed.
+Half precision in usual dimensions is scored by the packed kernels of late-interaction-kernels, which are tuned for each
+GPU. It multiplies float32 as float16 and lacks other cases, so our own Triton kernels (`triton`) take float32, unusual
+dimensions and batches too large for 32-bit positions. They stand in a module of their own because importing them needs
+triton. Masked tokens cost nothing: they are dropped when the inputs are packed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch.autograd.function import once_differentiable
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import MissingExtraError
+from latelier.scores.engines.base import Engine, needs_gradient
 from latelier.scores.engines.graphs import outside_graphs
 from latelier.scores.inputs import Side
 
-__all__ = ["is_installed", "maxsim", "maxsim_grouped", "require", "unfit"]
+__all__ = ["FusedEngine", "is_installed", "maxsim", "maxsim_grouped"]
 
 # Dimensions whose tiles late-interaction-kernels can multiply (16 numbers at least) and keep in 48 KiB.
 _TUNED_DIMS = range(9, 257)
@@ -30,36 +31,48 @@ _INT32 = 1 << 31
 _CAPABILITY = (8, 0)
 
 
-def unfit(queries: Side, documents: Side, *, gradient: bool) -> str | None:
-    """Say why the kernels cannot score these inputs, as the end of a sentence; None where they can."""
-    device = documents.vectors.device
-    if device.type != "cuda" or torch.version.cuda is None:
-        return f"runs on CUDA, but the documents are on {device}"
-    if torch.cuda.get_device_capability(device) < _CAPABILITY:
-        return f"needs a GPU of compute capability 8.0 or later, which {torch.cuda.get_device_name(device)} is not"
-    if torch.float64 in (queries.vectors.dtype, documents.vectors.dtype):
-        return "takes float32, float16, bfloat16 and int8, but received float64"
-    if gradient and torch.are_deterministic_algorithms_enabled():
-        return "adds gradients in no fixed order, which torch.use_deterministic_algorithms forbids"
-    return None
-
-
 @cache
 def is_installed() -> bool:
-    """Tell whether the extra 'gpu' is there: late-interaction-kernels, and triton for it to run on."""
+    """Whether the extra 'gpu' is installed: late-interaction-kernels, and triton, which its kernels and ours run on."""
     return all(find_spec(name) is not None for name in ("late_interaction_kernels", "triton"))
 
 
-def require() -> None:
-    """Raise what says how to install the kernels, where they are not.
+class FusedEngine(Engine):
+    """CUDA with the extra 'gpu': float32, float16, bfloat16 and int8, with gradients."""
 
-    Raises
-    ------
-    MissingExtraError
-        If the extra 'gpu' is missing.
-    """
-    if not is_installed():
-        raise MissingExtraError("Fused scoring", "gpu")
+    name = "fused"
+
+    def unfit(self, queries: Side, documents: Side) -> str | None:
+        """Score on GPUs that multiply bfloat16, but neither float64 nor gradients in a fixed order."""
+        device = documents.vectors.device
+        if device.type != "cuda" or torch.version.cuda is None:
+            return f"runs on CUDA, but the documents are on {device}"
+        if torch.cuda.get_device_capability(device) < _CAPABILITY:
+            return f"needs a GPU of compute capability 8.0 or later, which {torch.cuda.get_device_name(device)} is not"
+        if torch.float64 in (queries.vectors.dtype, documents.vectors.dtype):
+            return "takes float32, float16, bfloat16 and int8, but received float64"
+        if needs_gradient(queries, documents) and torch.are_deterministic_algorithms_enabled():
+            return "adds gradients in no fixed order, which torch.use_deterministic_algorithms forbids"
+        return None
+
+    def require(self) -> None:
+        """Need the extra 'gpu'.
+
+        Raises
+        ------
+        MissingExtraError
+            If it is not installed.
+        """
+        if not is_installed():
+            raise MissingExtraError("Fused scoring", "gpu")
+
+    def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score by `maxsim`."""
+        return maxsim(queries.packed, documents.packed)
+
+    def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score by `maxsim_grouped`."""
+        return maxsim_grouped(queries.packed, documents.packed)
 
 
 def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Keeping functions out of compiled graphs, without the compiler being imported for it."""
+"""Keeping functions out of compiled graphs without importing torch's compiler."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _Returned = TypeVar("_Returned")
 
 
 def outside_graphs(function: Callable[..., _Returned]) -> Callable[..., _Returned]:
-    """Let a function run as it is inside compiled models too, like `torch.compiler.disable`.
+    """Run a function uncompiled inside compiled models too, as `torch.compiler.disable` does.
 
-    That imports torch's compiler, 130 MB and a second of it, for everyone who only searches an index. Where nobody has
-    imported it yet, there is no graph to keep out of.
+    `torch.compiler.disable` imports torch's compiler: 130 MB and a second, also for those who only search an index.
+    Here that happens only where the compiler has been imported already: otherwise there is no graph to keep out of.
 
     Parameters
     ----------
     function
-        A function whose kernels a graph cannot see into.
+        A function that calls kernels of numba or Triton, which a graph cannot contain.
 
     Returns
     -------
     callable
-        The function, to be called in the same way.
+        The function, called with the same arguments.
     """
 
     @cache
@@ -36,10 +36,10 @@ def outside_graphs(function: Callable[..., _Returned]) -> Callable[..., _Returne
         return torch.compiler.disable(function)
 
     @wraps(function)
-    def call(*args: Any) -> _Returned:
+    def call(*args: Any, **options: Any) -> _Returned:
         if "torch._dynamo" not in sys.modules:
-            return function(*args)
-        result: _Returned = disabled()(*args)
+            return function(*args, **options)
+        result: _Returned = disabled()(*args, **options)
         return result
 
     return call

@@ -1,9 +1,9 @@
-"""MaxSim on int8 codes: integer dot products, one scale per token, float32 scores.
+"""The engine ``"int8"``: MaxSim on int8 codes on the CPU, by integer dot products with one scale per token.
 
 A token is its codes times its scale, ``x ~ s * c``, and each number is off by at most half a scale. So for unit
 vectors of dim ``n`` a similarity is off by at most ``sqrt(n) / 254`` from each side (by Cauchy-Schwarz; in practice a
-tenth of that), and a score by that times the number of query tokens: see `error_bound`. The dot products themselves
-are exact integers, so every kernel gives the same scores to the last bit.
+tenth of that), and a score by that times the number of query tokens. The dot products themselves are exact integers, so
+all instruction sets give the same scores to the last bit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,34 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.cpu import instruction_set
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
+from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
 from latelier.scores.engines.packed import document_blocks
+from latelier.scores.inputs import Side
 
-__all__ = ["error_bound", "maxsim"]
+__all__ = ["Int8Engine", "maxsim"]
+
+
+class Int8Engine(Engine):
+    """The CPU: int8, and other dtypes quantised on the way; no gradients."""
+
+    name = "int8"
+
+    def unfit(self, queries: Side, documents: Side) -> str | None:
+        """Score on the CPU, without gradients."""
+        if off_cpu(queries, documents) is None and needs_gradient(queries, documents):
+            return "has no gradients, but they are needed here"
+        return off_cpu(queries, documents)
+
+    def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score by `maxsim`."""
+        return torch.from_numpy(maxsim(queries.packed, documents.packed))
+
+    def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score one query after the other."""
+        left, right = queries.packed, documents.packed
+        n = len(right) // max(len(left), 1)
+        rows = [maxsim(left[i : i + 1], right[i * n : (i + 1) * n]) for i in range(len(left))]
+        return torch.from_numpy(np.concatenate([np.empty((0, n), dtype=np.float32), *rows]))
 
 
 def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
@@ -26,7 +51,7 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     Parameters
     ----------
     queries, documents
-        Packed embeddings of one dim, on the CPU; those that are not int8 yet are quantised here, each token by its
+        Packed embeddings of one dim, on the CPU; those that are not int8 yet are quantised first, each token by its
         own scale. Quantise documents once (``documents.to("int8")``) rather than in every call.
 
     Returns
@@ -48,38 +73,6 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     else:
         _score_products(left, right, scores)
     return scores
-
-
-def error_bound(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
-    """Return how far int8 scores can be from float scores, at most.
-
-    For a query token ``q = s c + e`` with ``|e_i| <= s / 2``, and the same for documents:
-    ``|<q, d> - <q', d'>| <= |q| |e_d| + |e_q| |d| + |e_q| |e_d|`` with ``|e| <= s sqrt(dim) / 2``. A maximum is off by
-    no more than the worst of its terms, a sum by no more than their sum.
-
-    Parameters
-    ----------
-    queries, documents
-        The embeddings before quantisation.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(n_queries, n_documents)`` float64.
-
-    Examples
-    --------
-    >>> unit = TokenEmbeddings.from_list([[[0.6, 0.8]]])
-    >>> error_bound(unit, unit).round(4)
-    array([[0.0089]])
-    """
-    (norm_q, error_q), (norm_d, error_d) = (_token_errors(side) for side in (queries, documents))
-    worst = [(norm_d[a:b].max(initial=0), error_d[a:b].max(initial=0)) for a, b in _ranges(documents)]
-    bound = np.zeros((len(queries), len(documents)))
-    for i, (a, b) in enumerate(_ranges(queries)):
-        for j, (norm, error) in enumerate(worst):
-            bound[i, j] = (norm_q[a:b] * error + error_q[a:b] * norm + error_q[a:b] * error).sum()
-    return bound
 
 
 def _score_in_one_pass(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
@@ -107,14 +100,3 @@ def _score_products(queries: TokenEmbeddings, documents: TokenEmbeddings, scores
         similarities *= torch.from_numpy(block.scales)[:, None]
         similarities *= query_scales  # rounding keeps order, so scaling before the maximum changes nothing
         segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores, NO_POSITIONS, first)
-
-
-def _token_errors(embeddings: TokenEmbeddings) -> tuple[np.ndarray, np.ndarray]:
-    """Length of each token, and of the largest error that its quantisation can make."""
-    vectors = embeddings.to("float32").to("numpy").vectors.astype("float64")
-    scales = np.abs(vectors).max(axis=1, initial=0) / 127
-    return np.linalg.norm(vectors, axis=1), scales * np.sqrt(embeddings.dim) / 2
-
-
-def _ranges(embeddings: TokenEmbeddings) -> list[tuple[int, int]]:
-    return list(zip(embeddings.offsets[:-1].tolist(), embeddings.offsets[1:].tolist(), strict=True))

@@ -1,46 +1,76 @@
-"""MaxSim on packed embeddings, on the CPU and without gradients: no padding is ever multiplied.
+"""The engine ``"packed"``: MaxSim on packed embeddings on the CPU, with gradients where they are needed.
 
-Where the instruction set has it, one kernel multiplies and takes the maxima in one pass, and reads float16 and bfloat16
-without converting them first; it multiplies bfloat16 by bfloat16 where the processor can (AVX512_BF16). Elsewhere all
-query tokens of a batch are the columns of one matrix product, document tokens its rows, in blocks small enough that the
-similarities are still in cache when their maximum is taken. Threads: as many as `torch.set_num_threads` says.
+Where the instruction set has it, one kernel multiplies and takes the maxima in one pass (`kernels.float_maxsim`).
+Elsewhere the query tokens of a batch are the columns of one matrix product and the document tokens its rows, in blocks
+small enough that the similarities are still in cache when their maximum is taken. Sums are float32 for every dtype, so
+a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
 
-Sums are float32 for every type of number, so a similarity is off by at most ``dim * 2**-24 * |q| |d|`` from that of the
-numbers as they are stored.
+For gradients, the forward pass keeps which token was the best, never a similarity, and the backward pass adds rows by
+those positions: memory is inputs + scores + one number per query token and document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.cpu import InstructionSet, instruction_set
+from latelier.kernels.maxsim_backward import Packed, add_document_gradients, add_query_gradients
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
-from latelier.scores.engines.addressed import Matrices
+from latelier.scores.engines.addressed import AddressedDocuments
+from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
+from latelier.scores.engines.graphs import outside_graphs
+from latelier.scores.inputs import Side
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["document_blocks", "maxsim", "maxsim_list", "score_into"]
+__all__ = ["PackedEngine", "document_blocks", "maxsim", "maxsim_list", "score_into"]
 
 # Similarities of one block: 256k float32 = 1 MiB, what a core's second-level cache holds.
 _BLOCK_ELEMENTS = 1 << 18
 # More query tokens than this are scored in several passes, so that a block keeps at least 256 document tokens.
 _QUERY_TOKENS = 1024
+# Adding a row that has to be fetched costs about as much as this many multiplications of the forward pass.
+_ADDITION = 8
 # Tokens copied together at a time: 8 MiB of 128 float32 each, in the last-level cache.
 _COPIED_TOKENS = 1 << 14
 
 
-def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | Matrices) -> np.ndarray:
+class PackedEngine(Engine):
+    """The CPU: any dtype, with gradients."""
+
+    name = "packed"
+
+    def unfit(self, queries: Side, documents: Side) -> str | None:
+        """Score on the CPU."""
+        return off_cpu(queries, documents)
+
+    def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score by `maxsim`, documents of a list at their addresses."""
+        if needs_gradient(queries, documents):
+            return _with_gradients(queries.packed, documents.packed, len(queries))
+        if documents.listed is None:
+            return torch.from_numpy(maxsim(queries.packed, documents.packed))
+        return torch.from_numpy(maxsim_list(queries.packed, documents.listed))
+
+    def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score blocks of one query each."""
+        return _with_gradients(queries.packed, documents.packed, 1)
+
+
+def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | AddressedDocuments) -> np.ndarray:
     """Score every query against every document.
 
     Parameters
     ----------
     queries, documents
-        Packed embeddings of one dim, numpy or torch on the CPU, in any dtype; documents may be `Matrices` too.
+        Packed embeddings of one dim, numpy or torch on the CPU, in any dtype; or `AddressedDocuments`.
 
     Returns
     -------
@@ -63,12 +93,12 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | Matrices) -> n
 def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> np.ndarray:
     """Score every query against every document of a list of at least one, all of one dtype, dim and device.
 
-    They are scored where they are. Where that cannot be, they are copied together by and by: all at once, they would
-    have left the cache before they are scored.
+    Documents that the kernel cannot read at their addresses are copied together in blocks, which are still in cache
+    when they are scored.
     """
-    matrices = Matrices.of_list(documents) if instruction_set().has_one_pass else None
-    if matrices is not None:
-        return maxsim(queries, matrices)
+    addressed = AddressedDocuments.of_list(documents) if instruction_set().has_one_pass else None
+    if addressed is not None:
+        return maxsim(queries, addressed)
     offsets = lengths_to_offsets([len(document) for document in documents])
     blocks = (documents[first:last] for first, last in split_by_rows(offsets, _COPIED_TOKENS))
     return np.concatenate([maxsim(queries, TokenEmbeddings.from_list(block)) for block in blocks], axis=1)
@@ -77,17 +107,17 @@ def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> 
 def score_into(
     scores: np.ndarray,
     queries: TokenEmbeddings,
-    documents: TokenEmbeddings | Matrices,
+    documents: TokenEmbeddings | AddressedDocuments,
     positions: np.ndarray = NO_POSITIONS,
 ) -> None:
-    """Fill ``scores (q, d)``, and ``positions (query tokens, d)`` where asked, with the best kernel there is."""
+    """Fill ``scores (q, d)``, and ``positions (query tokens, d)`` if given, in the fastest way of the processor."""
     isa = instruction_set()
-    if isa.has_one_pass and not isinstance(documents, Matrices):
-        documents = Matrices.of_packed(documents)
+    if isa.has_one_pass and not isinstance(documents, AddressedDocuments):
+        documents = AddressedDocuments.of_packed(documents)
     for first, last in split_by_rows(queries.offsets, _QUERY_TOKENS):
         tokens = slice(queries.offsets[first], queries.offsets[last]) if positions.size else slice(None)
         share = scores[first:last], queries[first:last]
-        if isinstance(documents, Matrices):
+        if isinstance(documents, AddressedDocuments):
             _score_in_one_pass(isa, *share, documents, positions[tokens])
         else:
             _score_products(*share, documents, positions[tokens])
@@ -97,7 +127,7 @@ def _score_in_one_pass(
     isa: InstructionSet,
     scores: np.ndarray,
     queries: TokenEmbeddings,
-    documents: Matrices,
+    documents: AddressedDocuments,
     positions: np.ndarray,
 ) -> None:
     from latelier.kernels.convert import BFLOAT16, FLOAT16, WORDS
@@ -130,7 +160,7 @@ def _score_products(
 
 
 def document_blocks(offsets: np.ndarray, query_tokens: int) -> Iterator[tuple[int, int]]:
-    """Cut documents into ranges whose similarities with `query_tokens` columns stay in cache."""
+    """Yield ranges of documents whose similarities with `query_tokens` query tokens stay in cache."""
     return split_by_rows(offsets, max(1, _BLOCK_ELEMENTS // max(query_tokens, 1)))
 
 
@@ -141,3 +171,94 @@ def _rows(embeddings: TokenEmbeddings) -> np.ndarray:
     vectors = source.to("float32").vectors
     array = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
     return np.ascontiguousarray(array)
+
+
+@outside_graphs  # which cannot contain kernels of numba
+def _with_gradients(queries: TokenEmbeddings, documents: TokenEmbeddings, size: int) -> torch.Tensor:
+    """Score blocks of `size` queries, each against its share of the documents: all of them if there is one block."""
+    left, right = (texts.to("float32") if texts.scales is not None else texts for texts in (queries, documents))
+    return _MaxSim.apply(left.vectors.float(), right.vectors.float(), left.offsets, right.offsets, max(size, 1))
+
+
+class _MaxSim(torch.autograd.Function):
+    """Blocks of `size` queries, each scored against its share of the documents."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_vectors: torch.Tensor,
+        document_vectors: torch.Tensor,
+        query_offsets: np.ndarray,
+        document_offsets: np.ndarray,
+        size: int,
+    ) -> torch.Tensor:
+        left, right = query_vectors.detach().contiguous(), document_vectors.detach().contiguous()
+        queries, documents = TokenEmbeddings(left, query_offsets), TokenEmbeddings(right, document_offsets)
+        blocks = list(_blocks(query_offsets, document_offsets, size))
+        share = len(documents) // max(len(blocks), 1)
+        scores = np.empty((len(queries), share), dtype=np.float32)
+        positions = np.empty((queries.num_tokens, share), dtype=np.int32)
+        for block in blocks:
+            q = block.queries
+            score_into(scores[q], queries[q], documents[block.documents], positions[block.query_tokens])
+        ctx.save_for_backward(left, right)
+        ctx.layout = (query_offsets, document_offsets, blocks, positions)
+        return torch.from_numpy(scores)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        left, right = (tensor.numpy() for tensor in ctx.saved_tensors)
+        query_offsets, document_offsets, blocks, positions = ctx.layout
+        gradients = gradient.float().contiguous().numpy()
+        out = np.zeros_like(left), np.zeros_like(right)
+        for block in blocks:
+            q_tokens, d_tokens = block.query_tokens, block.document_tokens
+            queries = _packed(left, query_offsets, block.queries, q_tokens)
+            documents = _packed(right, document_offsets, block.documents, d_tokens)
+            sides = out[0][q_tokens], out[1][d_tokens]
+            _add_gradients(queries, documents, gradients[block.queries], positions[q_tokens], sides)
+        return torch.from_numpy(out[0]), torch.from_numpy(out[1]), None, None, None
+
+
+class _Block(NamedTuple):
+    """Queries and the documents that they are scored against: slices of the texts and of their tokens."""
+
+    queries: slice
+    query_tokens: slice
+    documents: slice
+    document_tokens: slice
+
+
+def _blocks(query_offsets: np.ndarray, document_offsets: np.ndarray, size: int) -> Iterator[_Block]:
+    """Yield blocks of `size` queries, each with its share of the documents."""
+    queries, documents = len(query_offsets) - 1, len(document_offsets) - 1
+    share = documents * size // max(queries, 1)
+    for number, first in enumerate(range(0, queries, size)):
+        q, d = slice(first, first + size), slice(number * share, (number + 1) * share)
+        yield _Block(q, _tokens(query_offsets, q), d, _tokens(document_offsets, d))
+
+
+def _tokens(offsets: np.ndarray, texts: slice) -> slice:
+    return slice(int(offsets[texts.start]), int(offsets[texts.stop]))
+
+
+def _packed(vectors: np.ndarray, offsets: np.ndarray, texts: slice, tokens: slice) -> Packed:
+    return Packed(vectors[tokens], offsets[texts.start : texts.stop + 1] - offsets[texts.start])
+
+
+def _add_gradients(
+    queries: Packed, documents: Packed, gradients: np.ndarray, positions: np.ndarray, out: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Add the gradients of one block's query tokens and document tokens to both arrays of ``out``."""
+    dim = queries.vectors.shape[1]
+
+    def for_queries(first: int, last: int) -> None:
+        add_query_gradients(gradients, positions, documents, queries.offsets, out[0], first, last)
+
+    def for_documents(first: int, last: int) -> None:
+        add_document_gradients(gradients, positions, queries, documents.offsets, out[1], first, last)
+
+    for_ranges(for_queries, queries.offsets, gradients.shape[1] * dim * _ADDITION)
+    per_token = positions.size * dim // max(len(documents.vectors), 1)
+    for_ranges(for_documents, documents.offsets, per_token * _ADDITION)

@@ -7,10 +7,52 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["maxsim", "maxsim_grouped"]
+from latelier.scores.engines.base import Engine
+from latelier.scores.inputs import Side
+
+__all__ = ["TorchEngine", "maxsim", "maxsim_grouped"]
 
 # Similarities of one block; 16M float32 = 64 MiB.
 _BLOCK_ELEMENTS = 1 << 24
+
+
+class TorchEngine(Engine):
+    """Any device, any floating dtype, with gradients."""
+
+    name = "torch"
+
+    def unfit(self, queries: Side, documents: Side) -> str | None:
+        """Score anything."""
+        return None
+
+    def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score by `maxsim`."""
+        return maxsim(*_prepare(queries, documents)).float()
+
+    def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
+        """Score by `maxsim_grouped`."""
+        query_vectors, document_vectors, queries_mask, documents_mask = _prepare(queries, documents)
+        if not len(document_vectors):  # nothing tells their dim
+            return query_vectors.new_zeros(len(query_vectors), 0, dtype=torch.float32)
+        shape = (len(query_vectors), len(document_vectors) // max(len(query_vectors), 1))
+        return maxsim_grouped(
+            query_vectors, document_vectors.unflatten(0, shape), queries_mask, documents_mask.unflatten(0, shape)
+        ).float()
+
+
+def _prepare(queries: Side, documents: Side) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bring both sides to one dtype and the documents' device: the arguments of `maxsim`."""
+    (query_vectors, queries_mask), (document_vectors, documents_mask) = queries.padded, documents.padded
+    device = document_vectors.device
+    dtype = torch.promote_types(query_vectors.dtype, document_vectors.dtype)
+    if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32  # half precision is emulated, slower and less exact on most CPUs
+    return (
+        query_vectors.to(device, dtype),
+        document_vectors.to(dtype),
+        queries_mask.to(device),
+        documents_mask,
+    )
 
 
 def maxsim(

@@ -41,7 +41,7 @@ def device(request, monkeypatch):
     if request.param == "cpu":
         if not INTERPRETED:
             pytest.skip("runs in test_the_same_by_the_interpreter")
-        monkeypatch.setattr(cuda, "unfit", lambda *sides, gradient: None)
+        monkeypatch.setattr(cuda.FusedEngine, "unfit", lambda *sides: None)
         take_one_configuration()
     return request.param
 
@@ -207,6 +207,12 @@ def test_large_batches_and_odd_dimensions_go_to_our_own_kernels():
     assert not is_tuned(dim=257)
     assert not is_tuned(tokens=0)
     assert not is_tuned(share=(1 << 31) // 12 + 1)
+
+
+def test_no_text_on_either_side_needs_no_kernel():
+    none, documents = TokenEmbeddings(torch.zeros(0, 8), [0]), TokenEmbeddings.from_list(ragged([2, 3]))
+    assert cuda.maxsim(none, documents).shape == (0, 2)
+    assert cuda.maxsim_grouped(documents, none).shape == (2, 0)
 
 
 def test_asking_for_it_on_the_cpu_says_what_it_runs_on():

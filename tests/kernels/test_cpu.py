@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from latelier.errors import InvalidArgumentError
+from latelier.kernels.cpu import INSTRUCTION_SETS, instruction_set, supported
+
 PROGRAM = """
 import sys, torch
 from latelier.embeddings import TokenEmbeddings
@@ -58,3 +61,20 @@ def test_kernels_ask_for_no_instruction_that_numba_was_kept_from(settings):
 def test_features_that_the_processor_lacks_are_not_believed():
     native = run()[0].split()[0]
     assert run(NUMBA_CPU_FEATURES="+avx512f,+avx512bw,+avx512vnni")[0] == f"{native} False"  # without avx512bf16
+
+
+def test_an_unknown_instruction_set_is_rejected(monkeypatch):
+    monkeypatch.setenv("LATELIER_KERNELS", "sse2")
+    with pytest.raises(InvalidArgumentError, match="LATELIER_KERNELS='sse2'; expected one of avx512vnni, generic"):
+        instruction_set()
+
+
+def test_each_supported_instruction_set_can_be_forced_by_its_name(monkeypatch):
+    assert {"generic"} <= {isa.name for isa in supported()} <= INSTRUCTION_SETS.keys()
+    for name, isa in INSTRUCTION_SETS.items():
+        monkeypatch.setenv("LATELIER_KERNELS", name)
+        if isa.is_supported:
+            assert instruction_set() is isa
+        else:
+            with pytest.raises(InvalidArgumentError, match=f"'{name}', but this processor does not have "):
+                instruction_set()

@@ -1,0 +1,22 @@
+"""Kernels compile where their cache cannot be written, and from a file run by itself."""
+
+import os
+import subprocess
+import sys
+
+from latelier.kernels import jit, segment_max
+
+
+def test_what_cannot_be_cached_is_compiled_all_the_same():
+    # Code without a file is the case in which numba finds no place for its cache, as in an unwritable installation.
+    names = {"kernel": jit.kernel, "__name__": "latelier.elsewhere"}
+    exec("@kernel()\ndef double(x):\n    return 2 * x", names)
+    assert names["double"](21) == 42
+
+
+def test_a_file_run_by_itself_leaves_nothing_in_the_cache_that_others_could_not_load(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    use = "import doctest; from latelier.kernels import segment_max; assert doctest.testmod(segment_max).failed == 0"
+    for command in (["-m", "doctest", segment_max.__file__], ["-c", use]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
