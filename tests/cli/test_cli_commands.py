@@ -120,7 +120,7 @@ def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_
         index.settings["retriever"] = {**index.settings["retriever"], "options": {"trust_remote_code": True}}
     result = run("info", copy, "--json")
     assert json.loads(result.stdout)["documents"] == 3
-    assert result.stderr.startswith("Warning: the index says of the model that filled it what this library does not")
+    assert result.stderr.startswith("Warning: the index describes its model in a form that this library does not write")
     result = run("search", copy, "fruit", "--device", "cpu")
     assert result.exit_code == 1
     assert "'trust_remote_code' is not one of" in result.stderr

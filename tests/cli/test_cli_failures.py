@@ -1,6 +1,7 @@
 """What goes wrong around the commands: a message and a status, no traceback, and nothing that acts on a terminal."""
 
 import errno
+import io
 import json
 import os
 import random
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from input_fuzzer import make_case
 
+from input_fuzzer import make_case
 from latelier.cli.failures import messages, prepare_streams
+from latelier.cli.index import index
 from latelier.cli.output import escape_json, printable
 from latelier.errors import InvalidArgumentError
 
@@ -184,6 +186,14 @@ def test_closed_streams_and_arguments_that_are_no_text(folder, tmp_path):
         preexec_fn=lambda: os.close(1),
     )
     assert b"Traceback" not in closed.stderr
+
+
+def test_bytes_that_the_locale_lets_through(monkeypatch, tmp_path):
+    # As in the locale C: bytes that are not UTF-8 become lone surrogates. typer's runner replaces standard input.
+    text = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", text)
+    with pytest.raises(InvalidArgumentError, match="standard input is not UTF-8 text"):
+        index("-", tmp_path / "index", device="cpu")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full")

@@ -4,29 +4,29 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError
-from latelier.retrieve.documents import Document, read_documents
+from latelier.retrieve.documents import InputDocument, parse_documents
 
 
 @pytest.mark.parametrize(
     ("item", "document"),
     [
-        ("a text", Document(None, "a text", {})),
-        (("a", "text"), Document("a", "text", {})),
-        ([7, "text"], Document(7, "text", {})),
-        ((np.int64(7), "text"), Document(7, "text", {})),
-        ({"text": "x"}, Document(None, "x", {})),
-        ({"id": "a", "text": "x", "year": 2020}, Document("a", "x", {"year": 2020})),
-        ({"_id": "a", "title": "T", "text": "x"}, Document("a", "T x", {})),
-        ({"_id": "a", "title": "T", "text": ""}, Document("a", "T", {})),
-        ({"_id": "a", "title": None, "text": "x"}, Document("a", "x", {})),
-        ({"_id": "a", "title": "", "text": " x "}, Document("a", " x ", {})),
-        ({"id": 1, "text": "x", "metadata": {"a": 1}, "b": None}, Document(1, "x", {"a": 1, "b": None})),
-        ({"id": 1, "text": "x", "metadata": None}, Document(1, "x", {})),
-        (Document("a", "x", {"k": "v"}), Document("a", "x", {"k": "v"})),
+        ("a text", InputDocument(None, "a text", {})),
+        (("a", "text"), InputDocument("a", "text", {})),
+        ([7, "text"], InputDocument(7, "text", {})),
+        ((np.int64(7), "text"), InputDocument(7, "text", {})),
+        ({"text": "x"}, InputDocument(None, "x", {})),
+        ({"id": "a", "text": "x", "year": 2020}, InputDocument("a", "x", {"year": 2020})),
+        ({"_id": "a", "title": "T", "text": "x"}, InputDocument("a", "T x", {})),
+        ({"_id": "a", "title": "T", "text": ""}, InputDocument("a", "T", {})),
+        ({"_id": "a", "title": None, "text": "x"}, InputDocument("a", "x", {})),
+        ({"_id": "a", "title": "", "text": " x "}, InputDocument("a", " x ", {})),
+        ({"id": 1, "text": "x", "metadata": {"a": 1}, "b": None}, InputDocument(1, "x", {"a": 1, "b": None})),
+        ({"id": 1, "text": "x", "metadata": None}, InputDocument(1, "x", {})),
+        (InputDocument("a", "x", {"k": "v"}), InputDocument("a", "x", {"k": "v"})),
     ],
 )
 def test_forms_of_documents(item, document):
-    assert list(read_documents([item])) == [document]
+    assert list(parse_documents([item])) == [document]
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_forms_of_documents(item, document):
         (("", "x"), "'' .* as an id"),
         ({"id": "a", "title": 3, "text": "x"}, "it has a title of type int"),
         ({"id": "a", "text": "x", "metadata": [1]}, "it has metadata of type list"),
-        ({"id": "a", "text": "x", "metadata": {"year": 1}, "year": 2}, "it has 'year' as a key of its own and in"),
+        ({"id": "a", "text": "x", "metadata": {"year": 1}, "year": 2}, "it has the key 'year' both at the top and in"),
     ],
 )
 def test_invalid_documents_are_named_by_their_position(item, message):
     with pytest.raises(InvalidArgumentError, match=rf"documents\[2\]: .*{message}"):
-        list(read_documents(["fine", "fine too", item]))
+        list(parse_documents(["fine", "fine too", item]))
 
 
 @pytest.mark.parametrize("documents", ["a text", b"bytes", {"a": "text"}, 5])
 def test_what_is_no_iterable_of_documents(documents):
     with pytest.raises(InvalidArgumentError, match=f"received documents of type {type(documents).__name__}"):
-        list(read_documents(documents))
+        list(parse_documents(documents))
 
 
 def test_documents_are_read_as_they_come():
@@ -66,5 +66,5 @@ def test_documents_are_read_as_they_come():
             n += 1
             yield f"text {n}"
 
-    reading = read_documents(endless())
+    reading = parse_documents(endless())
     assert [next(reading).text for _ in range(3)] == ["text 1", "text 2", "text 3"]

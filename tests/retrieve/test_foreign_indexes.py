@@ -8,8 +8,7 @@ import pytest
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, ModelLoadError
 from latelier.retrieve import Retriever
-from latelier.retrieve.identity import Identity
-from latelier.retrieve.options import check_option, plain_options
+from latelier.retrieve.model_identity import ModelIdentity, check_option, storable_options
 
 FINGERPRINT = [0.5] * 384
 GOOD = {"name": "someone/model", "options": {}, "probe": FINGERPRINT}
@@ -65,10 +64,10 @@ def claim(folder, identity):
 )
 def test_options_that_nobody_may_store(filled, tmp_path, option, value):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), {**GOOD, "options": {option: value}})
-    with pytest.raises(IndexFormatError, match=r"the option .* If you know the model, give it by hand") as raised:
+    with pytest.raises(IndexFormatError, match=r"the option .* If you know the model, pass it") as raised:
         Retriever.open(folder, device="cpu", read_only=True)
     assert len(str(raised.value)) < 800
-    assert plain_options({option: value}) == {}
+    assert storable_options({option: value}) == {}
     with pytest.raises(InvalidArgumentError, match="the option "):
         check_option(option, value)
 
@@ -102,17 +101,17 @@ def test_options_that_nobody_may_store(filled, tmp_path, option, value):
 )
 def test_claims_of_another_form(filled, tmp_path, stored):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), stored)
-    with pytest.raises(IndexFormatError, match="what this library does not store"):
+    with pytest.raises(IndexFormatError, match="in a form that this library does not write"):
         Retriever.open(folder, device="cpu", read_only=True)
-    cure = r"If you know the model, (give it by hand|del index\.settings)"
+    cure = r"If you know the model, (pass it|del index\.settings)"
     with indexes.open(folder) as index, pytest.raises(IndexFormatError, match=cure):
-        Identity.stored_in(index)
+        ModelIdentity.stored_in(index)
 
 
 def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, model, tmp_path):
     folder = shutil.copytree(filled, tmp_path / "index")
     with Retriever(model, folder) as retriever:
-        fingerprint = retriever._identity.probe
+        fingerprint = retriever._identity.fingerprint
     claim(folder, {**GOOD, "probe": fingerprint, "options": {"trust_remote_code": True}})
     with Retriever(model, folder) as retriever:
         assert len(retriever.search("fruit")) == 1
@@ -120,7 +119,7 @@ def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, mode
     with pytest.raises(InvalidArgumentError, match=r"filled by the model 'someone/model' with other weights"):
         Retriever(model, folder)
     claim(folder, 5)
-    with pytest.raises(IndexFormatError, match=r"store: 5 \(int\)\. If you know the model, del index\.settings"):
+    with pytest.raises(IndexFormatError, match=r"write: 5 \(int\)\. If you know the model, del index\.settings"):
         Retriever(model, folder)
     with indexes.open(folder) as index:
         del index.settings["retriever"]
@@ -156,7 +155,7 @@ def test_other_options_work_for_who_gives_them_and_are_not_stored(minilm, tmp_pa
     with Retriever(minilm, folder, device="cpu", model_options=options) as retriever:
         retriever.add(["word " * 50])
         assert retriever.model.transformers_model.config._attn_implementation == "eager"
-        stored = Identity.stored_in(retriever.index)
+        stored = ModelIdentity.stored_in(retriever.index)
         assert (stored.options, stored.unstored) == ({"max_length_document": 8}, ["local_files_only", "model_kwargs"])
     with pytest.raises(InvalidArgumentError, match=r"not stored: 'local_files_only', 'model_kwargs'\. Give the model"):
         Retriever.open(folder, device="cpu")

@@ -114,7 +114,7 @@ def test_known_ids_are_refused_before_anything_is_encoded(retriever, monkeypatch
     monkeypatch.setattr(retriever.model, "encode_document", refuse)
     with pytest.raises(DuplicateIdError, match=r"documents\[1\]: id 'moon' is in the index already; update"):
         retriever.add([("new", "text"), ("moon", "text")])
-    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 'x' is that of documents\[0\] too"):
+    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 'x' is given twice; documents\[0\] has it too"):
         retriever.add([("x", "text"), ("y", "text"), ("x", "text")])
     with pytest.raises(InvalidArgumentError, match=r"documents\[0\]: update needs an id"):
         retriever.update(["a text"])
@@ -143,9 +143,9 @@ def test_an_interrupted_call_goes_on_where_it_stopped(model):
     assert not set(read) & {text for _, text in documents[:6]}
     retriever.add([("d0", "another text")], skip_existing=True)
     assert retriever.index.get("d0").text == "text number 0"
-    with pytest.raises(InvalidArgumentError, match=r"documents\[1\] has no id, by which it could be known again"):
+    with pytest.raises(InvalidArgumentError, match=r"documents\[1\] has no id, so skip_existing"):
         retriever.add([("d0", "text"), "text"], skip_existing=True)
-    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 'e' is that of documents\[1\] too"):
+    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 'e' is given twice; documents\[1\] has it too"):
         retriever.add([("d0", "text"), ("e", "text"), ("e", "text")], skip_existing=True)
 
 

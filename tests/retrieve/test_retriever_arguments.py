@@ -13,7 +13,7 @@ class Unprintable:
 
 @pytest.mark.parametrize("texts", [None, 5, 1.5, b"fruit", {"q": "fruit"}, object(), Unprintable(), True])
 def test_what_is_no_query(retriever, texts):
-    with pytest.raises(InvalidArgumentError, match="to search for; expected a text, or a list of texts"):
+    with pytest.raises(InvalidArgumentError, match="as queries; expected a text or a list of texts"):
         retriever.search(texts)
 
 
@@ -82,13 +82,13 @@ def test_documents_that_cannot_be_stored(retriever):
 
 def test_models_indexes_and_options_of_other_types(model):
     for arguments, message in [
-        ({"model": 5}, r"received 5 \(int\) as the model; expected a ColBERT, or its name"),
+        ({"model": 5}, r"received 5 \(int\) as the model; expected a ColBERT or a name"),
         ({"model": model, "index": 5}, r"received 5 \(int\) as the index; expected an Index, a folder or None"),
         ({"model_options": ["a"]}, r"as model_options; expected a dict"),
         ({"model": model, "index": "a\ud800"}, r"received 'a\\ud800' \(str\) as a path"),
         ({"model": model, "index": "a\0b"}, r"received 'a\\x00b' \(str\) as a path"),
         ({"device": 10**5000}, r"unknown device a value"),
-        ({"model_options": {"max_length_document": 10**5000}}, r"max_length_document=a value, but this encoder reads"),
+        ({"model_options": {"max_length_document": 10**5000}}, r"received max_length_document=a value; expected"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message):
             Retriever(**arguments)

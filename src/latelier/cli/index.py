@@ -1,38 +1,57 @@
-"""``latelier index``: put the documents of a file into an index."""
+"""``latelier index``: add the documents of a file to an index."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.files import Format
-from latelier.cli.retrievers import Kind
+if TYPE_CHECKING:
+    from latelier.retrieve import Retriever
 
 __all__ = ["index"]
 
 
+class Kind(str, Enum):
+    """Kinds of index that the command makes."""
+
+    FLAT = "flat"
+    IVF = "ivf"
+
+
+class Format(str, Enum):
+    """Formats of the file."""
+
+    AUTO = "auto"
+    JSONL = "jsonl"
+    CSV = "csv"
+    TXT = "txt"
+
+
 def index(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The documents: a file, a pipe; - is standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File or pipe with the documents; - is standard input.")],
     folder: Annotated[Path, typer.Option("--index", metavar="DIR", help="Folder of the index; made if missing.")],
     *,
     model: Annotated[
-        str | None, typer.Option(help="Name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
+        str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
     ] = None,
     kind: Annotated[
         Kind,
-        typer.Option(help="What a new index is: flat is exact, ivf fast for thousands of documents and more."),
+        typer.Option(help="Kind of a new index: flat is exact; ivf is approximate and fast for many documents."),
     ] = Kind.FLAT,
     format: Annotated[
-        Format, typer.Option(help="What FILE is; auto: by its name, else by its first line.")
+        Format, typer.Option(help="Format of FILE; auto: by its name, else by its first line.")
     ] = Format.AUTO,
     update: Annotated[bool, typer.Option("--update", help="Replace documents whose id is in the index.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Skip documents whose id is in the index: go on after an interruption.")
+        bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Long texts encoded together.")] = 32,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")] = 32,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Encode documents and add them to an index.
@@ -41,21 +60,20 @@ def index(
     FILE holds one document per line or row (.gz is decompressed):
       jsonl  {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}
       csv    a header with a column "text"; "id", "title" and metadata as above
-      txt    one text per line; ids count on from the largest one there
+      txt    one text per line; ids count on from the largest one in the index
 
     \b
     Example:
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.files import read_file
-    from latelier.cli.output import print_json, printable, show_progress
-    from latelier.cli.retrievers import open_or_make
+    from latelier.cli.output import print_json, printable, quiet_loading, show_progress
     from latelier.errors import InvalidArgumentError
 
     if update and resume:
-        raise InvalidArgumentError("--update replaces what is there, --resume skips it; give one of them.")
-    documents = read_file(file, format)
-    with open_or_make(folder, model, device, kind) as retriever:
+        raise InvalidArgumentError("--update replaces stored documents, --resume keeps them; give one of them.")
+    documents = _read(file, format)
+    quiet_loading()
+    with _open_or_make(folder, model, device, kind) as retriever:
         before = len(retriever)
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress()}
         if update:
@@ -67,3 +85,34 @@ def index(
         print_json(counts)
     else:
         typer.echo(f"{printable(str(folder))}: {counts['documents']:,} documents, {before:,} before.")
+
+
+def _read(file: str, format: Format) -> Iterator[Any]:
+    from latelier.errors import InvalidArgumentError, StorageError
+    from latelier.retrieve.document_files import read_document_file
+
+    if file == "-":
+        if sys.stdin is None:
+            raise StorageError("standard input is closed; name a file, or pipe the documents in.")
+        # As bytes: the text layer decodes by the locale, and some locales let invalid bytes through.
+        return read_document_file(sys.stdin.buffer, format.value, name="standard input")
+    try:
+        return read_document_file(file, format.value)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint="FILE") from error
+
+
+def _open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind) -> Retriever:
+    """Open the index in a folder, or make one of a kind; the default model is for indexes that name none."""
+    from latelier import indexes
+    from latelier.retrieve import Retriever
+    from latelier.retrieve.model_identity import ModelIdentity
+
+    if not (folder.is_dir() and any(folder.iterdir())):
+        return Retriever(model, folder if kind is Kind.FLAT else indexes.IVF(folder), device=device)
+    if model is None:
+        with indexes.open(folder, read_only=True) as index:
+            is_filled = index.dim is not None or ModelIdentity.stored_in(index) is not None
+        if not is_filled:
+            return Retriever(None, folder, device=device)
+    return Retriever.open(folder, model=model, device=device)

@@ -1,4 +1,4 @@
-"""``latelier info``: what an index holds."""
+"""``latelier info``: the contents of an index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def info(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Say what an index holds, without loading its model.
+    """Show what an index holds, without loading its model.
 
     \b
     Example:
@@ -24,11 +24,11 @@ def info(
     from latelier import indexes
     from latelier.cli.output import bold, print_json, printable
     from latelier.errors import IndexFormatError
-    from latelier.retrieve.identity import Identity
+    from latelier.retrieve.model_identity import ModelIdentity
 
     with indexes.open(folder, read_only=True) as index:
         try:
-            model = Identity.stored_in(index)
+            model = ModelIdentity.stored_in(index)
         except IndexFormatError as error:
             typer.echo(f"Warning: {printable(str(error))}", err=True)
             model = None

@@ -1,4 +1,4 @@
-"""``latelier search``: ask an index."""
+"""``latelier search``: find the documents of an index for a query."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["search"]
 
 def search(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to look for.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
     *,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many documents.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents.")] = 10,
     filter: Annotated[
         str | None, typer.Option(metavar="SQL", help="A condition on metadata: \"year >= ? AND lang = 'en'\".")
     ] = None,
@@ -22,27 +22,28 @@ def search(
         list[str] | None, typer.Option(metavar="VALUE", help="Value of a ? in the filter, in order; repeatable.")
     ] = None,
     filter_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long the filter may take; 0 for as long as it needs.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
     ] = 10.0,
-    model: Annotated[str | None, typer.Option(help="Name or folder; default: what the index names.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show which words matched which.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name or folder; default: the index's own.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show which words matched.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Find the documents of an index that answer a text best.
+    """Find the documents of an index that match a query best.
 
-    Rank, score, id and the beginning of the text; the higher the score, the better.
+    Prints rank, score, id and the beginning of the text; higher scores are better.
 
     \b
     Example:
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit "unhealthy fruit" --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.files import number_or_text
-    from latelier.cli.output import print_json, result_lines, results_json
-    from latelier.cli.retrievers import open_existing
+    from latelier.cli.output import print_json, quiet_loading, result_lines, results_json
+    from latelier.retrieve import Retriever
+    from latelier.utils.reading import number_or_text
 
-    with open_existing(folder, model, device) as retriever:
+    quiet_loading()
+    with Retriever.open(folder, model=model, device=device, read_only=True) as retriever:
         values = [number_or_text(value) for value in parameter or ()]
         results = retriever.search(text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None)
         explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}

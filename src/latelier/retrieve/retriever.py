@@ -1,7 +1,7 @@
-"""`Retriever`: a model and an index behind one interface of texts.
+"""`Retriever`: a model and an index behind one interface that takes texts.
 
-Documents are encoded and stored in chunks, so memory stays bounded and an interrupted call keeps whole chunks. What
-the index must be searched with, the model's name and options, is stored with it.
+Documents are encoded and stored in chunks, so memory stays bounded and an interrupted call keeps whole chunks. The
+model's name and options are stored with the index.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.models.loading import load_unvouched
-from latelier.retrieve.arguments import as_queries
-from latelier.retrieve.chunks import Existing, chunks, encode
+from latelier.models.streaming import packed_windows
+from latelier.retrieve.documents import OnExisting, document_chunks
 from latelier.retrieve.explanation import Explanation, explain_alignment
-from latelier.retrieve.identity import Identity, identify
+from latelier.retrieve.model_identity import ModelIdentity
 from latelier.scores.alignment import align
 from latelier.utils import check_count
 from latelier.utils.describing import describe, short
-from latelier.utils.reading import is_folder
+from latelier.utils.reading import check_unicode, is_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +35,7 @@ __all__ = ["Result", "Retriever"]
 
 
 class Result(NamedTuple):
-    """One found document: id, MaxSim score (the higher the better), and what was stored with it.
+    """One hit of a search: the document's id, its MaxSim score (higher is better), its text and its metadata.
 
     Examples
     --------
@@ -54,15 +55,17 @@ class Retriever:
     Parameters
     ----------
     model
-        A model, or a name or folder for `latelier.models.load`; None is all-MiniLM-L6-v2, without training.
+        A model, or a name or folder for `latelier.models.load`; None is all-MiniLM-L6-v2 as a late-interaction model
+        without further training.
     index
-        An index; or a folder, whose index is opened, or made as `latelier.indexes.Flat`; None keeps it in memory.
+        An index, or its folder: the index in it is opened, or a `latelier.indexes.Flat` is made there. None makes one
+        in memory.
     device
-        Where to load a model given by name: ``"cpu"``, ``"cuda"``, ...; None takes the best there is.
+        Where to load a model given by name: ``"cpu"``, ``"cuda"``, ...; None takes the best available device.
     model_options
         Further arguments of `latelier.models.load` for a model given by name. Lengths, `embedding_size`,
-        `truncate_dim`, prompts and `revision` are stored with the index; others (``trust_remote_code``,
-        ``model_kwargs``, ...) are not, and `open` will then ask for the model.
+        `truncate_dim`, prompts and `revision` are stored with the index. Others (``trust_remote_code``,
+        ``model_kwargs``, ...) are not: `open` then raises unless it is given the model.
 
     Raises
     ------
@@ -95,7 +98,7 @@ class Retriever:
         if not isinstance(model_options, (Mapping, type(None))):
             raise InvalidArgumentError(f"received {describe(model_options)} as model_options; expected a dict.")
         if not isinstance(model, (ColBERT, str, os.PathLike, type(None))):
-            raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT, or its name.")
+            raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
         self.model_options = dict(model_options or {})
         if isinstance(model, ColBERT):
             if device is not None or self.model_options:
@@ -104,7 +107,7 @@ class Retriever:
         else:
             self.model_name = _portable_name(DEFAULT_MODEL if model is None else model)
             self.model = load(self.model_name, device=device, **self.model_options)
-        self._identity = identify(self.model_name, self.model_options, self.model)
+        self._identity = ModelIdentity.of(self.model, self.model_name, self.model_options)
         self.index = index if isinstance(index, Index) else _open_or_make(index)
         try:
             self._identity.check(self.index)
@@ -114,20 +117,24 @@ class Retriever:
             raise
 
     @classmethod
-    def open(cls, path: PathLike, *, device: str | None = None, read_only: bool = False) -> Retriever:
+    def open(
+        cls, path: PathLike, *, model: PathLike | None = None, device: str | None = None, read_only: bool = False
+    ) -> Retriever:
         """Open a folder that a retriever has filled, with the model that filled it.
 
-        The folder may be a stranger's: the model that it names is loaded only if it is a text encoder in safetensors
-        that brings no code of its own. Any other has to be given by hand: ``Retriever(model, path)``.
+        The folder may come from an untrusted source: the model that it names is loaded only if it is a text encoder in
+        safetensors without code of its own. Pass any other model yourself.
 
         Parameters
         ----------
         path
             The index's folder.
+        model
+            A name or folder to load, with the options that the index stores, instead of the model that it names.
         device
             Where to load the model.
         read_only
-            Never write.
+            Open the index for reading only.
 
         Returns
         -------
@@ -137,12 +144,12 @@ class Retriever:
         Raises
         ------
         IndexFormatError
-            If there is no index, or what it says about its model is malformed.
+            If there is no index, or its description of its model is malformed.
         InvalidArgumentError
-            If the index does not name its model, the model of that name has changed since, or it is not one that is
-            loaded by its name alone.
+            If the index does not name its model, the model of that name has other weights now, or it is not one that
+            is loaded by its name alone.
         ModelLoadError
-            If there is no such model any more.
+            If the model does not exist any more.
 
         Examples
         --------
@@ -156,11 +163,13 @@ class Retriever:
         """
         index = indexes.open(path, read_only=read_only)
         try:
-            stored = Identity.stored_in(index)
+            if model is not None:
+                return cls(model, index, device=device, model_options=_stored_options(index))
+            stored = ModelIdentity.stored_in(index)
             if stored is None or stored.name is None:
                 raise InvalidArgumentError(
                     f"the index in {path} does not name its model: it is empty, or was filled with embeddings or with "
-                    "a model that was loaded before. Give the model: Retriever(model, path), or --model."
+                    "a model given as an object. Give the model: Retriever(model, path), or --model."
                 )
             if stored.unstored:
                 raise InvalidArgumentError(
@@ -189,39 +198,38 @@ class Retriever:
         Parameters
         ----------
         documents
-            Any iterable, read as it goes, of texts (their ids are integers that count on from the largest one there,
-            so 0, 1, 2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"`` and optionally
-            ``"id"`` or ``"_id"``, ``"title"`` (put before the text) and anything else, which is metadata.
+            Any iterable, read lazily: of texts (they get integer ids that count on from the largest one in the index,
+            so 0, 1, 2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally
+            ``"id"`` or ``"_id"`` and ``"title"`` (put before the text); all other keys are metadata.
         skip_existing
-            Leave documents whose id is there already as they are, and encode only the others: so the same call goes on
-            where one that was killed has stopped.
+            Keep the stored documents whose ids are given again, and encode only the others: repeating a call that was
+            interrupted continues it.
         batch_size
-            Texts of full length that are encoded together.
+            Texts of maximum length per batch; batches of shorter texts hold more.
         chunk_size
             Documents per transaction, and in memory at once.
         show_progress
-            Count documents on standard error.
+            Show a progress bar on standard error.
 
         Raises
         ------
         InvalidArgumentError
-            If a document is none of these or has an empty text; the message gives its position. Chunks before its own
-            are stored, nothing of its own is.
+            If a document is none of these or has an empty text; the message gives its position. The chunks before its
+            own are stored.
         DuplicateIdError
-            If an id is there already; `update` replaces.
+            If an id is in the index already; `update` replaces documents.
         """
-        existing: Existing = "skip" if skip_existing else "refuse"
-        self._fill(documents, batch_size, chunk_size, show_progress, existing)
+        self._fill(documents, batch_size, chunk_size, show_progress, "skip" if skip_existing else "raise")
 
     def update(
         self, documents: Iterable[Any], *, batch_size: int = 32, chunk_size: int = 2048, show_progress: bool = False
     ) -> None:
-        """Encode documents and replace those of the same ids, or insert them.
+        """Encode documents and store them, replacing those with the same ids.
 
         Parameters
         ----------
         documents, batch_size, chunk_size, show_progress
-            As in `add`, but every document needs its id.
+            As in `add`, but every document needs an id.
 
         Raises
         ------
@@ -241,7 +249,7 @@ class Retriever:
         Raises
         ------
         UnknownIdError
-            If an id is not there.
+            If an id is not in the index.
         """
         self.index.remove(ids)
 
@@ -285,27 +293,27 @@ class Retriever:
         k
             At most this many documents per query.
         filter, parameters, filter_timeout
-            An SQL expression over metadata that documents must meet, or several, the values of their ``?``, and the
-            seconds that they may take; see `Index.search`.
+            An SQL expression over metadata, or several that must all hold; the values of their ``?``; the seconds that
+            they may take; see `Index.search`.
 
         Returns
         -------
         list of Result, or list of list of Result
-            Best first; for one query its list, for a list of queries a list per query.
+            Best first: one list for one query, a list of lists for a list of queries.
 
         Raises
         ------
         InvalidArgumentError
-            If a query is empty or no text, or `k` or the filter is invalid.
+            If a query is empty or not a text, or `k` or the filter is invalid.
         FilterTimeoutError
             If the filter takes too long.
         """
-        queries = as_queries(texts)
+        queries = _checked_queries(texts)
         check_count("k", k)
         if not queries:
             return []
         vectors = self._encode_queries(queries)
-        with self.index.snapshot():  # so that what is found is still there when its text is read
+        with self.index.snapshot():  # no document is removed between the search and the reading of its text
             hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
             ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
             records = {record.id: record for record in self.index.get(ids)}
@@ -324,7 +332,7 @@ class Retriever:
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
     ) -> dict[str, dict[str, float]]:
-        """Search for many queries and return what `latelier.evaluation.evaluate` takes.
+        """Search many queries and return a run, as `latelier.evaluation.evaluate` takes it.
 
         Parameters
         ----------
@@ -349,7 +357,7 @@ class Retriever:
         """
         if not isinstance(queries, Mapping):
             raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
-        texts = as_queries(queries.values())
+        texts = _checked_queries(queries.values())
         check_count("k", k)
         if not texts:
             return {}
@@ -358,7 +366,7 @@ class Retriever:
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
     def explain(self, query: str, id: Id) -> Explanation:
-        """Take the score of one document apart: which of its words answered which word of the query.
+        """Explain the score of one document: which of its words matched which word of the query.
 
         Parameters
         ----------
@@ -370,18 +378,18 @@ class Retriever:
         Returns
         -------
         Explanation
-            Prints as a table; its score is the search's, up to rounding.
+            Prints as a table; its score equals that of the search, up to rounding.
 
         Raises
         ------
         UnknownIdError
-            If there is no such document.
+            If the document is not in the index.
         LatelierError
-            If the document was stored without its text, or its rows are not those of its text's tokens.
+            If the document was stored without its text, or its rows are not the tokens of its text (pooled ones).
         """
         if not isinstance(query, str):
             raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
-        vectors = self._encode_queries(as_queries(query))[0]
+        vectors = self._encode_queries(_checked_queries(query))[0]
         with self.index.snapshot():
             document = self.index.get_embeddings([id])[0]
             text = self.index.get([id])[0].text
@@ -426,19 +434,44 @@ class Retriever:
         return self.model.encode_query(list(queries), packed=True).to("cpu")
 
     def _fill(
-        self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, existing: Existing
+        self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, on_existing: OnExisting
     ) -> None:
         check_count("batch_size", batch_size)
-        write = self.index.update if existing == "replace" else self.index.add
-        for chunk in chunks(documents, self.index, chunk_size, existing=existing, show_progress=show_progress):
-            embeddings = encode(self.model, chunk.texts, batch_size, chunk.progress)
+        write = self.index.update if on_existing == "replace" else self.index.add
+        chunks = document_chunks(
+            documents, self.index, chunk_size, on_existing=on_existing, show_progress=show_progress
+        )
+        for chunk in chunks:
+            windows = packed_windows(self.model, chunk.texts, "document", batch_size=batch_size, bar=chunk.progress)
+            embeddings = TokenEmbeddings.concatenate(windows)
             if self.index.dim is None:
                 self._identity.store_in(self.index)
             write(chunk.ids, embeddings, chunk.texts, chunk.metadata)
 
 
+def _checked_queries(texts: Any) -> list[str]:
+    """Return one query or several as a list of texts that can be encoded."""
+    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
+        raise InvalidArgumentError(f"received {describe(texts)} as queries; expected a text or a list of texts.")
+    queries = [texts] if isinstance(texts, str) else list(texts)
+    for position, text in enumerate(queries):
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidArgumentError(f"queries[{position}] is {short(text)}; expected a text that is not empty.")
+        check_unicode(text, f"queries[{position}]")
+    return queries
+
+
+def _stored_options(index: Index) -> dict[str, Any]:
+    """Return the options that the model which filled an index was loaded with; none if they are malformed."""
+    try:
+        stored = ModelIdentity.stored_in(index)
+    except IndexFormatError:
+        return {}
+    return stored.options if stored else {}
+
+
 def _portable_name(model: PathLike) -> str:
-    """Return a folder as an absolute path, so that the index can be opened from anywhere."""
+    """Return a folder as an absolute path, so that the index can be opened from any working directory."""
     name = os.fspath(model)
     return str(Path(name).resolve()) if is_folder(Path(name)) else name
 

@@ -14,8 +14,7 @@ from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInf
 from transformers import TrainerCallback
 
 from latelier import indexes
-from latelier.cli.output import show_progress
-from latelier.cli.retrievers import quiet_loading
+from latelier.cli.output import quiet_loading, show_progress
 from latelier.data import TrainingSet, load, mine_hard_negatives, order_by_neighbours
 from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
 from latelier.losses import CachedContrastive, Contrastive, Distillation

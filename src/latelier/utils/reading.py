@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ __all__ = [
     "check_unicode",
     "is_file",
     "is_folder",
+    "number_or_text",
     "open_binary",
     "parse_json",
     "text_lines",
@@ -153,6 +155,22 @@ def parse_json(text: str) -> Any:
         raise InvalidArgumentError(f"malformed JSON: {error}.") from error
     except ValueError as error:  # an integer with more digits than Python converts
         raise InvalidArgumentError("malformed JSON: it holds an integer with too many digits.") from error
+
+
+def number_or_text(text: str) -> int | float | str:
+    """Return the number that a text spells in JSON, or the text itself (``007`` is not a JSON number).
+
+    Examples
+    --------
+    >>> [number_or_text(text) for text in ("2020", "-1.5", "007", "1e3x", "NaN", "1e999")]
+    [2020, -1.5, '007', '1e3x', 'NaN', '1e999']
+    """
+    try:
+        value = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and not (isinstance(value, float) and math.isinf(value)) else text
 
 
 def check_unicode(text: str, name: str) -> None:

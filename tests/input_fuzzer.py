@@ -15,12 +15,11 @@ import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import typer
-
-from latelier.cli.files import Format, read_file
+from latelier.cli.index import Format
 from latelier.errors import LatelierError
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text
+from latelier.retrieve.document_files import read_document_file
 
 __all__ = ["Case", "Outcome", "make_case", "run_case"]
 
@@ -142,10 +141,10 @@ def run_case(case: Case, folder: Path) -> Outcome:
     """
     path = Path(folder) / f"case{case.suffix}"
     path.write_bytes(case.content)
-    format = Format(case.arguments[1]) if case.arguments else Format.AUTO
+    format = case.arguments[1] if case.arguments else "auto"
     limit, start, count = csv.field_size_limit(), time.process_time(), 0
     try:
-        for document in read_file(str(path), format):
+        for document in read_document_file(str(path), format):
             as_id(0 if document.id is None else document.id)
             check_text(document.text, 0)
             encode_metadata(document.metadata, 0)
@@ -154,7 +153,7 @@ def run_case(case: Case, folder: Path) -> Outcome:
             if count == DOCUMENTS:
                 break
         outcome = Outcome("accepted", f"{count} documents")
-    except (LatelierError, typer.BadParameter) as error:
+    except LatelierError as error:
         outcome = Outcome("refused", str(error))
         if len(outcome.detail) > 2_000:
             outcome = Outcome("wrong", f"a message of {len(outcome.detail):,} characters")

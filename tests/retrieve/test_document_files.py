@@ -5,20 +5,19 @@ import gzip
 import io
 import os
 import random
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-import typer
+
 from input_fuzzer import make_case, run_case
-
-from latelier.cli.files import Format, number_or_text, read_file
 from latelier.errors import InvalidArgumentError, StorageError
+from latelier.retrieve.document_files import read_document_file
+from latelier.utils.reading import number_or_text
 
 
-def read(path, format=Format.AUTO):
-    return [tuple(document) for document in read_file(str(path), format)]
+def read(path, format="auto"):
+    return [tuple(document) for document in read_document_file(str(path), format)]
 
 
 @pytest.mark.parametrize(
@@ -46,16 +45,17 @@ def test_formats(tmp_path, name, content, documents, compressed):
 def test_format_given_wins_over_the_name(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text('{"text": "x"}')
-    assert read(path, Format.JSONL) == [(None, "x", {})]
+    assert read(path, "jsonl") == [(None, "x", {})]
     assert read(path) == [(None, '{"text": "x"}', {})]
 
 
-def test_standard_input(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "x"}\n{"text": ""}\n')))
-    reading = read_file("-", Format.AUTO)
+def test_an_opened_file():
+    reading = read_document_file(io.BytesIO(b'{"text": "x"}\n{"text": ""}\n'), name="standard input")
     assert next(reading).text == "x"
     with pytest.raises(InvalidArgumentError, match="standard input:2: the text is empty"):
         next(reading)
+    with pytest.raises(InvalidArgumentError, match="the file is not UTF-8 text"):
+        list(read_document_file(io.BytesIO(b"caf\xe9\n")))
 
 
 @pytest.mark.parametrize(
@@ -157,19 +157,8 @@ def test_names_of_nothing(tmp_path):
         (tmp_path, "is a folder"),
         (Path("x" * 5000), "cannot read|no file"),
     ):
-        with pytest.raises((typer.BadParameter, StorageError), match=message):
+        with pytest.raises((InvalidArgumentError, StorageError), match=message):
             read(name)
-
-
-def test_standard_input_that_is_closed_or_no_text(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(StorageError, match="standard input is closed"):
-        read("-")
-    # As in the locale C: what is not UTF-8 is let through as lone surrogates.
-    bytes_ = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors="surrogateescape")
-    monkeypatch.setattr(sys, "stdin", bytes_)
-    with pytest.raises(InvalidArgumentError, match="standard input is not UTF-8 text"):
-        read("-")
 
 
 def test_fuzzed_files_are_accepted_or_refused(tmp_path):
@@ -180,7 +169,7 @@ def test_fuzzed_files_are_accepted_or_refused(tmp_path):
 
 
 def test_unreadable_files(tmp_path):
-    with pytest.raises(typer.BadParameter, match="there is no file"):
+    with pytest.raises(InvalidArgumentError, match="there is no file"):
         read(tmp_path / "absent.txt")
     (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(InvalidArgumentError, match="is not UTF-8 text"):
