@@ -8,7 +8,7 @@ from sentence_transformers import MultiVectorEncoder
 
 from latelier.losses import Contrastive
 from latelier.models import ColBERT
-from latelier.training import train as train_session
+from latelier.training import train_model as train_session
 
 THINGS = [
     "apple",

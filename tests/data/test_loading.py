@@ -1,4 +1,4 @@
-"""`load` reads every form that people have, and names the row where something is wrong."""
+"""`load_training_set` reads every form that people have, and names the row where something is wrong."""
 
 import gzip
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 from datasets import Dataset
 
-from latelier.data import TrainingSet, load
+from latelier.data import TrainingSet, load_training_set
 from latelier.errors import InvalidArgumentError
 
 QUERIES = {1: "where is Rome?", 2: "what is rust?"}
@@ -54,21 +54,21 @@ def test_ids_with_texts(rows, texts):
         sides["documents"] = [{"document_id": id_, "document": text} for id_, text in DOCUMENTS.items()]
     if texts == "dataset":
         sides = {name: Dataset.from_list(value) for name, value in sides.items()}
-    assert content(load(rows, **sides)) == content(SCORED)
+    assert content(load_training_set(rows, **sides)) == content(SCORED)
 
 
 def test_flagembedding_with_scores():
-    assert content(load(FLAG)) == content(SCORED)
+    assert content(load_training_set(FLAG)) == content(SCORED)
 
 
 def test_lists_with_scores():
     rows = [{"query": q, "documents": d, "scores": s} for q, d, s in zip(*content(SCORED), strict=True)]
-    assert content(load(rows)) == content(SCORED)
+    assert content(load_training_set(rows)) == content(SCORED)
 
 
 def test_flagembedding_without_scores_has_a_row_for_each_positive():
     rows = [{"query": "q", "pos": ["x", "y"], "neg": ["n"], "pos_scores": None, "neg_scores": None}]
-    assert content(load(rows)) == (["q", "q"], [["x", "n"], ["y", "n"]], None)
+    assert content(load_training_set(rows)) == (["q", "q"], [["x", "n"], ["y", "n"]], None)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_flagembedding_without_scores_has_a_row_for_each_positive():
     ],
 )
 def test_pairs_with_several_negatives(row):
-    assert content(load([row])) == (["q"], [["x", "n", "m"]], None)
+    assert content(load_training_set([row])) == (["q"], [["x", "n", "m"]], None)
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
 def test_files(tmp_path, name):
     path = write(tmp_path / name, FLAG)
-    assert content(load(path)) == content(load(str(path))) == content(SCORED)
+    assert content(load_training_set(path)) == content(load_training_set(str(path))) == content(SCORED)
 
 
 def test_beir_folders(tmp_path):
@@ -97,19 +97,19 @@ def test_beir_folders(tmp_path):
     write(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "where is Rome?"}])
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n")
-    assert content(load(tmp_path)) == (["where is Rome?"], [["Rome On the Tiber."]], None)
+    assert content(load_training_set(tmp_path)) == (["where is Rome?"], [["Rome On the Tiber."]], None)
     with pytest.raises(InvalidArgumentError, match="no judgements for split='dev'; splits available: train"):
-        load(tmp_path, split="dev")
+        load_training_set(tmp_path, split="dev")
 
 
 def test_unequal_rows_are_cut_where_asked():
     rows = [{"query": "q", "pos": ["x"], "neg": ["n", "m"]}, {"query": "r", "pos": ["y"], "neg": ["o"]}]
     message = r"row 1 has 2 documents, the rows before it have 3 each; .*candidates=n"
     with pytest.raises(InvalidArgumentError, match=message):
-        load(rows)
-    assert content(load(rows, candidates=2)) == (["q", "r"], [["x", "n"], ["y", "o"]], None)
+        load_training_set(rows)
+    assert content(load_training_set(rows, candidates=2)) == (["q", "r"], [["x", "n"], ["y", "o"]], None)
     with pytest.raises(InvalidArgumentError, match="row 1 has 2 documents; candidates=3 needs as many"):
-        load(rows, candidates=3)
+        load_training_set(rows, candidates=3)
 
 
 GOOD = {"query": "q", "positive": "x"}
@@ -135,42 +135,44 @@ GOOD = {"query": "q", "positive": "x"}
 )
 def test_faulty_rows_are_named(row, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        load([GOOD, row])
+        load_training_set([GOOD, row])
 
 
 def test_ids_without_texts_are_named():
     with pytest.raises(InvalidArgumentError, match="row 0: there is no text for the document 'z'"):
-        load([{"query_id": 1, "document_ids": ["a", "z"], "scores": [1, 2]}], queries=QUERIES, documents=DOCUMENTS)
+        load_training_set(
+            [{"query_id": 1, "document_ids": ["a", "z"], "scores": [1, 2]}], queries=QUERIES, documents=DOCUMENTS
+        )
     with pytest.raises(InvalidArgumentError, match="row 0: there is no text for the query 9"):
-        load([{"query_id": 9, "document_ids": ["a"], "scores": [1]}], queries=QUERIES, documents=DOCUMENTS)
+        load_training_set([{"query_id": 9, "document_ids": ["a"], "scores": [1]}], queries=QUERIES, documents=DOCUMENTS)
     with pytest.raises(InvalidArgumentError, match=r"queries\[0\] has the fields text; expected query_id and text"):
-        load(PYLATE, queries=[{"text": "a"}], documents=DOCUMENTS)
+        load_training_set(PYLATE, queries=[{"text": "a"}], documents=DOCUMENTS)
 
 
 def test_faulty_lines_of_a_file_are_named(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"query": "q", "positive": "x"}\n\n{"query": "q"\n')
     with pytest.raises(InvalidArgumentError, match=r"pairs\.jsonl:3: malformed JSON"):
-        load(path)
+        load_training_set(path)
     path.write_text('{"query": "q", "positive": "x"}\n{"query": "r", "positive": " "}\n')
     with pytest.raises(InvalidArgumentError, match=r"pairs\.jsonl:2: document 0 is ' '"):
-        load(path)
+        load_training_set(path)
     path.write_bytes(b'{"query": "\xff"}')
     with pytest.raises(InvalidArgumentError, match="is not UTF-8 text"):
-        load(path)
+        load_training_set(path)
     with pytest.raises(InvalidArgumentError, match=r"there is no file 'nowhere\.jsonl'"):
-        load("nowhere.jsonl")
+        load_training_set("nowhere.jsonl")
 
 
 @pytest.mark.parametrize("candidates", [0, -1, 1.5, True])
 def test_candidates_that_are_no_number_are_refused(candidates):
     with pytest.raises(InvalidArgumentError, match=r"candidates=.*; expected an integer of at least 1"):
-        load([GOOD], candidates=candidates)
+        load_training_set([GOOD], candidates=candidates)
 
 
 def test_sources_that_are_none_are_refused():
     with pytest.raises(InvalidArgumentError, match=r"received 3 \(int\) as row; expected a path, a data set"):
-        load(3)
+        load_training_set(3)
 
 
 def test_data_sets_for_the_trainer():
@@ -187,7 +189,9 @@ def test_data_sets_for_the_trainer():
 
 
 def test_sets_of_unequal_parts_are_refused():
-    with pytest.raises(InvalidArgumentError, match="received 1 queries, 2 lists of documents; expected equally many"):
+    with pytest.raises(
+        InvalidArgumentError, match="received 1 queries, 2 lists of documents; expected one list of documents"
+    ):
         TrainingSet(["q"], [["x"], ["y"]])
     with pytest.raises(InvalidArgumentError, match="and 0 lists of scores"):
         TrainingSet(["q"], [["x"]], [])

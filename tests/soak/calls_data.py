@@ -84,7 +84,7 @@ def exchange(call: Caller, scratch: Path) -> None:
 
 
 def collect(call: Caller, scratch: Path) -> None:
-    """``load_beir`` of a folder that is damaged, and ``data.load`` of the same."""
+    """``load_beir`` of a folder that is damaged, and ``data.load_training_set`` of the same."""
     draw, folder = call.draw, scratch / "beir"
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     texts = {
@@ -99,12 +99,12 @@ def collect(call: Caller, scratch: Path) -> None:
     _damage(draw, draw(st.sampled_from([path for path in sorted(folder.rglob("*")) if path.is_file()])))
     problem = draw(st.one_of(st.sampled_from(["error", "warn"]), NONSENSE))
     call(evaluation.load_beir, folder, draw(st.one_of(st.just("test"), NONSENSE)), on_problem=problem)
-    call(data.load, folder, split="test")
+    call(data.load_training_set, folder, split="test")
     call(evaluation.load_beir, draw(NONSENSE.filter(_no_number)))
 
 
 def train(call: Caller, scratch: Path) -> None:
-    """``data.load``, and what is done with its result."""
+    """``data.load_training_set``, and what is done with its result."""
     draw = call.draw
     valid = draw(st.booleans())
     rows = draw(_GOOD_ROWS) if valid else draw(st.one_of(st.lists(_ROWS, max_size=3), NONSENSE.filter(_no_number)))
@@ -122,7 +122,7 @@ def train(call: Caller, scratch: Path) -> None:
             )
         )
     )
-    found = call(data.load, rows, valid=valid, **options)
+    found = call(data.load_training_set, rows, valid=valid, **options)
     if found is not REFUSED:
         call(repr, found)
         call(len, found)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer
 
-from latelier.data import load
+from latelier.data import load_training_set
 from latelier.errors import LatelierError
 from latelier.losses import CachedContrastive, Contrastive, Distillation, MarginMSE
 from latelier.models import ColBERT
@@ -148,5 +148,5 @@ def test_read_data_goes_straight_into_the_trainer(model, train):
         },
     ]
     loss = Distillation(model, normalize_scores=False)
-    values = losses_of(train(loss, load(rows).to_dataset(), max_steps=6))
+    values = losses_of(train(loss, load_training_set(rows).to_dataset(), max_steps=6))
     assert values[-1] < values[0]

@@ -63,7 +63,7 @@ def train(
       latelier train pairs.jsonl --neighbours 7 --output ./my-model
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json, printable
-    from latelier.training.train import Settings, run
+    from latelier.training.train_model import Settings, run
 
     settings = Settings(epochs, batch_size, learning_rate, temperature, mine, neighbours, held_out, seed)
     texts = {name: str(path) for name, path in (("queries", queries), ("documents", documents)) if path is not None}

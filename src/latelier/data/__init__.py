@@ -1,9 +1,9 @@
-"""Training data: reading what people have, mining hard negatives, and scores of a teacher."""
+"""Training data: loading it from files and data sets, mining hard negatives, and scores of a teacher."""
 
-from latelier.data.examples import TrainingSet
-from latelier.data.loading import load
-from latelier.data.mining import mine_hard_negatives
-from latelier.data.neighbours import order_by_neighbours
-from latelier.data.teaching import teacher_scores
+from latelier.data.hard_batches import order_by_neighbours
+from latelier.data.hard_negatives import mine_hard_negatives
+from latelier.data.loading import load_training_set
+from latelier.data.teachers import teacher_scores
+from latelier.data.training_set import TrainingSet
 
-__all__ = ["TrainingSet", "load", "mine_hard_negatives", "order_by_neighbours", "teacher_scores"]
+__all__ = ["TrainingSet", "load_training_set", "mine_hard_negatives", "order_by_neighbours", "teacher_scores"]

@@ -1,7 +1,6 @@
-"""`load`: one way in for the forms in which people have training data.
+"""`load_training_set`: reads training data from files, BEIR folders, data sets and iterables.
 
-A form is told by the names of a row's fields, so a file of any of them is read without saying which it is; what is
-wrong is said with the file and the line.
+The format of a row is recognised by the names of its fields; errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from latelier.data.examples import TrainingSet
-from latelier.data.forms import Example, read_row, texts_by_id
+from latelier.data.row_formats import Example, read_row, texts_by_id
+from latelier.data.training_set import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 from latelier.utils.reading import as_path, is_folder, open_binary, parse_json, text_lines
 
-__all__ = ["load"]
+__all__ = ["load_training_set"]
 
 
-def load(
+def load_training_set(
     source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     *,
     queries: Any = None,
@@ -30,46 +29,46 @@ def load(
     candidates: int | None = None,
     split: str = "train",
 ) -> TrainingSet:
-    """Read training data.
+    """Load training data.
 
     Parameters
     ----------
     source
         A file with one JSON object per line (``.jsonl``, ``.jsonl.gz``), a folder in BEIR layout, a
-        `datasets.Dataset`, or any iterable of dicts. A row is one of
+        `datasets.Dataset`, or any iterable of dicts. A row has one of these formats:
 
         * ``{query, positive}``, with any number of ``negative``, ``negative_1``, ... or a list ``negatives``;
-          ``anchor`` or ``question`` for the query do as well;
-        * ``{query, pos, neg}`` (FlagEmbedding), lists of texts: one row for each positive, with all negatives; with
-          ``pos_scores`` and ``neg_scores`` one row with all of them as scored candidates;
+          the query may also be called ``anchor`` or ``question``;
+        * ``{query, pos, neg}`` (FlagEmbedding), lists of texts: makes one row per positive, with all negatives; with
+          ``pos_scores`` and ``neg_scores``, one row with all texts as scored candidates;
         * ``{query, documents, scores}``, two lists;
         * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, together with `queries` and
           `documents`.
     queries, documents
-        Id to text, for rows of ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
-        ``{document_id, text}``; ``_id`` or ``id``, ``query`` and ``document`` do as well.
+        Id to text, for rows that hold ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
+        ``{document_id, text}``. The id may also be called ``_id`` or ``id``, the text ``query`` or ``document``.
     candidates
-        Keep the first so many documents of each row; for rows that have unequally many.
+        Keep the first `candidates` documents of each row, for rows of unequal length.
     split
-        Of a BEIR folder, which ``qrels/<split>.tsv``: one row for each document that is relevant.
+        For a BEIR folder: the relevance judgements to use, ``qrels/<split>.tsv``. Each relevant document makes a row.
 
     Returns
     -------
     TrainingSet
-        Its `to_dataset` is what the trainer takes.
+        Its `to_dataset` returns the data set that the trainer takes.
 
     Raises
     ------
     InvalidArgumentError
-        If a row has none of these forms, lacks a text, or has another number of documents; the message names it.
+        If a row has none of these formats, lacks a text, or has another number of documents; the message names it.
 
     Examples
     --------
     >>> rows = [{"query": "where is Rome?", "pos": ["On the Tiber."], "neg": ["In Georgia."]}]
-    >>> load(rows).to_dataset()[0]
+    >>> load_training_set(rows).to_dataset()[0]
     {'query': 'where is Rome?', 'positive': 'On the Tiber.', 'negative_1': 'In Georgia.'}
     >>> scored = [{"query_id": 1, "document_ids": "['a', 'b']", "scores": "[0.9, 0.1]"}]
-    >>> load(scored, queries={1: "where is Rome?"}, documents={"a": "On the Tiber.", "b": "In Georgia."})
+    >>> load_training_set(scored, queries={1: "where is Rome?"}, documents={"a": "On the Tiber.", "b": "In Georgia."})
     TrainingSet(1 row, 2 documents each, with scores)
     """
     check_count("candidates", candidates, optional=True)
@@ -105,7 +104,7 @@ def _cut(examples: list[Example], candidates: int | None, scored: bool) -> Train
 
 
 def _numbered(source: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield rows with where they stand, for messages."""
+    """Yield rows, each with its name in error messages."""
     if isinstance(source, Mapping):
         yield from ((f"{name}[{key!r}]", (key, value)) for key, value in source.items())
     elif isinstance(source, (str, os.PathLike)):
@@ -138,8 +137,8 @@ def _from_beir(folder: Path, split: str) -> TrainingSet:
     pairs = [
         (query, document)
         for query, judged in collection.qrels.items()
-        for document, judgement in judged.items()
-        if judgement > 0
+        for document, relevance in judged.items()
+        if relevance > 0
     ]
     return TrainingSet(
         [collection.queries[query] for query, _ in pairs],

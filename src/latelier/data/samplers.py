@@ -1,4 +1,4 @@
-"""`InOrder`: batches of rows as they come, for data whose order means something."""
+"""`InOrder`: a batch sampler that keeps the order of the rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["InOrder"]
 
 
 class InOrder(DefaultBatchSampler):
-    """Batches of rows next to each other; for what `latelier.data.order_by_neighbours` returns.
+    """Batches of consecutive rows, for the order that `latelier.data.order_by_neighbours` makes.
 
-    Give the class to the trainer's arguments: ``batch_sampler=InOrder``.
+    Pass the class in the trainer's arguments: ``batch_sampler=InOrder``.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""`Loss`: what every loss shares, from features to token vectors and scores; a loss adds what it makes of the scores.
+"""`Loss`, the base class: from features to token vectors and scores; a subclass turns the scores into a scalar.
 
-Scores are computed in float32, outside autocast: a similarity that is rounded to bfloat16 is off by up to 0.002, which
-thirty query tokens and a low temperature make large.
+Scores are computed in float32, outside autocast: rounding to bfloat16 changes a similarity by up to 0.002, which a sum
+over thirty query tokens and a low temperature multiply.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.losses.columns import Embedded, embed_columns
-from latelier.losses.passes import MiniBatches, at_least_float32
+from latelier.losses.batch import EmbeddedBatch, embed_batch
+from latelier.losses.mini_batches import MiniBatches, at_least_float32
 from latelier.utils import is_count
 
 __all__ = ["Loss", "Options", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
@@ -32,28 +32,28 @@ ScoreMetric: TypeAlias = Callable[..., Tensor]
 
 
 class Options(NamedTuple):
-    """What all losses can be told beyond their formula.
+    """Options that all losses share.
 
     Parameters
     ----------
     size_average
         Mean over the queries of the batch; False sums.
     dims
-        Dimensions to train for, as `truncated` cuts them; None: all that there are.
+        Numbers of dimensions to train for, see `truncated`; None: the model's own.
     gather_across_devices
-        Take the documents of all processes as negatives.
-    parts
-        How texts are shared out among passes through the model.
+        Use the documents of all processes as negatives.
+    mini_batches
+        Limits of a forward pass.
     """
 
     size_average: bool = True
     dims: Sequence[int] | None = None
     gather_across_devices: bool = False
-    parts: MiniBatches = MiniBatches()
+    mini_batches: MiniBatches = MiniBatches()
 
 
 class WarnOnce:
-    """Give each warning once in the life of a loss, not once per step.
+    """Give each warning once per loss object, not once per step.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class WarnOnce:
         """Warn, unless the same message was given before."""
         if message not in self._given:
             self._given.add(message)
-            # Whoever called the loss: behind this, two frames of a loss or its columns, forward, two of nn.Module.
+            # The caller of the loss: between are this frame, two of the loss or its batch, forward, two of nn.Module.
             warnings.warn(message, stacklevel=7)
 
 
@@ -87,20 +87,20 @@ class Loss(nn.Module, ABC):
     score_metric
         Function that scores queries against documents.
     options
-        What else it was told.
+        Options that all losses share.
 
     Raises
     ------
     InvalidArgumentError
-        If the model is none, or has one vector per text; if the scoring function or an option cannot be used.
+        If the model is not a multi-vector model, `score_metric` is not callable, or an option is out of range.
     """
 
     def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: Options) -> None:
         super().__init__()
         _check_model(model)
         check_score_metric(score_metric)
-        options.parts.check()
-        self.model = model  # by this name trainers find it, to put a wrapped model in its place
+        options.mini_batches.check()
+        self.model = model  # trainers replace the attribute of this name by a wrapped model
         self.score_metric = score_metric
         self.options = options._replace(dims=_read_dims(options.dims))
         self._warn_once = WarnOnce()
@@ -114,30 +114,30 @@ class Loss(nn.Module, ABC):
             Features of the ``b`` queries, then of their ``n`` documents each: ``n`` dicts of ``b`` rows, as the
             trainer passes them; one dict of ``b * n`` rows, the documents of one query next to each other; or both.
         labels
-            What the class says of them.
+            See the class.
 
         Returns
         -------
         torch.Tensor
-            Scalar, float32 whatever the model computes in. With several `dims`, their mean.
+            Scalar, at least float32 whatever the model computes in; the mean over `dims`, if several are given.
 
         Raises
         ------
         InvalidArgumentError
-            If features, labels or the scoring function's result have the wrong shape.
+            If the features, the labels or the result of `score_metric` have the wrong shape.
         """
-        batch = embed_columns(self.model, sentence_features, self._warn_once, self.options.parts)
+        batch = embed_batch(self.model, sentence_features, self._warn_once, self.options.mini_batches)
         dims = self.options.dims
         if dims is None:
             return self._compute(batch, labels)
         return torch.stack([self._compute(truncated(batch, dim), labels) for dim in dims]).mean()
 
     @abstractmethod
-    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
-        """Make a scalar of a batch."""
+    def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:
+        """Return the loss of a batch, a scalar."""
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings, for the model card: those that differ from their defaults among the options."""
+        """Return the settings for the model card; of the shared options, those that differ from their defaults."""
         options, defaults = self.options, Options()
         settings: dict[str, Any] = {
             "score_metric": similarity_fct_name(self.score_metric),
@@ -149,8 +149,8 @@ class Loss(nn.Module, ABC):
         return settings
 
 
-def truncated(batch: Embedded, dim: int) -> Embedded:
-    """Cut token vectors to their first `dim` numbers and bring them back to length 1."""
+def truncated(batch: EmbeddedBatch, dim: int) -> EmbeddedBatch:
+    """Truncate token vectors to their first `dim` dimensions and normalise them to length 1."""
     if dim > batch.documents.dim:
         raise InvalidArgumentError(
             f"dims holds {dim}, but the model's vectors have {batch.documents.dim} dimensions; give at most that."
@@ -169,18 +169,18 @@ def score(
 def raw_score(
     score_metric: ScoreMetric, queries: TokenEmbeddings, documents: TokenEmbeddings, columns: int, suggestion: str
 ) -> Tensor:
-    """Compute scores ``(b, columns)`` from float32 vectors, in the numbers that the scoring function returns.
+    """Compute scores ``(b, columns)`` from vectors of at least float32, in the dtype that `score_metric` returns.
 
     Parameters
     ----------
     score_metric
-        The scoring function. Those of this library get the packed texts, others padded tensors with masks.
+        The scoring function. Functions of this library get the packed texts, others get padded tensors with masks.
     queries, documents
-        ``b`` and a multiple of ``b`` texts, or documents that are shared by all queries.
+        ``b`` texts, and a multiple of ``b`` texts or documents that all queries share.
     columns
-        How many scores each query has to have.
+        Expected number of scores per query.
     suggestion
-        A function that gives as many, for the error message.
+        A function that returns as many, for the error message.
 
     Returns
     -------
@@ -190,7 +190,7 @@ def raw_score(
     Raises
     ------
     InvalidArgumentError
-        If the function returns anything else.
+        If the function returns something else.
     """
     per_query = len(documents) // len(queries)
     with _without_autocast(documents.device.type):
@@ -199,7 +199,7 @@ def raw_score(
         else:
             left, left_mask = map(torch.as_tensor, queries.pad())
             right, right_mask = map(torch.as_tensor, documents.pad())
-            # Documents gathered from processes with other batch sizes make no equal groups.
+            # Documents gathered from processes with other batch sizes do not form groups of one size.
             shape = (-1, per_query if len(documents) == per_query * len(queries) else 1)
             documents_mask = right_mask.unflatten(0, shape)
             scores = score_metric(
@@ -216,7 +216,7 @@ def raw_score(
 
 
 def check_score_metric(score_metric: ScoreMetric, name: str = "score_metric") -> None:
-    """Refuse scores that are no function."""
+    """Raise `InvalidArgumentError` unless the score metric is callable."""
     if not callable(score_metric):
         raise InvalidArgumentError(
             f"{name}={score_metric!r} is not callable; expected a function such as those in latelier.scores."

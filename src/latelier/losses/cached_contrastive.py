@@ -1,4 +1,4 @@
-"""`Contrastive` for batches of any size: memory is that of a mini-batch."""
+"""`CachedContrastive`: `Contrastive` for batches of any size, in the memory of a mini-batch."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from torch import nn
 
 from latelier.losses.base import ScoreMetric
 from latelier.losses.contrastive import Contrastive
-from latelier.losses.passes import MiniBatches
+from latelier.losses.mini_batches import MiniBatches
 from latelier.scores import colbert_scores
 
 __all__ = ["CachedContrastive"]
 
 
 class CachedContrastive(Contrastive):
-    """Contrastive loss of a batch that would not fit into memory (Gao et al., 2021, GradCache).
+    """Contrastive loss of batches that do not fit into memory (Gao et al., 2021, GradCache).
 
-    Value and gradient are those of `Contrastive`, mean or sum, whatever the mini-batches: only token vectors are kept
-    of the first pass, and each mini-batch is run again, with the same dropout, when its gradient is due. A third more
-    time, and as much memory as one mini-batch takes. The larger the batch, the more negatives there are to learn from.
+    Value and gradient are those of `Contrastive` for any mini-batch size: the first pass keeps only the token vectors,
+    and the backward pass repeats each mini-batch, with the same dropout. Training takes a third more time, and the
+    memory of one mini-batch; a larger batch has more negatives.
 
     Parameters
     ----------
     model, score_metric, size_average, temperature
         As in `Contrastive`.
     mini_batch_size
-        Most texts that go through the model at once.
+        Maximum number of texts of a forward pass.
     mask_duplicates, gather_across_devices, dims
         As in `Contrastive`.
 
     Raises
     ------
     InvalidArgumentError
-        As in `Contrastive`, or if the size is no positive integer.
+        As in `Contrastive`, or if `mini_batch_size` is not a positive integer.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class CachedContrastive(Contrastive):
         gather_across_devices: bool = False,
         dims: Sequence[int] | None = None,
     ) -> None:
-        parts = MiniBatches(max_rows=mini_batch_size, recompute=True).check()
+        mini_batches = MiniBatches(max_rows=mini_batch_size, recompute=True).check()
         super().__init__(
             model,
             score_metric,
@@ -70,11 +70,11 @@ class CachedContrastive(Contrastive):
             gather_across_devices=gather_across_devices,
             dims=dims,
         )
-        self.options = self.options._replace(parts=parts)
+        self.options = self.options._replace(mini_batches=mini_batches)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings, for the model card."""
-        return {**super().get_config_dict(), "mini_batch_size": self.options.parts.max_rows}
+        return {**super().get_config_dict(), "mini_batch_size": self.options.mini_batches.max_rows}
 
     @property
     def citation(self) -> str:

@@ -1,4 +1,4 @@
-"""Tell each query's own document from those of the other queries in the batch, and from hard negatives."""
+"""`Contrastive`: cross-entropy of each query's positive among its hard negatives and the documents of other queries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from latelier.losses.base import Loss, Options, ScoreMetric
-from latelier.losses.columns import Embedded
-from latelier.losses.distributed import gather
-from latelier.losses.negatives import false_negatives, reduced, score_all
-from latelier.losses.passes import MiniBatches
+from latelier.losses.batch import EmbeddedBatch
+from latelier.losses.in_batch_negatives import false_negatives, gather_documents, reduce_total, score_all
+from latelier.losses.mini_batches import MiniBatches
 from latelier.scores import colbert_scores
 from latelier.utils import check_number
 
@@ -23,8 +22,8 @@ class Contrastive(Loss):
     """Contrastive loss: cross-entropy of the positive among all documents of the batch.
 
     Each of ``b`` queries is scored against all ``b * (1 + n)`` documents of the batch: its positive, its ``n`` hard
-    negatives, and every document of the other queries. Documents stand in the order of the queries, the positive of
-    query ``i`` at column ``i * (1 + n)``. Labels are not looked at.
+    negatives, and every document of the other queries. The positive of query ``i`` is column ``i * (1 + n)``. Labels
+    are ignored.
 
     Parameters
     ----------
@@ -37,25 +36,25 @@ class Contrastive(Loss):
     size_average
         Mean over the queries of the batch; False sums.
     temperature
-        Scores are divided by it. 1 suits MaxSim, whose scores grow with the number of query tokens; a score that is
-        divided by that number wants about 1 over it.
+        Divisor of the scores. 1 suits MaxSim, a sum over the ``t`` query tokens; for a mean over them, use about
+        ``1 / t``.
     mask_duplicates
-        Leave out what is no negative: a text that equals the query's positive, and the positive of another row with
-        the same query.
+        Exclude false negatives: texts that equal the query's positive, and positives of other rows with the same
+        query.
     gather_across_devices
-        In training with several processes, take the documents of all of them as negatives. Gradients are those of one
-        process that has the whole batch, provided that they are averaged over the processes, as trainers do.
+        In training with several processes, use the documents of all of them as negatives. The gradient, averaged over
+        the processes as trainers do, is the one that a single process would have of the whole batch.
     dims
         Train for several sizes at once (Kusupati et al., 2022, Matryoshka, https://arxiv.org/abs/2205.13147): the
-        mean of the losses of vectors cut to their first ``dims`` numbers, such as ``(128, 64, 32)``.
+        mean of the losses of vectors truncated to the first ``dims`` dimensions, such as ``(128, 64, 32)``.
     mini_batch_tokens
-        Most tokens, padding included, that go through the model at once; texts are sorted by length for it. None
-        takes what suits the device. Changes time and memory, not the value.
+        Maximum number of tokens of a forward pass, padding included; texts are sorted by length and passed in
+        mini-batches. None: a default for the device. Changes time and memory, not the value.
 
     Raises
     ------
     InvalidArgumentError
-        If the temperature is not a positive number, or the model is none, or has one vector per text.
+        If the temperature is not a positive number, or the model is not a multi-vector model.
 
     Examples
     --------
@@ -91,15 +90,15 @@ class Contrastive(Loss):
         self.temperature = temperature
         self.mask_duplicates = mask_duplicates
 
-    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
-        everyone = gather(batch, across_devices=self.options.gather_across_devices)
-        self._warn_of_too_few(len(everyone.documents))
-        scores = score_all(self.score_metric, batch, everyone)
-        positives = everyone.first + torch.arange(len(batch.queries)) * batch.per_query
+    def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:
+        gathered = gather_documents(batch, across_devices=self.options.gather_across_devices)
+        self._warn_of_too_few(len(gathered.documents))
+        scores = score_all(self.score_metric, batch, gathered)
+        positives = gathered.first + torch.arange(len(batch.queries)) * batch.per_query
         if self.mask_duplicates:
-            scores = scores.masked_fill(false_negatives(batch, everyone, positives).to(scores.device), -torch.inf)
+            scores = scores.masked_fill(false_negatives(batch, gathered, positives).to(scores.device), -torch.inf)
         total = nn.functional.cross_entropy(scores / self.temperature, positives.to(scores.device), reduction="sum")
-        return reduced(total, everyone, self.options)
+        return reduce_total(total, gathered, self.options)
 
     def _warn_of_too_few(self, documents: int) -> None:
         if documents == 1:

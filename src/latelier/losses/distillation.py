@@ -1,4 +1,4 @@
-"""Learn the scores that a teacher, usually a cross-encoder, gave to the candidates of each query."""
+"""`Distillation`: the scores that a teacher, usually a cross-encoder, gave to the candidates of each query."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latelier.errors import InvalidArgumentError
 from latelier.losses.base import Loss, Options, ScoreMetric, check_score_metric, raw_score
-from latelier.losses.columns import Embedded
-from latelier.losses.distributed import gather
-from latelier.losses.negatives import false_negatives, score_all
-from latelier.losses.passes import MiniBatches, at_least_float32
-from latelier.losses.stretching import computing_dtype, relative_rounding, row_weights, stretch
+from latelier.losses.batch import EmbeddedBatch
+from latelier.losses.in_batch_negatives import false_negatives, gather_documents, score_all
+from latelier.losses.labels import read_scores
+from latelier.losses.mini_batches import MiniBatches, at_least_float32
+from latelier.losses.normalization import computing_dtype, min_max_normalize, relative_rounding, row_weights
 from latelier.scores import colbert_kd_scores, colbert_scores
 from latelier.utils import check_number
-from latelier.utils.describing import describe
 
-__all__ = ["Distillation", "as_numbers", "read_labels"]
+__all__ = ["Distillation"]
 
 
 class Distillation(Loss):
-    """Distillation loss: bring the model's distribution over each query's candidates to the teacher's.
+    """Distillation loss: divergence of the model's distribution over each query's candidates from the teacher's.
 
     With student scores ``s`` and teacher scores ``t``, both ``(b, n)``, the loss is
-    ``KL(softmax(t) || softmax(s))`` per query; teacher scores are taken as they are (Santhanam et al., 2022,
-    ColBERTv2, https://aclanthology.org/2022.naacl-main.272).
+    ``KL(softmax(t) || softmax(s))`` per query; teacher scores are not normalised (Santhanam et al., 2022, ColBERTv2,
+    https://aclanthology.org/2022.naacl-main.272).
 
     Parameters
     ----------
@@ -40,40 +38,40 @@ class Distillation(Loss):
     size_average
         Mean over the queries of the batch; False sums.
     normalize_scores
-        Stretch each query's student scores to 0 ... 1 before the softmax: ``(s - min) / (max - min + 1e-8)``. Suits
-        teacher scores in that range. **With two candidates it leaves nothing to learn**, since every row becomes 0
-        and 1 whatever the model says; the loss warns then. Unlike in the published loss, whose gradient is as large
-        as the range is small, a query counts only as far as its candidates' scores differ (see *Notes*).
+        Min-max normalise each query's student scores before the softmax: ``(s - min) / (max - min + 1e-8)``. Suits
+        teacher scores between 0 and 1. **With two candidates there is no gradient**, since every row becomes 0 and 1;
+        the loss warns then. The gradient of the published loss grows without bound as the range shrinks; here, a
+        query with almost equal scores has less weight (see *Notes*).
     temperature, teacher_temperature
-        Student scores and teacher scores are divided by them before the softmax, and the loss is multiplied by the
-        square of the first, which keeps its gradient as large (Hinton et al., 2015). The teacher's is the student's
-        where it is not given.
+        Divisors of the student's and the teacher's scores before the softmax. The loss is multiplied by
+        ``temperature ** 2``, which keeps the size of its gradient (Hinton et al., 2015). `teacher_temperature` defaults
+        to `temperature`.
     in_batch_weight
-        More than 0 adds, times this weight, the cross-entropy of the candidate that the teacher likes best among all
-        documents of the *other* queries in the batch, at the student's temperature: candidates alone do not teach what
-        everything else looks like. Texts that equal the best candidate are left out, as in `Contrastive`.
+        Weight of a second term, for in-batch negatives: the cross-entropy of the candidate with the highest teacher
+        score among the documents of the *other* queries in the batch, at the student's temperature. Texts that equal
+        that candidate are excluded, as in `Contrastive`. 0: no such term.
     in_batch_metric
-        Function that scores every query against every document for it.
+        Function that scores every query against every document, for the second term.
     dims, mini_batch_tokens
         As in `Contrastive`.
 
     Raises
     ------
     InvalidArgumentError
-        If the model is none, or has one vector per text.
+        If the model is not a multi-vector model, a score metric is not callable, or a number is out of range.
 
     Notes
     -----
-    With normalised scores, a query's loss ``L`` (temperature ``T``) has a gradient of 1-norm up to ``4 T / r`` at its
-    scores, ``r = max - min``: equal scores, which rounding sets apart by a last digit, would outweigh all others. So
-    ``L`` is multiplied by a weight without gradient, ``clip((r - tolerance) / (full - tolerance), 0, 1)``:
+    With normalised scores, a query's loss ``L`` (temperature ``T``, ``r = max - min`` of its scores) has a gradient of
+    1-norm up to ``4 T / r``: scores that differ by rounding alone would outweigh all others. So ``L`` is multiplied by
+    a weight without gradient, ``clip((r - tolerance) / (full - tolerance), 0, 1)``:
 
-    * ``tolerance`` is what rounding can do to two scores of one text: the largest absolute score times
-      ``(dim + query tokens) eps`` of the sums, plus ``2 eps / sqrt(dim)`` of the numbers that the model computes in,
-      plus ``eps`` of scores that come in half precision. Up to it, and where all candidates are the same text, a query
-      teaches nothing: loss and gradient are 0.
-    * ``full`` is 1/256 of the largest absolute score (or twice the tolerance), from where on the loss is the published
-      one. Below it the gradient stays within ``4 T / full``, and the loss falls to 0 without a jump.
+    * ``tolerance`` bounds the difference that rounding makes between two scores of one text. It is the largest absolute
+      score times the sum of ``(dim + query tokens) eps`` of the accumulator, ``2 eps / sqrt(dim)`` of the dtype in
+      which the model computes, and, for scores in half precision, their ``eps``. If ``r <= tolerance``, or if all
+      candidates are the same text, loss and gradient are 0.
+    * ``full`` is 1/256 of the largest absolute score, but at least twice the tolerance. If ``r >= full``, the loss is
+      the published one; between, its gradient stays within ``4 T / full``, and it is continuous in ``r``.
 
     Examples
     --------
@@ -108,8 +106,8 @@ class Distillation(Loss):
     >>> round(loss.item(), 2)
     0.24
 
-    The new head, not trained yet, finds the second document better, which is all that two stretched scores tell. With
-    ``normalize_scores=False`` it matters how much better, and the loss has a gradient:
+    The untrained head ranks the second document first, and two normalised scores are 0 and 1. With
+    ``normalize_scores=False`` the difference of the scores counts, and the loss has a gradient:
 
     >>> distillation = losses.Distillation(model=model, normalize_scores=False)
     >>> loss = distillation(sentence_features=sentence_features, labels=labels)
@@ -131,7 +129,7 @@ class Distillation(Loss):
         dims: Sequence[int] | None = None,
         mini_batch_tokens: int | None = None,
     ) -> None:
-        super().__init__(model, score_metric, Options(size_average, dims, parts=MiniBatches(mini_batch_tokens)))
+        super().__init__(model, score_metric, Options(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens)))
         check_number("temperature", temperature)
         self.normalize_scores = normalize_scores
         self.temperature = temperature
@@ -142,15 +140,16 @@ class Distillation(Loss):
         self.in_batch_weight = in_batch_weight
         self.in_batch_metric = in_batch_metric
 
-    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
-        """``labels``: the teacher's scores ``(b, n)``, in the order of the candidates."""
+    def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:
+        """Return the loss; `labels` are the teacher's scores ``(b, n)``, in the order of the candidates."""
         n = batch.per_query
         raw = raw_score(self.score_metric, batch.queries, batch.documents, n, "latelier.scores.colbert_kd_scores")
         scores = at_least_float32(raw)
-        teacher = read_labels(labels, scores)
+        teacher = read_scores(labels, scores)
         self._warn_of_too_few(n)
+        student = min_max_normalize(scores) if self.normalize_scores else scores
         divergence = nn.functional.kl_div(
-            nn.functional.log_softmax((stretch(scores) if self.normalize_scores else scores) / self.temperature, dim=1),
+            nn.functional.log_softmax(student / self.temperature, dim=1),
             nn.functional.log_softmax(teacher / self.teacher_temperature, dim=1),
             reduction="none",
             log_target=True,
@@ -162,8 +161,8 @@ class Distillation(Loss):
             total = total + self.in_batch_weight * self._in_batch(batch, teacher)
         return total / len(batch.queries) if self.options.size_average else total
 
-    def _weigh(self, batch: Embedded, scores: Tensor, precision: torch.dtype) -> Tensor:
-        """Weigh queries ``(b,)``: 0 for those whose candidates are one text, or score the same up to rounding."""
+    def _weigh(self, batch: EmbeddedBatch, scores: Tensor, precision: torch.dtype) -> Tensor:
+        """Return query weights ``(b,)``: 0 for candidates that are one text, or score the same up to rounding."""
         vectors = computing_dtype(self.model, scores.device.type)
         tokens = int(batch.queries.lengths.max())
         weights = row_weights(scores, relative_rounding(precision, vectors, batch.documents.dim, tokens))
@@ -172,22 +171,22 @@ class Distillation(Loss):
             weights = weights.masked_fill((candidates == candidates[:, :1]).all(dim=1).to(weights.device), 0)
         if batch.per_query > 1 and not weights.any():
             self._warn_once(
-                "all candidates of a query score the same up to rounding, for every query of a batch, which teaches "
-                "nothing with normalize_scores=True: see that the candidates are different texts. Where they are, the "
-                "model's vectors are all alike; start with Distillation(..., normalize_scores=False)."
+                "all candidates of a query score the same up to rounding, for every query of the batch, so the loss "
+                "is 0 with normalize_scores=True. Check that the candidates are different texts; if they are, the "
+                "model's vectors are almost equal: start with Distillation(..., normalize_scores=False)."
             )
         return weights
 
-    def _in_batch(self, batch: Embedded, teacher: Tensor) -> Tensor:
-        """Sum over queries of the cross-entropy of the best candidate among the documents of other queries."""
-        everyone = gather(batch, across_devices=False)
-        n, scores = batch.per_query, score_all(self.in_batch_metric, batch, everyone)
+    def _in_batch(self, batch: EmbeddedBatch, teacher: Tensor) -> Tensor:
+        """Return the cross-entropy of the best candidate among the documents of other queries, summed over queries."""
+        gathered = gather_documents(batch, across_devices=False)
+        n, scores = batch.per_query, score_all(self.in_batch_metric, batch, gathered)
         rows = torch.arange(len(batch.queries))
         positives = rows * n + teacher.argmax(dim=1).cpu()
-        columns = torch.arange(len(everyone.documents))
+        columns = torch.arange(len(gathered.documents))
         own = (columns // n == rows[:, None]) & (columns != positives[:, None])
-        left_out = (own | false_negatives(batch, everyone, positives)).to(scores.device)
-        scores = scores.masked_fill(left_out, -torch.inf) / self.temperature
+        excluded = (own | false_negatives(batch, gathered, positives)).to(scores.device)
+        scores = scores.masked_fill(excluded, -torch.inf) / self.temperature
         return nn.functional.cross_entropy(scores, positives.to(scores.device), reduction="sum")
 
     def _warn_of_too_few(self, n: int) -> None:
@@ -198,9 +197,9 @@ class Distillation(Loss):
             )
         elif n == 2 and self.normalize_scores:
             self._warn_once(
-                "each query has two candidates and normalize_scores=True, which turns their scores into 0 and 1 "
-                "whatever the model says: the loss has no gradient. Use Distillation(..., normalize_scores=False), or "
-                "give each query three or more candidates."
+                "each query has two candidates and normalize_scores=True, which makes their scores 0 and 1 for any "
+                "model: the loss has no gradient. Use Distillation(..., normalize_scores=False), or give each query "
+                "three or more candidates."
             )
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -222,29 +221,3 @@ class Distillation(Loss):
     url = "https://aclanthology.org/2022.naacl-main.272",
 }
 """
-
-
-def read_labels(labels: Any, scores: Tensor) -> Tensor:
-    """Return the teacher's scores as a tensor like `scores`, or say what is wrong with them."""
-    expected = f"expected the teacher's scores of shape {tuple(scores.shape)} (queries, candidates of each)"
-    if labels is None:
-        raise InvalidArgumentError(
-            f"received no labels; {expected}. In a trainer, they are the dataset's column 'scores' (or 'label')."
-        )
-    teacher = as_numbers(labels).detach().to(scores)
-    if teacher.shape != scores.shape:
-        raise InvalidArgumentError(f"received labels of shape {tuple(teacher.shape)}; {expected}.")
-    if not teacher.isfinite().all():
-        raise InvalidArgumentError(f"labels hold NaN or infinity: {teacher[~teacher.isfinite()].tolist()}; {expected}.")
-    return teacher
-
-
-def as_numbers(labels: Any) -> Tensor:
-    """Return labels as a tensor, or say that they hold no numbers."""
-    try:
-        numbers = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InvalidArgumentError(f"received {describe(labels)} as labels; expected numbers: {error}.") from error
-    if numbers.is_complex():
-        raise InvalidArgumentError("received complex labels; expected real numbers.")
-    return numbers

@@ -1,4 +1,4 @@
-"""Learn by how much a teacher prefers each query's positive over its negatives."""
+"""`MarginMSE`: the margins between a teacher's scores of each query's positive and of its negatives."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.losses.base import Loss, Options, ScoreMetric, score
-from latelier.losses.columns import Embedded
-from latelier.losses.distillation import as_numbers, read_labels
-from latelier.losses.passes import MiniBatches
+from latelier.losses.batch import EmbeddedBatch
+from latelier.losses.labels import as_numbers, read_scores
+from latelier.losses.mini_batches import MiniBatches
 from latelier.scores import colbert_kd_scores
 
 __all__ = ["MarginMSE"]
@@ -22,8 +22,8 @@ class MarginMSE(Loss):
 
     With student scores ``s`` and teacher scores ``t``, both ``(b, 1 + n)`` with the positive first, the loss is the
     mean over queries and negatives of ``((s_0 - s_i) - (t_0 - t_i)) ** 2`` (Hofstätter et al., 2020,
-    https://arxiv.org/abs/2010.02666). Margins are taken as they are: a teacher whose scores lie between 0 and 1 wants
-    `Distillation`, which stretches the student's.
+    https://arxiv.org/abs/2010.02666). Margins are not rescaled: for teacher scores between 0 and 1 use `Distillation`,
+    which normalises the student's scores.
 
     Labels are the teacher's scores ``(b, 1 + n)``, or its margins ``(b, n)`` (``(b,)`` for one negative).
 
@@ -41,7 +41,7 @@ class MarginMSE(Loss):
     Raises
     ------
     InvalidArgumentError
-        If the model is none, or has one vector per text.
+        If the model is not a multi-vector model, or `score_metric` is not callable.
 
     Examples
     --------
@@ -65,9 +65,9 @@ class MarginMSE(Loss):
         dims: Sequence[int] | None = None,
         mini_batch_tokens: int | None = None,
     ) -> None:
-        super().__init__(model, score_metric, Options(size_average, dims, parts=MiniBatches(mini_batch_tokens)))
+        super().__init__(model, score_metric, Options(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens)))
 
-    def _compute(self, batch: Embedded, labels: Any) -> Tensor:
+    def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:
         n = batch.per_query
         if n < 2:
             raise InvalidArgumentError(
@@ -96,6 +96,6 @@ def _read_margins(labels: Any, scores: Tensor) -> Tensor:
     given = None if labels is None else as_numbers(labels).detach()
     b, n = scores.shape
     if given is not None and given.shape in ((b, n - 1), (b,) if n == 2 else (b, n - 1)):
-        return read_labels(given.reshape(b, n - 1), scores[:, 1:])
-    teacher = read_labels(given, scores)
+        return read_scores(given.reshape(b, n - 1), scores[:, 1:])
+    teacher = read_scores(given, scores)
     return teacher[:, :1] - teacher[:, 1:]

@@ -1,7 +1,6 @@
-"""Hard negatives: documents that a model ranks high for a query, and that nobody judged relevant.
+"""Hard negatives: documents that a model ranks high for a query and that are not judged relevant.
 
-Documents drawn by chance are told apart after a few hundred steps; what a model still confuses is found with its own
-index.
+Random negatives become easy after a few hundred steps; the index of the model itself finds documents that it confuses.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from latelier.data.examples import TrainingSet
+from latelier.data.training_set import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
-from latelier.utils import check_count
+from latelier.utils import check_count, is_count
 from latelier.utils.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def mine_hard_negatives(
     model: MultiVectorEncoder,
     index: Index,
     queries: Mapping[str, str],
-    judgements: Mapping[str, Mapping[Any, int]],
+    qrels: Mapping[str, Mapping[Any, int]],
     *,
     documents: Mapping[Any, str] | None = None,
     negatives: int = 1,
@@ -47,21 +46,21 @@ def mine_hard_negatives(
         Any index of `latelier.indexes`.
     queries
         Query id to text.
-    judgements
-        Query id to document id to judgement. More than 0 is a positive; a document that was judged at all is never a
-        negative, unless the judgement is 0.
+    qrels
+        Relevance judgements: query id to document id to relevance. A document of relevance above 0 is a
+        positive; a negative is a document of relevance 0, or without a judgement.
     documents
         Document id to text; default: the texts that the index stores.
     negatives
-        How many for each positive.
+        Number of negatives per positive.
     ranks
-        First and last rank among the documents that are no positives; 1 is the best. A later start avoids positives
-        that nobody has judged, and makes negatives easier.
+        First and last rank, counted from 1 and without the positives, that negatives are taken from. A larger first
+        rank avoids relevant documents without a judgement, and makes negatives easier.
     margin
-        A document that scores more than ``(1 - margin)`` of the positive's score is left out, as it may well be right,
-        too (0.05 is usual; Moreira et al., 2024, NV-Retriever); None keeps all.
+        Exclude documents with a score above ``(1 - margin)`` times the positive's, as these may be relevant, too (0.05
+        is usual; Moreira et al., 2024, NV-Retriever); None excludes none.
     seed
-        Draw from the ranks by chance, reproducibly; None takes the best.
+        Seed for drawing from the ranks; None takes the best.
     batch_size
         Queries per search.
     show_progress_bar
@@ -70,13 +69,13 @@ def mine_hard_negatives(
     Returns
     -------
     TrainingSet
-        One row for each positive of each query: query, positive, negatives. Positives for which too few negatives are
-        left have no row.
+        One row for each positive of each query: query, positive, negatives. A positive with fewer than `negatives`
+        negatives has no row.
 
     Raises
     ------
     InvalidArgumentError
-        If a number is out of range, a query is missing, or a document has no text.
+        If a number is out of range, or a query or a document has no text.
     UnknownIdError
         If a positive is not in the index.
 
@@ -93,21 +92,21 @@ def mine_hard_negatives(
     [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
     """
     first, last = _check(negatives, ranks, margin, batch_size)
-    missing = next((id_ for id_ in judgements if id_ not in queries), None)
+    missing = next((id_ for id_ in qrels if id_ not in queries), None)
     if missing is not None:
-        raise InvalidArgumentError(f"query {missing!r} is judged, but has no text in queries.")
+        raise InvalidArgumentError(f"query {missing!r} has relevance judgements, but no text in queries.")
     rng = None if seed is None else random.Random(seed)
-    wanted = [id_ for id_, judged in judgements.items() if any(value > 0 for value in judged.values())]
+    wanted = [id_ for id_, judged in qrels.items() if any(value > 0 for value in judged.values())]
     rows: list[tuple[str, Id, list[Id]]] = []
     with progress_bar(shown=show_progress_bar, total=len(wanted), desc="Mining negatives") as bar:
         for start in range(0, len(wanted), batch_size):
             batch = wanted[start : start + batch_size]
-            # Room for the documents of the window besides those that are judged.
-            room = max(sum(value != 0 for value in judgements[id_].values()) for id_ in batch)
+            # Besides the documents of the window, the search may return all positives of the query.
+            room = max(sum(value != 0 for value in qrels[id_].values()) for id_ in batch)
             vectors = model.encode_query([queries[id_] for id_ in batch], packed=True)
             found = index.search(vectors, k=last + room)
             for position, (id_, hits) in enumerate(zip(batch, found, strict=True)):
-                judged = judgements[id_]
+                judged = qrels[id_]
                 window = [hit for hit in hits if not judged.get(hit.id)][first - 1 : last]
                 for positive in (document for document, value in judged.items() if value > 0):
                     kept = window
@@ -129,17 +128,17 @@ def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_siz
     for name, value in (("negatives", negatives), ("batch_size", batch_size)):
         check_count(name, value)
     first, last = ranks
-    if not 1 <= first <= last or last - first + 1 < negatives:
+    if not (is_count(first) and is_count(last)) or last - first + 1 < negatives:
         raise InvalidArgumentError(
-            f"ranks={tuple(ranks)!r}; expected (first, last), counted from 1, with room for {negatives} negatives."
+            f"received ranks={tuple(ranks)!r}; expected (first, last), counted from 1, with at least {negatives} ranks."
         )
     if margin is not None and not 0 <= margin < 1:
-        raise InvalidArgumentError(f"margin={margin!r}; expected a share of at least 0 and less than 1, or None.")
+        raise InvalidArgumentError(f"received margin={margin!r}; expected a number from 0 to less than 1, or None.")
     return first, last
 
 
 def _score(index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
-    """Score of a positive: from the search where it was found, else computed."""
+    """Return the score of a positive: that of the search if it is among the hits, else computed."""
     from latelier.scores import colbert_scores_pairwise
 
     found = next((hit.score for hit in hits if hit.id == positive), None)

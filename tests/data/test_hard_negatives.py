@@ -79,7 +79,7 @@ def test_texts_from_elsewhere():
         ({"negatives": 0}, "negatives=0; expected an integer of at least 1"),
         ({"batch_size": 0}, "batch_size=0; expected"),
         ({"ranks": (0, 5)}, r"ranks=\(0, 5\); expected \(first, last\), counted from 1"),
-        ({"ranks": (3, 4), "negatives": 3}, "with room for 3 negatives"),
+        ({"ranks": (3, 4), "negatives": 3}, "with at least 3 ranks"),
         ({"margin": 1.0}, "margin=1.0; expected a share"),
     ],
 )
@@ -89,7 +89,7 @@ def test_numbers_out_of_range_are_refused(index, options, message):
 
 
 def test_unknown_ids_are_named(index):
-    with pytest.raises(InvalidArgumentError, match="query 'x' is judged, but has no text"):
+    with pytest.raises(InvalidArgumentError, match="query 'x' has relevance judgements, but no text"):
         mined(index, {"x": {"d0": 1}})
     with pytest.raises(UnknownIdError, match="nowhere"):
         mined(index, {"q": {"nowhere": 1}})

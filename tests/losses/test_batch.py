@@ -11,7 +11,7 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.losses import Contrastive, Distillation
-from latelier.losses.columns import embed_columns
+from latelier.losses.batch import embed_batch
 
 QUERIES = ["are fruits healthy?", "how do planes fly?"]
 DOCUMENTS = [
@@ -60,7 +60,7 @@ def test_documents_come_out_grouped_by_query_in_the_order_given(b, sizes, seed):
     for size in sizes:
         batch.append(features([text for rows in documents for text in rows[start : start + size]], "document"))
         start += size
-    out = embed_columns(model, batch, no_warning)
+    out = embed_batch(model, batch, no_warning)
     assert (len(out.queries), len(out.documents), out.per_query) == (b, b * n, n)
     for i in range(b):
         torch.testing.assert_close(out.queries[i], model.one(queries[i], "query"))
@@ -163,7 +163,7 @@ def test_a_document_of_which_nothing_is_scored_is_named():
 def test_texts_tokenised_for_the_other_side_are_warned_of_once(colbert, sides, position, expected):
     batch = [colbert.tokenize(QUERIES, is_query=sides[0]), colbert.tokenize(QUERIES, is_query=sides[1])]
     loss = Contrastive(colbert)
-    message = rf"sentence_features\[{position}\] was tokenised as .*, where a loss expects '{expected}'"
+    message = rf"sentence_features\[{position}\] was tokenised as .*, but a loss expects '{expected}'"
     with pytest.warns(UserWarning, match=message):
         first = loss(batch).item()
     with warnings.catch_warnings():

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from latelier.data.examples import TrainingSet
+from latelier.data.training_set import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_scores_pairwise
 
@@ -16,30 +16,30 @@ __all__ = ["teacher_scores"]
 def teacher_scores(
     teacher: Any, examples: TrainingSet, *, batch_size: int = 32, show_progress_bar: bool = False
 ) -> TrainingSet:
-    """Let a teacher score all documents of all rows, for `Distillation` or `MarginMSE`.
+    """Score all documents of all rows with a teacher, for `Distillation` or `MarginMSE`.
 
     Parameters
     ----------
     teacher
-        A `sentence_transformers.CrossEncoder` (anything whose ``predict`` scores a list of pairs of texts), or a
-        late-interaction model, such as `latelier.models.ColBERT`.
+        A `sentence_transformers.CrossEncoder`, or another object with a ``predict`` that scores a list of pairs of
+        texts; or a late-interaction model, such as `latelier.models.ColBERT`.
     examples
-        Queries and documents, from `load` or `mine_hard_negatives`.
+        Queries and documents, from `load_training_set` or `mine_hard_negatives`.
     batch_size
-        Texts that the teacher reads together.
+        Texts, or pairs of texts, per batch of the teacher.
     show_progress_bar
         Show the teacher's progress bar.
 
     Returns
     -------
     TrainingSet
-        The same texts with scores. Those of a late-interaction model are sums over query tokens: distil them with
+        The same texts with scores. A late-interaction model's are sums over query tokens: distil them with
         ``normalize_scores=False``.
 
     Raises
     ------
     InvalidArgumentError
-        If the teacher can do neither.
+        If the teacher is neither.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def teacher_scores(
 
 
 def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:
-    """Encode each text once, however many rows it stands in."""
+    """Score pairs; each text is encoded once, even if several rows have it."""
     queries, documents = ({text: i for i, text in enumerate(dict.fromkeys(pair[j] for pair in pairs))} for j in (0, 1))
     with torch.inference_mode():
         left = teacher.encode_query(list(queries), **options)

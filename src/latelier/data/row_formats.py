@@ -1,4 +1,4 @@
-"""The forms of a row of training data, told by the names of its fields."""
+"""Formats of a row of training data: `read_row` recognises them by the names of the fields."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ __all__ = ["Example", "read_row", "texts_by_id"]
 
 _QUERY = ("query", "anchor", "question")
 _POSITIVE = ("positive", "pos", "document", "answer")
-_FORMS = (
+_FORMATS = (
     "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores} or "
     "{query_id, document_ids, scores}"
 )
-
-
-_LARGEST = sys.float_info.max  # an integer may be larger
+_LARGEST = sys.float_info.max  # an integer of Python may be larger
 
 
 class Example(NamedTuple):
-    """One row: where it stands, its query, its documents, and a teacher's scores of them if there are any."""
+    """One row: its name in messages, its query, its documents, and a teacher's scores of them or None."""
 
     where: str
     query: str
@@ -37,26 +35,26 @@ class Example(NamedTuple):
 def read_row(
     row: Any, where: str, queries: Mapping[Any, str] | None = None, documents: Mapping[Any, str] | None = None
 ) -> list[Example]:
-    """Read a row of any of the forms.
+    """Read a row in any of the formats.
 
     Parameters
     ----------
     row
         The row.
     where
-        What to call it in messages.
+        Its name in error messages, such as a file and a line.
     queries, documents
-        Id to text, for rows of ids.
+        Id to text, for rows that hold ids.
 
     Returns
     -------
     list of Example
-        Several where there are several positives without scores.
+        One for each positive if there are no scores, else one.
 
     Raises
     ------
     InvalidArgumentError
-        If it has none of the forms, or an id has no text.
+        If the row has none of the formats, or there is no text for an id.
 
     Examples
     --------
@@ -64,7 +62,7 @@ def read_row(
     ['Iron oxide.', 'A novel.']
     """
     if not isinstance(row, Mapping):
-        raise InvalidArgumentError(f"{where} is {short(row)}; expected an object, such as {_FORMS}.")
+        raise InvalidArgumentError(f"{where} is {short(row)}; expected an object, such as {_FORMATS}.")
     if "document_ids" in row:
         return [_of_ids(row, where, queries, documents)]
     query = next((row[name] for name in _QUERY if name in row), None)
@@ -73,7 +71,9 @@ def read_row(
         texts = _list(row["documents"], where, "documents")
         return [Example(where, query, texts, _scores(row, "scores", texts, where) if "scores" in row else None)]
     if query is None or positive is None:
-        raise InvalidArgumentError(f"{where} has the fields {', '.join(map(repr, row)) or 'none'}; expected {_FORMS}.")
+        raise InvalidArgumentError(
+            f"{where} has the fields {', '.join(map(repr, row)) or 'none'}; expected {_FORMATS}."
+        )
     positives = positive if isinstance(positive, (list, tuple)) else [positive]
     negatives = _negatives(row)
     if row.get("pos_scores") is not None:
@@ -86,7 +86,7 @@ def read_row(
 
 
 def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
-    """Return id to text from rows or from the items of a dict, with where each stands."""
+    """Return id to text, from pairs of a row's name in messages and the row (a dict, or an item of a dict)."""
     texts: dict[Any, str] = {}
     for where, row in rows:
         if isinstance(row, tuple) and len(row) == 2:
@@ -117,7 +117,7 @@ def _of_ids(
 
 
 def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
-    """Find a text by id: as it is, or as the string or number that other tools made of it."""
+    """Find a text by id, also if one side has it as a string and the other as an integer."""
     if isinstance(id_, Hashable) and not isinstance(id_, tuple):
         number = int(id_) if isinstance(id_, str) and id_.isdecimal() and len(id_) < 20 else id_
         found = next((texts[key] for key in (id_, _as_text(id_), number) if key in texts), None)
@@ -134,7 +134,7 @@ def _as_text(id_: Any) -> str:
 
 
 def _negatives(row: Mapping[str, Any]) -> list[str]:
-    """Texts of ``negative``, ``negative_1``, ..., or of a list of them, in the order of the fields."""
+    """Return the texts of ``negative``, ``negative_1``, ..., or of lists of them, in the order of the fields."""
     values = [
         value
         for name, value in row.items()
@@ -147,7 +147,7 @@ def _negatives(row: Mapping[str, Any]) -> list[str]:
 
 
 def _list(value: Any, where: str, name: str) -> list[Any]:
-    """Return a list, or what its string form says."""
+    """Return a list that is given as such, as JSON or as a Python literal."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

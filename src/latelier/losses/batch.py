@@ -1,7 +1,7 @@
-"""From the columns of a batch to token vectors, the documents grouped by query.
+"""`embed_batch`: token vectors of the columns of a batch (queries, positives, negatives), documents grouped by query.
 
-The document columns are one below the other before they go through the model, so that mini-batches are made of texts
-of equal length, whichever column they stand in.
+The document columns are concatenated before they go through the model, so that each mini-batch holds texts of similar
+length, whichever column they come from.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.losses.passes import MiniBatches, run_rows, run_whole
+from latelier.losses.mini_batches import MiniBatches, run_rows, run_whole
 from latelier.utils.describing import describe, short
 
-__all__ = ["Embedded", "embed_columns"]
+__all__ = ["EmbeddedBatch", "embed_batch"]
 
 
-class Embedded(NamedTuple):
+class EmbeddedBatch(NamedTuple):
     """A batch of ``b`` queries with ``n`` documents each, packed: no padding is stored or scored.
 
     Parameters
@@ -28,9 +28,9 @@ class Embedded(NamedTuple):
     queries
         ``b`` texts, with gradients, at least float32.
     documents
-        ``b * n`` texts, those of one query next to each other.
+        ``b * n`` texts, grouped by query.
     query_keys, document_keys
-        ``(b,)`` and ``(b * n,)`` int64: equal where two texts are equal; None where the features hold no token ids.
+        ``(b,)`` and ``(b * n,)`` int64, equal for equal texts (hashes); None if the features hold no token ids.
     """
 
     queries: TokenEmbeddings
@@ -44,12 +44,12 @@ class Embedded(NamedTuple):
         return len(self.documents) // max(len(self.queries), 1)
 
 
-def embed_columns(
+def embed_batch(
     model: nn.Module,
     sentence_features: Iterable[Mapping[str, Any]],
     warn_once: Callable[[str], None],
-    parts: MiniBatches | None = None,
-) -> Embedded:
+    mini_batches: MiniBatches | None = None,
+) -> EmbeddedBatch:
     """Embed queries and documents, and group the documents by query.
 
     Parameters
@@ -60,24 +60,25 @@ def embed_columns(
         Features of the ``b`` queries, then of the documents in any number of dicts: those with ``b`` rows hold one
         document of each query, those with ``b * m`` rows hold ``m``, the documents of one query next to each other.
     warn_once
-        Called with what is accepted but looks like a mistake.
-    parts
-        How the texts are shared out among passes.
+        Called with a message if the features look like a mistake but can be used.
+    mini_batches
+        Limits of a forward pass.
 
     Returns
     -------
-    Embedded
+    EmbeddedBatch
         The documents of each query in the order of the dicts.
 
     Raises
     ------
     InvalidArgumentError
-        If there are no documents, a dict is none or is empty, or its rows cannot be shared out among the queries.
+        If there are no documents, one of the features is not a dict or is empty, or its number of rows is not a
+        multiple of the number of queries.
     """
-    parts = MiniBatches() if parts is None else parts
+    mini_batches = MiniBatches() if mini_batches is None else mini_batches
     columns = _read_columns(model, sentence_features, warn_once)
-    ((queries, query_keys),) = _run(model, columns[:1], parts)
-    outputs = _run(model, columns[1:], parts)
+    ((queries, query_keys),) = _run(model, columns[:1], mini_batches)
+    outputs = _run(model, columns[1:], mini_batches)
     for i, (texts, _) in enumerate(outputs, start=1):
         if len(queries) == 0 or len(texts) == 0 or len(texts) % len(queries):
             raise InvalidArgumentError(
@@ -97,11 +98,11 @@ def embed_columns(
             )
     keys = [key for _, key in outputs]
     known = None if any(key is None for key in keys) else torch.cat(keys)[torch.tensor(order)]  # type: ignore[arg-type]
-    return Embedded(queries, documents, query_keys, known)
+    return EmbeddedBatch(queries, documents, query_keys, known)
 
 
 def _grouped_by_query(rows: list[int], queries: int) -> list[int]:
-    """Positions, among all rows of columns of these sizes, of the documents of query 0, of query 1, ..."""
+    """Return the positions of the documents of query 0, 1, ... in the concatenation of columns of these sizes."""
     starts = [sum(rows[:i]) for i in range(len(rows))]
     shares = [(start, size // queries) for start, size in zip(starts, rows, strict=True)]
     return [start + q * share + i for q in range(queries) for start, share in shares for i in range(share)]
@@ -110,7 +111,7 @@ def _grouped_by_query(rows: list[int], queries: int) -> list[int]:
 def _read_columns(
     model: nn.Module, sentence_features: Iterable[Mapping[str, Any]], warn_once: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Copy the dicts, and bring what the tokeniser made to the model's device."""
+    """Copy the dicts, their tensors moved to the model's device."""
     try:
         given = list(sentence_features)
     except TypeError as error:
@@ -132,22 +133,22 @@ def _read_columns(
             )
         if features.get("task") not in (None, task):
             warn_once(
-                f"sentence_features[{i}] was tokenised as {features['task']!r}, where a loss expects {task!r}: "
-                f"markers and expansion are those of the other side. By hand, use model.tokenize(texts, "
-                f"is_query={task == 'query'}); in a trainer, look at router_mapping."
+                f"sentence_features[{i}] was tokenised as {features['task']!r}, but a loss expects {task!r} here, so "
+                f"the text has the wrong marker and expansion. Without a trainer, use model.tokenize(texts, "
+                f"is_query={task == 'query'}); in a trainer, check router_mapping."
             )
         columns.append({k: v.to(accelerator) if isinstance(v, Tensor) else v for k, v in features.items()})
     return columns
 
 
 def _run(
-    model: nn.Module, columns: list[dict[str, Any]], parts: MiniBatches
+    model: nn.Module, columns: list[dict[str, Any]], mini_batches: MiniBatches
 ) -> list[tuple[TokenEmbeddings, Tensor | None]]:
-    """Embed columns: the texts of each and their keys."""
+    """Embed columns: return the token vectors and the keys of each."""
     if not _are_token_ids(columns):
-        return [(run_whole(model, column, parts), _keys(column)) for column in columns]
+        return [(run_whole(model, column, mini_batches), _keys(column)) for column in columns]
     rows = [len(column["input_ids"]) for column in columns]
-    texts = run_rows(model, _join(columns), parts)
+    texts = run_rows(model, _join(columns), mini_batches)
     starts = [sum(rows[:i]) for i in range(len(rows))]
     return [
         (texts[start : start + size], _keys(column)) for start, size, column in zip(starts, rows, columns, strict=True)
@@ -155,7 +156,7 @@ def _run(
 
 
 def _are_token_ids(columns: list[dict[str, Any]]) -> bool:
-    """Whether all tensors are ``(rows, tokens)``, and all else is the same: not images, nor unpadded batches."""
+    """Whether all tensors are ``(rows, tokens)`` and all other values equal; not so for images and unpadded batches."""
     kinds = [{key: None if isinstance(v, Tensor) else repr(v) for key, v in column.items()} for column in columns]
     if any(kind != kinds[0] for kind in kinds) or kinds[0].get("input_ids", "") is not None:
         return False
@@ -164,7 +165,7 @@ def _are_token_ids(columns: list[dict[str, Any]]) -> bool:
 
 
 def _join(columns: list[dict[str, Any]]) -> dict[str, Any]:
-    """One column below the other, each padded with zeros, which the attention mask leaves out."""
+    """Concatenate columns, padded with zeros, which the attention mask excludes."""
     width = max(column["input_ids"].shape[1] for column in columns)
     joined = dict(columns[0])
     for key in [key for key, value in joined.items() if isinstance(value, Tensor)]:
@@ -173,11 +174,11 @@ def _join(columns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _keys(features: Mapping[str, Any]) -> Tensor | None:
-    """Hash the token ids of each row: 64 bits, the same in every process, wherever the padding stands."""
+    """Hash the token ids of each row to 64 bits; padding has no effect, and all processes get the same hash."""
     ids, mask = features.get("input_ids"), features.get("attention_mask")
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or mask.shape != ids.shape:
         return None
     ids, mask = ids.cpu(), mask.cpu().bool()
     factors = torch.randint(1, 2**62, (ids.shape[1] + 1,), generator=torch.Generator().manual_seed(0))
     position = mask.cumsum(dim=1)
-    return torch.where(mask, (ids + 1) * factors[position], 0).sum(dim=1)  # wraps around, as a hash may
+    return torch.where(mask, (ids + 1) * factors[position], 0).sum(dim=1)  # overflow wraps around

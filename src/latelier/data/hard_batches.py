@@ -1,14 +1,14 @@
-"""Batches of rows whose documents are hard for each other: negatives that cost nothing.
+"""`order_by_neighbours`: batches of pairs whose positives are hard negatives of one another.
 
-In contrastive training the documents of a batch are negatives for all of its queries. Rows drawn by chance make easy
-ones; put together with rows whose documents were mined for them, each has hard ones, and no further text is encoded.
+In contrastive training the documents of a batch are negatives for all of its queries. Those of random pairs are easy;
+grouping pairs with the pairs whose positives were mined as their negatives makes them hard, and encodes no more texts.
 """
 
 from __future__ import annotations
 
 import random
 
-from latelier.data.examples import TrainingSet
+from latelier.data.training_set import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.utils import check_count
 
@@ -18,23 +18,23 @@ __all__ = ["order_by_neighbours"]
 def order_by_neighbours(
     mined: TrainingSet, neighbours: int = 7, *, negatives: int = 0, passes: int = 1, seed: int = 0
 ) -> TrainingSet:
-    """Put rows next to each other whose documents are negatives of one another.
+    """Group each row with rows whose positives are among its mined hard negatives.
 
     Train in this order (`latelier.data.samplers.InOrder`), with batches of several groups.
 
     Parameters
     ----------
     mined
-        From `mine_hard_negatives`, with some more negatives per row (10) than are trained on.
+        Rows from `mine_hard_negatives`, with more negatives per row (such as 10) than are trained on.
     neighbours
-        At most so many rows follow a row: those whose positive is one of its negatives, hardest first, where they have
-        no place yet.
+        Maximum number of rows that are grouped with a row: rows whose positive is one of its negatives, hardest first,
+        and that are in no group yet.
     negatives
-        How many of its own negatives each row keeps, drawn by chance.
+        Number of its own negatives that each row keeps, drawn at random.
     passes
-        How often each row occurs, each time among other rows: one for each epoch, say.
+        How often each row occurs, each time in another group: one pass per epoch, for example.
     seed
-        Of all that is drawn.
+        Seed of the random choices.
 
     Returns
     -------
@@ -44,8 +44,8 @@ def order_by_neighbours(
     Raises
     ------
     InvalidArgumentError
-        If a number is negative, there are fewer negatives than are to be kept, or the rows have a teacher's scores,
-        which do not say which document is the right one.
+        If a number is negative, the rows have fewer negatives than `negatives`, or they have a teacher's scores, which
+        do not say which document is the positive.
 
     Examples
     --------
@@ -55,11 +55,11 @@ def order_by_neighbours(
     (['d', 'b', 'a', 'c'], [['D'], ['B'], ['A'], ['C']])
     """
     if mined.scores is not None:
-        raise InvalidArgumentError("the rows have a teacher's scores; give those of mine_hard_negatives.")
+        raise InvalidArgumentError("the rows have a teacher's scores; give rows from mine_hard_negatives.")
     for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):
         check_count(name, value, least)
     if len(mined) and negatives > mined.width - 1:
-        raise InvalidArgumentError(f"negatives={negatives}, but the rows have {mined.width - 1} each.")
+        raise InvalidArgumentError(f"received negatives={negatives}, but the rows have {mined.width - 1} each.")
     rng = random.Random(seed)
     owner = {documents[0]: row for row, documents in enumerate(mined.documents)}
     rows: list[int] = []
@@ -73,7 +73,7 @@ def order_by_neighbours(
             free = [other for other in dict.fromkeys(near) if other not in placed and other != row]
             groups.append([row, *free[:neighbours]])
             placed.update(groups[-1])
-        # Rows that come late find their neighbours taken: left at the end, they would make easy batches.
+        # Late rows form small groups, as their neighbours are in others: at the end they would make easy batches.
         rng.shuffle(groups)
         rows += [row for group in groups for row in group]
     documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], negatives)] for i in rows]

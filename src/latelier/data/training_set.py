@@ -1,4 +1,4 @@
-"""`TrainingSet`: queries with their documents, and perhaps a teacher's scores, ready for the trainer."""
+"""`TrainingSet`: queries, their documents and, for distillation, a teacher's scores."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = ["TrainingSet"]
 
 @dataclass(frozen=True, repr=False)
 class TrainingSet:
-    """Queries with equally many documents each.
+    """Queries with the same number of documents each.
 
     Parameters
     ----------
     queries
         One text per row.
     documents
-        For each row its documents: the one that answers the query first, then negatives; or, where there are scores,
-        candidates in any order.
+        Documents of each row: the positive, then negatives; with scores, candidates in any order.
     scores
-        For each row a teacher's scores of its documents, or None.
+        A teacher's scores of the documents of each row, or None.
     rows
-        How rows are named in errors, such as ``pairs.jsonl:12``; default: their positions.
+        Names of the rows in error messages, such as ``pairs.jsonl:12``; default: their positions.
 
     Raises
     ------
     InvalidArgumentError
-        If a row has no text, another number of documents than the first, or not as many scores as documents.
+        If a text is empty, or a row has another number of documents than the first or another number of scores than
+        documents.
 
     Examples
     --------
@@ -59,8 +59,8 @@ class TrainingSet:
         if len(set(counts)) > 1 or (self.rows is not None and count_entries(self.rows, "rows") != counts[0]):
             scores = "" if self.scores is None else f" and {counts[2]} lists of scores"
             raise InvalidArgumentError(
-                f"received {counts[0]} queries, {counts[1]} lists of documents{scores}; expected equally many, and a "
-                "name for each where rows are named."
+                f"received {counts[0]} queries, {counts[1]} lists of documents{scores}; expected one list of "
+                "documents (and of scores, and a name, if given) per query."
             )
         for i in range(len(self)):
             self._check_row(i)
@@ -79,16 +79,16 @@ class TrainingSet:
 
     @property
     def width(self) -> int:
-        """Documents of each row."""
+        """Number of documents per row."""
         return len(self.documents[0]) if len(self) else 0
 
     def select(self, rows: Sequence[int]) -> TrainingSet:
-        """Return some rows.
+        """Return the rows at some positions.
 
         Parameters
         ----------
         rows
-            Their positions.
+            The positions.
 
         Examples
         --------
@@ -103,7 +103,7 @@ class TrainingSet:
         )
 
     def to_dataset(self) -> Dataset:
-        """Return the data set that `sentence_transformers.MultiVectorEncoderTrainer` takes.
+        """Convert to the data set that `sentence_transformers.MultiVectorEncoderTrainer` takes.
 
         Returns
         -------
@@ -146,8 +146,8 @@ class TrainingSet:
         if len(documents) != self.width:
             raise InvalidArgumentError(
                 f"{where} has {len(documents)} document{'s' * (len(documents) != 1)}, the rows before it have "
-                f"{self.width} each; give all rows equally many, or candidates=n to load(...), which keeps the first "
-                "n of each."
+                f"{self.width} each; give all rows the same number, or use load_training_set(..., candidates=n), "
+                "which keeps the first n of each."
             )
         if self.scores is not None:
             self._check_scores(self.scores[i], where)

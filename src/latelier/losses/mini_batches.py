@@ -1,8 +1,7 @@
-"""Running texts through a model in mini-batches of similar length, so that a batch costs what its texts cost.
+"""Forward passes in mini-batches of texts of similar length, each truncated to its own longest text.
 
-Padded to its longest document, a batch of real texts is two thirds padding, all of which an encoder computes with.
-Here the rows are sorted by length, and each mini-batch is cut to its own longest row. The collator's padding is only
-token ids, so the trainer's own collator will do.
+A batch of real texts that is padded to its longest document is about two thirds padding, which costs the encoder as
+much as tokens do. The trainer's collator can stay: its padding is in the token ids alone and is cut off here.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from latelier.utils import batch_by_tokens, check_count
 
 __all__ = ["MiniBatches", "at_least_float32", "run_rows", "run_whole"]
 
-# Tokens of a mini-batch, padding included. On a CPU what fits its caches is fastest, and large products gain nothing;
-# a GPU wants enough rows to be busy.
+# Tokens of a mini-batch, padding included. A CPU is fastest with activations that fit its caches; a GPU needs large
+# matrix products to be busy.
 _CPU_TOKENS = 1024
 _ACCELERATOR_TOKENS = 32768
 
 
 class MiniBatches(NamedTuple):
-    """How the texts of a batch are shared out among passes through the model.
+    """Limits of a forward pass, into which the texts of a batch are split.
 
     Parameters
     ----------
     max_tokens
-        Most tokens of a pass, padding included; None: what suits the device.
+        Maximum number of tokens, padding included; None: a default for the device.
     max_rows
-        Most texts of a pass; None: as many as fit the tokens.
+        Maximum number of texts; None: as many as fit `max_tokens`.
     recompute
-        Keep nothing of a pass but its token vectors, and run it again for its gradient (Gao et al., 2021, GradCache,
-        https://aclanthology.org/2021.repl4nlp-1.31): memory is that of one pass, for a third more time.
+        Keep only the token vectors of a pass, and repeat the pass in the backward pass (Gao et al., 2021, GradCache,
+        https://aclanthology.org/2021.repl4nlp-1.31): needs the memory of one pass, and a third more time.
     """
 
     max_tokens: int | None = None
@@ -46,23 +45,23 @@ class MiniBatches(NamedTuple):
     recompute: bool = False
 
     def check(self) -> MiniBatches:
-        """Return itself, or refuse sizes that are none."""
+        """Return itself; raise `InvalidArgumentError` if a limit is not a positive integer."""
         for name, value in (("mini_batch_tokens", self.max_tokens), ("mini_batch_size", self.max_rows)):
             check_count(name, value, optional=True)
         return self
 
 
-def run_rows(model: nn.Module, features: dict[str, Any], parts: MiniBatches) -> TokenEmbeddings:
-    """Embed the rows of features whose tensors are all ``(rows, tokens)``, in mini-batches of similar length.
+def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatches) -> TokenEmbeddings:
+    """Embed the rows of features, all of whose tensors are ``(rows, tokens)``, in mini-batches of similar length.
 
     Parameters
     ----------
     model
         A late-interaction model, or a wrapper around one.
     features
-        The features; left as they are.
-    parts
-        How to share them out.
+        The features; not modified.
+    mini_batches
+        Limits of a pass.
 
     Returns
     -------
@@ -71,29 +70,29 @@ def run_rows(model: nn.Module, features: dict[str, Any], parts: MiniBatches) -> 
     """
     used = _used(features)
     lengths = used.sum(dim=1).cpu().numpy()
-    budget = parts.max_tokens or (_CPU_TOKENS if used.device.type == "cpu" else _ACCELERATOR_TOKENS)
+    budget = mini_batches.max_tokens or (_CPU_TOKENS if used.device.type == "cpu" else _ACCELERATOR_TOKENS)
     texts: list[Tensor | None] = [None] * len(lengths)
-    for rows in batch_by_tokens(lengths, budget, parts.max_rows):
-        if len(rows) == len(lengths):  # all at once: as they are
-            return TokenEmbeddings.from_list(_pass(model, features, parts.recompute))
-        passed = _pass(model, _select(features, used, rows), parts.recompute)
+    for rows in batch_by_tokens(lengths, budget, mini_batches.max_rows):
+        if len(rows) == len(lengths):  # one mini-batch: the features as they are
+            return TokenEmbeddings.from_list(_pass(model, features, mini_batches.recompute))
+        passed = _pass(model, _select(features, used, rows), mini_batches.recompute)
         for row, text in zip(rows.tolist(), passed, strict=True):
             texts[row] = text
     return TokenEmbeddings.from_list([text for text in texts if text is not None])
 
 
-def run_whole(model: nn.Module, features: dict[str, Any], parts: MiniBatches) -> TokenEmbeddings:
-    """Embed features of any kind (images, say) in one pass."""
-    return TokenEmbeddings.from_list(_pass(model, features, parts.recompute))
+def run_whole(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatches) -> TokenEmbeddings:
+    """Embed features of any kind, such as images, in one pass."""
+    return TokenEmbeddings.from_list(_pass(model, features, mini_batches.recompute))
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return half precision as float32, anything wider as it is."""
+    """Convert half precision to float32; return wider numbers unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _pass(model: nn.Module, features: dict[str, Any], recompute: bool) -> list[Tensor]:
-    """Run one pass: one ``(tokens, dim)`` matrix per row, of the tokens that are scored."""
+    """Run one pass: return the vectors of the scored tokens, one ``(tokens, dim)`` matrix per row."""
     if not (recompute and torch.is_grad_enabled()):
         vectors, lengths = _forward(model, features)
     else:
@@ -109,9 +108,9 @@ def _forward(model: nn.Module, features: dict[str, Any]) -> tuple[Tensor, Tensor
 
 
 def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Tensor, Tensor]]:
-    """Return `_forward`, whose second run, in the midst of a backward pass, is not one of the parallel wrapper's.
+    """Return `_forward` that calls the parallel wrapper in its first run and the wrapped model in its second.
 
-    That would start a new round of its gradient exchange before the present one has ended.
+    The second run is part of the backward pass: the wrapper would start another gradient exchange within the first.
     """
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     models = iter([model])
@@ -119,14 +118,14 @@ def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Te
 
 
 def _used(features: dict[str, Any]) -> Tensor:
-    """Bool ``(rows, width)``: positions that hold a token of the text or of its query expansion."""
+    """Return the positions ``(rows, width)`` of tokens of the text or of its query expansion, bool."""
     used = features["attention_mask"].bool()
     expansion = features.get("query_expansion_positions")
     return used | expansion.bool() if isinstance(expansion, Tensor) else used
 
 
 def _select(features: dict[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
-    """Cut out rows, without the columns that only longer rows need."""
+    """Select rows, without the columns that hold only their padding."""
     index = torch.from_numpy(rows).to(used.device)
     columns = used[index].any(dim=0).nonzero()
     first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from latelier import indexes
 from latelier.cli.output import quiet_loading, show_progress
-from latelier.data import TrainingSet, load, mine_hard_negatives, order_by_neighbours
+from latelier.data import TrainingSet, load_training_set, mine_hard_negatives, order_by_neighbours
 from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
@@ -56,7 +56,7 @@ def run(
     Parameters
     ----------
     source
-        What `latelier.data.load` reads.
+        What `latelier.data.load_training_set` reads.
     output
         Folder of the model.
     model
@@ -72,7 +72,7 @@ def run(
         Rows, steps, queries held out, and measures before and after.
     """
     _require_trainer()
-    examples = load(source, **texts)  # type: ignore[arg-type]
+    examples = load_training_set(source, **texts)  # type: ignore[arg-type]
     _prepare(output)
     training, held_out = _split(examples, settings)
     encoder = _make_model(*model, seed=settings.seed)

@@ -9,7 +9,7 @@ from naive_losses import Lexicon, features, naive_distillation, score_each
 from torch import nn
 
 from latelier.losses import Distillation
-from latelier.losses.stretching import computing_dtype, relative_rounding, row_weights, stretch
+from latelier.losses.normalization import computing_dtype, min_max_normalize, relative_rounding, row_weights
 
 DIM, TOKENS = 16, 4
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -283,4 +283,4 @@ def test_rounding_covers_sums_in_another_order(scores, vectors):
 
 def test_stretch_maps_each_row_onto_zero_to_one():
     rows = torch.tensor([[3.0, 5.0, 4.0], [-1.0, -3.0, -2.0]])
-    torch.testing.assert_close(stretch(rows), torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.5]]))
+    torch.testing.assert_close(min_max_normalize(rows), torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.5]]))
