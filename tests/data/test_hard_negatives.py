@@ -80,7 +80,7 @@ def test_texts_from_elsewhere():
         ({"batch_size": 0}, "batch_size=0; expected"),
         ({"ranks": (0, 5)}, r"ranks=\(0, 5\); expected \(first, last\), counted from 1"),
         ({"ranks": (3, 4), "negatives": 3}, "with at least 3 ranks"),
-        ({"margin": 1.0}, "margin=1.0; expected a share"),
+        ({"margin": 1.0}, "margin=1.0; expected a number from 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(index, options, message):
