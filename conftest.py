@@ -11,6 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first importe
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import gc
 import random
 from importlib.resources import files
 from importlib.util import find_spec
@@ -30,6 +31,12 @@ THREADED = {"kernels", "scores", "indexes"}
 # Examples of a shared machine are slow at times, which is no failure; a failure has to come back when run again.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through all imported libraries again, a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
