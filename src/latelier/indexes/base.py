@@ -1,11 +1,10 @@
-"""The whole contract of an index: what it is given, what it answers, and how it fails.
+"""`Index`, the contract of every index: arguments, results and errors of each method.
 
-Whatever holds token vectors and finds the documents with the highest MaxSim is an `Index`. Those that keep their
-documents in this library's own storage derive from `latelier.indexes.stored.StoredIndex`, which implements all of it
-but three hooks; an adapter to another engine derives from `Index` itself. `tests/indexes` runs one suite over all.
+An index on this library's own storage derives from `latelier.indexes.stored.StoredIndex`, which implements all of it
+but a few hooks; an adapter to another engine derives from `Index` itself. One suite, in `tests/indexes`, tests them all.
 
-Ids are the user's, never shift and keep their type: 1 and "1" are two documents. A writing call is one transaction:
-other threads and processes see all of it or nothing, and an error leaves the index as it was.
+Ids belong to the user, never change, and keep their type: 1 and "1" are two documents. A writing call is one
+transaction: other threads and processes see all of it or nothing, and after an error the index is as it was before.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 class Index(ABC):
-    """Documents as token vectors, found by late interaction.
+    """Documents as token vectors, searched by MaxSim.
 
     Parameters
     ----------
@@ -43,10 +42,15 @@ class Index(ABC):
     >>> import numpy as np
     >>> from latelier import indexes
     >>> index = indexes.Flat()
-    >>> index.add(["a", "b"], [np.eye(2), np.ones((1, 2))], metadata=[{"year": 2019}, {"year": 2024}])
+    >>> index.add(
+    ...     ["a", "b"],
+    ...     [np.eye(2), np.ones((1, 2))],
+    ...     metadata=[{"year": 2019}, {"year": 2024}],
+    ... )
     >>> index.search(np.array([[1.0, 0.0], [1.0, 1.0]]), k=1)
     [[Hit(id='b', score=3.0)]]
-    >>> index.search(np.array([[1.0, 0.0]]), filter="year < ?", parameters=(2020,))
+    >>> query = np.array([[1.0, 0.0]])
+    >>> index.search(query, filter="year < ?", parameters=(2020,))
     [[Hit(id='a', score=1.0)]]
     """
 
@@ -70,20 +74,20 @@ class Index(ABC):
             One id per document, ``str`` (not empty) or ``int`` (64 bits); or one id for one document.
         embeddings
             One ``(tokens, dim)`` matrix per document: `TokenEmbeddings`, a list of numpy or torch matrices of any
-            floating dtype, or any iterable of matrices or of `TokenEmbeddings`. Iterables are read as they come, in
-            step with the others, in bounded memory. One matrix goes with one id, alone or in a list.
+            floating dtype, or any iterable of matrices or of `TokenEmbeddings`. Iterables are read in step with the
+            other arguments, in bounded memory. For one id, one matrix is enough, without a list around it.
         texts, metadata
-            One per document: a text or ``None``; a dict of JSON values or ``None``. Both come back from `get`; the
-            keys of the metadata are the columns of filters.
+            One per document: a text or ``None``; a dict of JSON values or ``None``. `get` returns both; the keys of
+            the metadata are the columns of filters.
         show_progress
-            Count documents on stderr.
+            Show a progress bar on stderr.
 
         Raises
         ------
         DuplicateIdError
             If an id is given twice or is in the index already.
         EmbeddingsError
-            If a document has no token, NaN or infinity, or another dim than the rest.
+            If a document has no token, holds NaN or infinity, or has another dim than the other documents.
         InvalidArgumentError
             If the arguments differ in length, or an id, a text or metadata cannot be stored.
         """
@@ -100,7 +104,8 @@ class Index(ABC):
     ) -> None:
         """Replace whole documents, or insert those that are new; all or none.
 
-        Text and metadata that are not given again are gone, and the document counts as the last one inserted.
+        A replaced document loses text and metadata that are not given again, and becomes the last one in the order of
+        insertion.
 
         Parameters
         ----------
@@ -120,7 +125,7 @@ class Index(ABC):
         Parameters
         ----------
         ids
-            One id or several; naming one twice removes it once.
+            One id or several; an id may be given more than once.
 
         Raises
         ------
@@ -148,9 +153,9 @@ class Index(ABC):
             At most this many hits per query; fewer where fewer documents are left.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
-            ``text`` and the metadata's keys; see `latelier.indexes.catalog.filters`. Or a list of
-            expressions that must all hold, each of which is read by itself: ``["tenant = ?", theirs]`` finds no other
-            tenant's documents, whatever a stranger has written.
+            ``text`` and the keys of the metadata; see `latelier.indexes.catalog.filters`. Or a list of expressions
+            that must all hold, each parsed by itself: ``["tenant = ?", theirs]`` finds no other tenant's documents,
+            whatever ``theirs`` holds.
         parameters
             The values of the filter's ``?``, in order, or a dict for ``:name``.
         filter_timeout
@@ -164,9 +169,9 @@ class Index(ABC):
         Raises
         ------
         EmbeddingsError
-            If a query has no token, NaN or infinity, or another dim than the index.
+            If a query has no token, holds NaN or infinity, or has another dim than the index.
         InvalidArgumentError
-            If `k` is not a positive integer, or the filter is refused or cannot be evaluated.
+            If `k` is not a positive integer, or the filter is rejected or cannot be evaluated.
         FilterTimeoutError
             If the filter takes too long.
         """
@@ -213,13 +218,13 @@ class Index(ABC):
     @property
     @abstractmethod
     def settings(self) -> MutableMapping[str, Any]:
-        """JSON values that users and tools keep with the index, each assignment a commit of its own."""
+        """JSON values that users and tools keep with the index; each assignment is a commit."""
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Let all that this thread reads within a ``with`` block be of one commit, whatever others write meanwhile.
+        """Within a ``with`` block, let this thread read one commit, whatever others write meanwhile.
 
-        Nothing can be written within the block, which ends in the thread that began it. Of an index in memory, other
-        threads wait. An adapter to an engine that cannot promise it does nothing here.
+        The block cannot write, and has to end in the thread that began it. With an index in memory, other threads
+        wait until it ends. An adapter to an engine without snapshots does nothing here.
 
         Examples
         --------
@@ -236,32 +241,32 @@ class Index(ABC):
 
     @abstractmethod
     def compact(self, *, show_progress: bool = False) -> None:
-        """Merge what many writes have scattered, and give back the space of removed documents.
+        """Merge small segments, and free the space of removed documents.
 
-        Searches go on meanwhile, in this process and in others. What is damaged stays as it is and is named by an
-        `IndexDamageWarning`. An index that an older version has made gets the newest format.
+        Searches go on meanwhile, in this process and in others. Damaged segments stay as they are; an
+        `IndexDamageWarning` names them. An index made by an older version gets the newest format.
 
         Parameters
         ----------
         show_progress
-            Count documents on stderr.
+            Show a progress bar on stderr.
         """
 
     @abstractmethod
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
-        """Measure recall@k of `search` against exact scores, with the index's own documents as queries.
+        """Measure recall@k of `search` against exact scores, with documents of the index as queries.
 
         Parameters
         ----------
         k
-            How many hits to compare.
+            Number of hits to compare.
         queries
-            How many documents, spread evenly over the index, to use as queries; each one reads the whole index.
+            Number of documents, spread evenly over the index, to use as queries; each one reads the whole index.
 
         Returns
         -------
         CheckReport
-            Prints as one readable line.
+            Prints as one line.
         """
 
     @abstractmethod
@@ -271,12 +276,12 @@ class Index(ABC):
         Returns
         -------
         VerifyReport
-            The damaged files and the ids of their documents; prints as a readable text.
+            The damaged files and the ids of their documents; prints as text.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back files and memory; closing twice does nothing, any other use afterwards is an error."""
+        """Close files and free memory; closing again does nothing, any other use afterwards is an error."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -1,4 +1,4 @@
-"""`open`: whichever index a folder holds."""
+"""`open`: the index in a folder, of whichever kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS: dict[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
 
 
 def open(path: PathLike, *, read_only: bool = False, device: str | torch.device | None = None) -> Index:
-    """Open the index in a folder, of whichever kind it is.
+    """Open the index in a folder, of whichever kind.
 
     Parameters
     ----------
@@ -31,12 +31,12 @@ def open(path: PathLike, *, read_only: bool = False, device: str | torch.device 
     Returns
     -------
     Index
-        The index, as its class would open it.
+        An instance of the class that made it.
 
     Raises
     ------
     IndexFormatError
-        If there is no index, or one that this version does not know.
+        If there is no index, or one of a kind or format that this version does not know.
 
     Examples
     --------

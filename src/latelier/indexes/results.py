@@ -11,9 +11,9 @@ Id: TypeAlias = "str | int"
 
 
 class Hit(NamedTuple):
-    """One found document: its id and its MaxSim score, the higher the better.
+    """A found document: its id and its MaxSim score; higher is better.
 
-    A tuple, which can be read by field name as well: ``hit["id"]``, ``dict(hit)``.
+    A tuple whose fields can be read by name as well: ``hit["id"]``, ``dict(hit)``.
 
     Examples
     --------
@@ -48,12 +48,12 @@ class Hit(NamedTuple):
         return getattr(self, key)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the names of the fields, which makes ``dict(hit)`` and ``f(**hit)`` work."""
+        """Return the names of the fields, so that ``dict(hit)`` and ``f(**hit)`` work."""
         return self._fields
 
 
 class Record(NamedTuple):
-    """What is stored beside the vectors of one document; ``metadata`` is ``{}`` where none was given.
+    """Text and metadata of one document; ``metadata`` is ``{}`` if none was given.
 
     Examples
     --------
@@ -68,25 +68,26 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckReport:
-    """How much of the exact result a search finds.
+    """Recall of a search, measured against exact scores.
 
     Parameters
     ----------
     k
         Hits compared per query.
     recall
-        The part of the hits that belong to the exact best `k`, over all queries; ties count as right.
+        Fraction of the hits that are among the exact best `k`, over all queries; tied documents count as found.
     worst
-        The same for the query with the lowest.
+        The lowest recall of a query.
     queries, documents
-        How many were used, and how many were searched.
+        Number of queries used, and of documents searched.
     advice
-        What to do about it, in words; empty where there is nothing to do.
+        What to do about a low recall; empty if there is nothing to do.
 
     Examples
     --------
-    >>> print(CheckReport(k=10, recall=0.985, worst=0.9, queries=20, documents=1500))
-    recall@10 0.985 (worst query 0.900) against exact scores: 20 of its own documents as queries, 1,500 searched
+    >>> report = CheckReport(10, 0.985, worst=0.9, queries=20, documents=1500)
+    >>> print(str(report).partition(":")[0])
+    recall@10 0.985 (worst query 0.900) against exact scores
     """
 
     k: int
@@ -111,11 +112,11 @@ class Damage:
     Parameters
     ----------
     file
-        Relative to the index's folder.
+        Path, relative to the folder of the index.
     reason
         What is wrong with it.
     ids
-        The documents whose vectors cannot be trusted any more.
+        The documents that are damaged with it.
 
     Examples
     --------
@@ -133,18 +134,19 @@ class Damage:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Whether all that was written is still there.
+    """Damage of an index, found by comparing all files with their checksums.
 
     Parameters
     ----------
     files
-        How many files were read.
+        Number of files that were read.
     damages
-        What was found.
+        The damaged files.
 
     Examples
     --------
-    >>> report = VerifyReport(files=4, damages=(Damage("segments/1/vectors.npy", "it is missing", ("a", "b")),))
+    >>> damage = Damage("segments/1/vectors.npy", "it is missing", ("a", "b"))
+    >>> report = VerifyReport(files=4, damages=(damage,))
     >>> print(report)
     1 of 4 files damaged:
       segments/1/vectors.npy: it is missing (2 documents)
@@ -162,7 +164,7 @@ class VerifyReport:
 
     @property
     def ids(self) -> list[Id]:
-        """The documents to `update` or `remove`, each one once."""
+        """Ids of the damaged documents, to `update` or `remove`, each once."""
         return list(dict.fromkeys(id for damage in self.damages for id in damage.ids))
 
     def __str__(self) -> str:

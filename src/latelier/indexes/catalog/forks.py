@@ -1,14 +1,14 @@
-"""What a fork does to open indexes: the child works on connections and locks of its own, or says that it cannot.
+"""Forks of a process with open indexes: the child uses connections and locks of its own, or gets an error.
 
-SQLite keeps track, per process, of the locks on each open file. A child that is forked while a connection is open
-inherits these records but not the locks: a new connection of the child to the same file would run unprotected, and a
-parent that closes would delete the log from under it. So:
+SQLite records, per process, the locks on each open file. A child that is forked while a connection is open inherits
+these records but not the locks: a new connection of the child to the same file would not be protected, and the parent
+would delete the log that the child uses when it closes its last connection. So:
 
-1. Before a fork new transactions wait, those of other threads are given `FORK_SECONDS` to end, and idle connections
-   are closed. Each side opens new ones at its next call.
-2. In the child all locks are new, whoever held them in the parent.
-3. What could not be ended in time is refused there: the index whose transaction was open, or every index if another
-   thread may have been inside SQLite, whose locks nobody will release.
+1. Before a fork, new transactions wait, transactions of other threads get `FORK_SECONDS` to end, and idle connections
+   are closed. Parent and child open new ones at their next call.
+2. In the child every lock is replaced by a new one, whether or not it was held in the parent.
+3. If a transaction did not end in time, the child gets an error: from the index that the forking thread was using, or
+   from every index if another thread may have been inside SQLite, since no thread of the child releases its locks.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from weakref import WeakSet
 
 from latelier.errors import StorageError
 
-__all__ = ["Lock", "Pool", "is_fork_near", "iterate_outside", "refuse_unusable", "register", "using"]
+__all__ = ["Lock", "Pool", "check_usable", "is_fork_near", "iterate_outside", "register", "using"]
 
 T = TypeVar("T")
 
-# How long a fork waits for the transactions of other threads: searches take milliseconds, a commit a few more. For
-# those that wait for a user's iterable, which may go on for hours, it waits only as long as a short list takes.
-FORK_SECONDS, STREAM_SECONDS = 1.0, 0.25
-# How long a fork waits for a kernel that another thread is compiling, which happens once per installation.
+# How long a fork waits for the transactions of other threads: a search or a commit takes milliseconds.
+FORK_SECONDS = 1.0
+# The same for a transaction that reads a user's iterable, which may go on for hours: a short list takes less.
+STREAM_SECONDS = 0.25
+# How long a fork waits while another thread compiles a kernel, which happens once per installation.
 COMPILE_SECONDS = 15.0
-# How long a transaction waits for a fork. It goes on then: should the fork still happen, the child will notice.
-_PATIENCE = 10.0
+# How long a transaction waits for a fork. Then it begins: should the fork still happen, the child gets an error.
+_PATIENCE_SECONDS = 10.0
 
 
 class Pool(Protocol):
     """Connections to one catalog."""
 
     def close_idle(self) -> None:
-        """Close the connections that no transaction uses."""
+        """Close the connections that no transaction is using."""
 
     def leave_to_parent(self, *, all_of_them: bool) -> None:
-        """In a forked child: give up connections that belong to the parent; with `all_of_them`, those in memory too."""
+        """In a forked child, give up the parent's connections to files; with `all_of_them`, those to memory too."""
 
 
 class Lock:
-    """A lock that is free in a forked child.
+    """A lock that is free in a forked child, even if another thread of the parent holds it.
 
-    Take it by ``with lock.current:``, which releases what it has taken, also across a fork.
+    Take it by ``with lock.current:``, which releases the lock that it has taken if a fork replaces it in between.
 
     Parameters
     ----------
@@ -65,27 +66,27 @@ class Lock:
             _state.locks.add(self)
 
     def renew(self) -> None:
-        """Put a free lock in the place of one that may be held."""
+        """Replace the lock, which may be held, by a free one."""
         self.current = self._make()
 
 
 class _State:
-    """What this process knows of its open indexes."""
+    """The open indexes of this process, and what its threads do with them."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        # Reentrant, because the garbage collector may close a connection while it is held.
+        # Reentrant, since the garbage collector may close a connection while this thread holds the lock.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        # Per thread: how many times it is inside `using`. Below 0, and not inside, where a user's iterable has left a
-        # `using` that it entered when it was last asked, see `iterate_outside`.
+        # Per thread, how many `using` contexts it is inside of. The count is below 0, and the thread outside, when a
+        # user's iterable leaves a context that it entered at an earlier item, see `iterate_outside`.
         self.used: dict[int, int] = {}
-        self.outside: set[int] = set()  # threads in a transaction that waits for a user's iterable
-        self.forking: dict[int, bool] = {}  # threads that are about to fork: whether they still wait for others
+        self.outside: set[int] = set()  # threads whose transaction waits for a user's iterable
+        self.forking: dict[int, bool] = {}  # threads about to fork, and whether they still wait for others
         self.pools: WeakSet[Pool] = WeakSet()
         self.locks: WeakSet[Lock] = WeakSet()
         self.compiler: Any = None  # numba's lock, while we hold it
-        self.compiling = False  # we did not get it in time
+        self.compiling = False  # we did not get the lock in time
         self.unusable = ""  # in a forked child: why no index can be used
 
 
@@ -99,8 +100,8 @@ class _Using:
 
     def __enter__(self) -> None:
         if _state.unusable or os.getpid() != _state.process:
-            refuse_unusable()
-        self._thread = threading.get_ident()  # a generator may be closed by another one
+            check_usable()
+        self._thread = threading.get_ident()  # another thread may close the generator that we are in
         _enter(1)
 
     def __exit__(
@@ -113,7 +114,7 @@ class _Using:
 
 
 def using() -> _Using:
-    """Return a context within which a thread may be inside SQLite: a fork waits for its end, it waits for a fork.
+    """Return a context for a thread that may be inside SQLite; it waits for a fork to end, and a fork waits for it.
 
     Raises
     ------
@@ -123,22 +124,22 @@ def using() -> _Using:
     return _Using()
 
 
-def refuse_unusable() -> None:
-    """Refuse to use any index in a forked child in which that might hang.
+def check_usable() -> None:
+    """Raise an error in a forked child in which using an index could hang.
 
     Raises
     ------
     StorageError
-        If this is one.
+        If this process is such a child.
     """
     if os.getpid() != _state.process:
-        _after_fork_in_child()  # forked by C code that did not call Python's hooks
+        _after_fork_in_child()  # C code has forked without calling Python's hooks
     if _state.unusable:
         raise StorageError(_state.unusable)
 
 
 def iterate_outside(source: Iterable[T]) -> Iterator[T]:
-    """Yield what a user's iterable gives; a fork does not wait long for a thread that is in there."""
+    """Yield the items of a user's iterable; while it computes one, a fork does not wait long for this thread."""
     iterator, me = iter(source), threading.get_ident()
     while True:
         with _state.lock:
@@ -158,12 +159,12 @@ def iterate_outside(source: Iterable[T]) -> Iterator[T]:
 
 
 def is_fork_near() -> bool:
-    """Whether a fork is waiting, so that a connection had better be closed than kept."""
+    """Whether a fork is waiting, so that a connection should be closed rather than kept."""
     return bool(_state.forking)
 
 
 def register(pool: Pool) -> None:
-    """Have a pool told of forks, for as long as it lives."""
+    """Call the methods of a pool at forks, as long as it is referenced."""
     with _state.lock:
         _state.pools.add(pool)
 
@@ -172,7 +173,7 @@ def _enter(times: int) -> None:
     me = threading.get_ident()
     with _state.lock:
         if _state.forking and me not in _inside():
-            _state.changed.wait_for(lambda: not _is_kept_out(me), _PATIENCE)
+            _state.changed.wait_for(lambda: not _is_kept_out(me), _PATIENCE_SECONDS)
         _count(me, times)
 
 
@@ -188,7 +189,7 @@ def _inside() -> set[int]:
 
 
 def _is_kept_out(me: int) -> bool:
-    # A thread with a transaction may go on while the fork still waits for its end.
+    # A thread in a transaction may go on while the fork still waits for the transaction to end.
     return any(me != thread and not (waits and me in _state.outside) for thread, waits in _state.forking.items())
 
 
@@ -223,7 +224,7 @@ def _after_fork_in_child() -> None:
     _state.process = os.getpid()
     _state.lock = threading.RLock()
     _state.changed = threading.Condition(_state.lock)
-    # What this thread was in the middle of, it still has to leave.
+    # This thread still has to leave the contexts that it is inside of.
     _state.used = {me: _state.used[me]} if me in _state.used else {}
     _state.outside, _state.forking = set(), {}
     if (others or _state.compiling) and not _state.unusable:
@@ -241,7 +242,7 @@ def _after_fork_in_child() -> None:
 def _release_compiler() -> None:
     lock, _state.compiler = _state.compiler, None
     if lock is not None:
-        with suppress(RuntimeError):  # another thread of the parent had it
+        with suppress(RuntimeError):  # another thread of the parent holds it
             lock.release()
 
 

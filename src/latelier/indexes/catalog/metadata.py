@@ -65,8 +65,11 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
 
     Examples
     --------
-    >>> encode_metadata({"year": 2020, "open": True, "tags": ["a"]}, "doc")
-    ('{"year":2020,"open":true,"tags":["a"]}', {'year': 2020, 'open': 1, 'tags': '["a"]'})
+    >>> json, values = encode_metadata({"open": True, "tags": ["a"]}, "doc")
+    >>> json
+    '{"open":true,"tags":["a"]}'
+    >>> values
+    {'open': 1, 'tags': '["a"]'}
     """
     if metadata is None:
         return "{}", _NO_FIELDS

@@ -51,29 +51,30 @@ class MemoryPool:
 
     @contextmanager
     def writing(self) -> Iterator[Callable[[], Connection]]:
-        """Be the only writer; when the context is first called for the connection, the transaction begins.
+        """Be the only writer; what the context gives returns the connection, and begins the transaction at first.
 
         From then on readers wait. The transaction commits at the end, or is rolled back if an error is raised.
         """
         _check_open(self._closed, self.where)
-        forks.refuse_unusable()
+        forks.check_usable()
         with _one_writer(self._writer, self.where), translated(self.where), ExitStack() as transaction:
-            begun: list[Connection] = []
+            begun: Connection | None = None
 
             def begin() -> Connection:
-                if not begun:
-                    # close() waits from here on; it may also have been called before.
-                    begun.append(transaction.enter_context(self.reading()))
-                    begun[0].execute("BEGIN IMMEDIATE")
-                return begun[0]
+                nonlocal begun
+                if begun is None:
+                    # From here on close() waits; reading() raises an error if it was called before.
+                    begun = transaction.enter_context(self.reading())
+                    begun.execute("BEGIN IMMEDIATE")
+                return begun
 
             try:
                 yield begin
-                for connection in begun:
-                    _commit(connection)
+                if begun is not None:
+                    _commit(begun)
             except BaseException:
-                for connection in begun:
-                    _rollback(connection)
+                if begun is not None:
+                    _rollback(begun)
                 raise
 
     def is_in_place(self) -> bool:
@@ -83,7 +84,7 @@ class MemoryPool:
     def close(self) -> None:
         """Drop the catalog once no thread is using it any more."""
         self._closed = True
-        with suppress(StorageError), forks.using(), self._lock.current:  # it is raised in some forked children
+        with suppress(StorageError), forks.using(), self._lock.current:  # raised in a child that cannot use indexes
             self._close()
 
     def close_idle(self) -> None:
@@ -135,7 +136,7 @@ class FilePool:
                 f"the index in {self.where} is open for reading only; to change it, open it without read_only=True in "
                 "a folder that you may write."
             )
-        forks.refuse_unusable()
+        forks.check_usable()
         with _one_writer(self._writer, self.where), self._transaction("BEGIN IMMEDIATE") as connection:
             self._check_uid(connection)
             self._folder.check(segments=True)

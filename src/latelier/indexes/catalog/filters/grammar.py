@@ -63,9 +63,10 @@ def parse_filter(expression: str, first: int = 0) -> Filter:
 
     Examples
     --------
-    >>> parsed = parse_filter("year>=:from /* inclusive */ AND 'it''s' IS NOT NULL")
-    >>> [piece if isinstance(piece, str) else piece.token.text for piece in parsed.pieces]
-    ['year', ">= ?1 AND 'it''s' IS NOT NULL"]
+    >>> parsed = parse_filter("year>=:from /* inclusive */ AND 'a' IS NOT NULL")
+    >>> field, sql = parsed.pieces
+    >>> field.token.text, sql
+    ('year', ">= ?1 AND 'a' IS NOT NULL")
     >>> parsed.bind({"from": 2020})
     (2020,)
     """

@@ -94,7 +94,7 @@ def test_an_index_deleted_and_made_anew_is_another_one(tmp_path):
     server._storage._connections.close_idle()
     shutil.rmtree(tmp_path / "index")
     new = make(tmp_path / "index", "b")
-    server._storage._connections._place.identity = server._storage._connections._place.find()  # as it may happen
+    server._storage._connections._folder.catalog_id = server._storage._connections._folder.find()  # as it may happen
     for call in CALLS.values():
         with pytest.raises(StorageError, match=MOVED):
             call(server)
