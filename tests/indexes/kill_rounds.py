@@ -10,11 +10,11 @@ import numpy as np
 from index_helpers import check_stored
 
 from latelier import indexes
-from latelier.indexes.ivf import maintenance
+from latelier.indexes.ivf.maintenance import Thresholds
 
 KINDS = {"flat": indexes.Flat, "ivf": indexes.IVF}
 # ANN data is made, and made again, while writers are killed.
-GROW_EARLY = {"_FIRST_TOKENS": 100, "_FRESH_TOKENS": 50}
+EARLY = Thresholds(train_tokens=100, append_tokens=50)
 
 
 def vectors(id, version):
@@ -100,8 +100,7 @@ def stored(index):
 
 def grow_early():
     """Have this process make ANN data of a few documents already."""
-    for name, tokens in GROW_EARLY.items():
-        setattr(maintenance, name, tokens)
+    indexes.IVF._thresholds = EARLY
 
 
 def kill_round(folder, seed, state, delay, read_only=False):

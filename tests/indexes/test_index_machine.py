@@ -13,12 +13,12 @@ from index_helpers import check_hits, check_stored
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, UnknownIdError
-from latelier.indexes.ivf import maintenance
+from latelier.indexes.ivf.maintenance import Thresholds
 from naive import naive_maxsim
 
 # Few ids, so that they meet again; both types of one number among them.
 IDS = st.sampled_from([0, 1, 2, "0", "1", "a", "b", "é'\""])
-KEPT = maintenance._FIRST_TOKENS, maintenance._FRESH_TOKENS
+THRESHOLDS = indexes.IVF._thresholds
 BATCHES = st.lists(IDS, unique=True, max_size=5)
 
 
@@ -126,16 +126,16 @@ class DiskMachine(Machine):
 
 
 class IVFMachine(Machine):
-    """Cells are made from ten tokens on, and are filled up for every third one."""
+    """Inverted lists are made from ten tokens on, and documents appended for every third one."""
 
     exact = False
 
     def make(self, folder):
-        maintenance._FIRST_TOKENS, maintenance._FRESH_TOKENS = 10, 3
+        indexes.IVF._thresholds = Thresholds(train_tokens=10, append_tokens=3)
         return indexes.IVF(folder, memory_limit=800)
 
     def teardown(self):
-        maintenance._FIRST_TOKENS, maintenance._FRESH_TOKENS = KEPT
+        indexes.IVF._thresholds = THRESHOLDS
         super().teardown()
 
 

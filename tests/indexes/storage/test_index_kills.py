@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from kill_rounds import GROW_EARLY, KINDS, kill_rounds
+from kill_rounds import EARLY, KINDS, kill_rounds
 
-from latelier.indexes.ivf import maintenance
+from latelier import indexes
 from latelier.indexes.ivf.warmup import compile_kernels
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
@@ -16,8 +16,7 @@ KILLS = 50
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_killed_writers_leave_the_last_commit(kind, tmp_path, monkeypatch):
-    for name, tokens in GROW_EARLY.items():
-        monkeypatch.setattr(maintenance, name, tokens)
+    monkeypatch.setattr(indexes.IVF, "_thresholds", EARLY)
     compile_kernels()  # in the parent: children would be killed while they load them
     folder = tmp_path / "index"
     kind(folder).close()

@@ -1,4 +1,4 @@
-"""The fast approximate index: cells to find documents by, signs to choose among them, codes to score them."""
+"""The fast approximate index: inverted lists find documents, sign codes choose among them, codes score them."""
 
 from latelier.indexes.ivf.index import IVF
 

@@ -1,8 +1,8 @@
-"""All documents of a snapshot, in whichever segment they lie: where their codes are in memory, and who is alive.
+"""The documents of a snapshot, across all segments: where their codes are in memory, and which of them are alive.
 
-Documents of the cells come first, in the order in which the cells know them, so what the cells say needs no
-translation; those that were removed since keep their place and are never looked at. Then come all that were added
-since.
+A document's *ordinal* is its place in the table. Documents of the inverted lists come first, in the order in which the
+lists number them, so an entry of a list is an ordinal; those that were removed since keep their ordinal, and no search
+may find them. Documents that are in no list yet come after them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.kernels.codes import byte_width, unpack_documents
+from latelier.indexes.ivf.kernels.codes import CodedDocuments, byte_width, unpack_documents
 from latelier.indexes.storage.segments import Part
 
-__all__ = ["Rows", "Table"]
+__all__ = ["DocumentTable", "TokenRows"]
 
 
-class Rows(NamedTuple):
-    """Tokens as kernels multiply them: bytes ``(tokens, byte_width(dim))`` shifted by 128, and a scale for each."""
+class TokenRows(NamedTuple):
+    """Tokens as kernels multiply them.
+
+    Attributes
+    ----------
+    codes
+        ``(tokens, byte_width(dim))`` uint8: integers + 128.
+    scales
+        ``(tokens,)`` float32.
+    """
 
     codes: np.ndarray
     scales: np.ndarray
 
 
-class Table:
+class DocumentTable:
     """The documents of a snapshot.
 
     Parameters
@@ -37,21 +45,25 @@ class Table:
         Its segments and living documents.
     codec
         How tokens are coded.
-    known
-        Numbers of the documents in the cells, ascending; empty where there are no cells.
+    listed_numbers
+        Catalog numbers of the documents in the inverted lists, ascending; empty where there are no lists.
 
     Attributes
     ----------
+    codec
+        As given.
     numbers
-        ``(documents,)`` int64 numbers in the catalog, as are the next: one row per document.
-    signs, codes, scales
-        Address of each document's first token in the three arrays.
-    lengths
-        Tokens; 0 for documents of the cells that are gone.
+        ``(documents,)`` int64: the catalog number of each document.
+    documents
+        Where each document is in memory, and its tokens; 0 tokens for removed ones whose segment is gone.
     alive
         ``(documents,)`` uint8.
-    known
-        How many documents, from the first, the cells know.
+    living
+        Ordinals of the documents that are alive, ascending.
+    listed
+        How many documents, from the first, are in the inverted lists.
+    unlisted
+        Ordinals of the living documents that are in no list, ascending.
     tokens
         Of all documents.
 
@@ -61,45 +73,42 @@ class Table:
         If a segment's arrays are not those of the codec, or two segments hold the same documents.
     """
 
-    def __init__(self, parts: Sequence[Part], codec: Codec, known: np.ndarray) -> None:
-        _refuse_overlaps(parts)
+    def __init__(self, parts: Sequence[Part], codec: Codec, listed_numbers: np.ndarray) -> None:
+        _check_disjoint(parts)
         self.codec = codec
-        self.known = len(known)
-        self._ordinals: dict[int, np.ndarray] = {}
-        self._segments = [part.segment for part in parts]  # their memory is read by address
-        size = len(known)
-        for part in parts:
-            ordinals = _places(known, part.segment.numbers)
+        self.listed = len(listed_numbers)
+        self._ordinals: dict[int, np.ndarray] = {}  # by id of a segment, those of its documents
+        self._segments = [part.segment for part in parts]  # kept alive: their memory is read by address
+        size = self.listed
+        for segment in self._segments:
+            ordinals = _places(listed_numbers, segment.numbers)
             new = np.flatnonzero(ordinals < 0)
             ordinals[new] = np.arange(size, size + len(new))
             size += len(new)
-            self._ordinals[id(part.segment)] = ordinals
-        self.numbers, self.lengths = np.zeros(size, dtype="int64"), np.zeros(size, dtype="int64")
-        self.signs, self.codes, self.scales = (np.zeros(size, dtype="int64") for _ in range(3))
-        self.numbers[: len(known)] = known
-        for part in parts:
-            segment, ordinals = part.segment, self._ordinals[id(part.segment)]
-            self.numbers[ordinals], self.lengths[ordinals] = segment.numbers, np.diff(segment.offsets)
-            places = zip((self.signs, self.codes, self.scales), codec.addresses(segment), codec.strides, strict=True)
-            for column, base, stride in places:
-                column[ordinals] = base + segment.offsets[:-1] * stride
+            self._ordinals[id(segment)] = ordinals
+        self.numbers = np.zeros(size, dtype="int64")
+        self.numbers[: self.listed] = listed_numbers
+        self.documents = CodedDocuments(*(np.zeros(size, dtype="int64") for _ in CodedDocuments._fields))
+        for segment in self._segments:
+            ordinals = self._ordinals[id(segment)]
+            self.numbers[ordinals] = segment.numbers
+            for column, values in zip(self.documents, codec.locate(segment), strict=True):
+                column[ordinals] = values
         self.alive = self.mask(parts)
-        self.all_alive = bool(self.alive.all())
-        self.tokens = int(self.lengths.sum())
         self.living = np.flatnonzero(self.alive)
-        self.fresh = len(known) + np.flatnonzero(self.alive[len(known) :])
+        self.unlisted = self.living[np.searchsorted(self.living, self.listed) :]
+        self.tokens = int(self.documents.lengths.sum())
 
-    @property
-    def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Addresses and lengths, as kernels take them."""
-        return self.signs, self.codes, self.scales, self.lengths
+    def count_tokens(self, ordinals: np.ndarray) -> int:
+        """Return how many tokens some documents have."""
+        return int(self.documents.lengths[ordinals].sum())
 
-    def rows(self, chosen: np.ndarray) -> Rows:
+    def unpack(self, ordinals: np.ndarray) -> TokenRows:
         """Return the tokens of some documents, one document after the other."""
-        codes = np.empty((int(self.lengths[chosen].sum()), byte_width(self.codec.dim)), dtype="uint8")
-        scales = np.empty(len(codes), dtype="float32")
-        unpack_documents(self.documents, chosen, self.codec.shape, codes, scales)
-        return Rows(codes, scales)
+        tokens = self.count_tokens(ordinals)
+        rows = TokenRows(np.empty((tokens, byte_width(self.codec.dim)), dtype="uint8"), np.empty(tokens, "float32"))
+        unpack_documents(self.documents, ordinals, self.codec.shape, rows.codes, rows.scales)
+        return rows
 
     def mask(self, parts: Sequence[Part]) -> np.ndarray:
         """Return ``(documents,)`` uint8: 1 for the documents of these parts, whose segments are all in the table."""
@@ -108,12 +117,8 @@ class Table:
             mask[self._ordinals[id(part.segment)][part.positions]] = 1
         return mask
 
-    def holds(self, parts: Sequence[Part]) -> bool:
-        """Whether the segments of all parts are in the table."""
-        return all(id(part.segment) in self._ordinals for part in parts)
 
-
-def _refuse_overlaps(parts: Sequence[Part]) -> None:
+def _check_disjoint(parts: Sequence[Part]) -> None:
     ends = [(int(part.segment.numbers[0]), int(part.segment.numbers[-1])) for part in parts if len(part.segment)]
     for (_, last), (first, _) in pairwise(ends):
         if first <= last:
@@ -123,7 +128,7 @@ def _refuse_overlaps(parts: Sequence[Part]) -> None:
 
 
 def _places(known: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return where each number stands in `known`, -1 if nowhere; both ascend."""
+    """Return where each number is in `known`, -1 where it is not; both ascend."""
     places = np.searchsorted(known, numbers)
     within = places < len(known)
     found = np.zeros(len(numbers), dtype=bool)

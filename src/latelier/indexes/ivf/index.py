@@ -1,8 +1,8 @@
-"""`IVF`: tokens as codes, documents found by cells, signs and codes; the index for more than some thousand documents.
+"""`IVF`: the approximate index, with inverted lists over coded tokens; for more than some thousand documents.
 
-Documents are stored coded, each by itself, and are searchable as soon as they are committed: by comparing the signs of
-all of them, and once there are enough, by cells. Cells are made from the documents, in the writing call that makes
-them pay, after its commit: a search never waits for them, and a process that is killed meanwhile loses nothing.
+Documents are stored coded and can be searched as soon as they are committed: by the sign codes of all, and by inverted
+lists once there are enough. Lists are made after the commit, within the writing call that makes them worth it: searches
+never wait for them, and a process that is killed meanwhile loses nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +21,12 @@ from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgu
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.catalog import forks
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.document_table import Table
-from latelier.indexes.ivf.filling import fill_cells
-from latelier.indexes.ivf.inverted_lists import Cells
-from latelier.indexes.ivf.kernels.codes import BITS, byte_width
-from latelier.indexes.ivf.maintenance import Growth, needed_growth
-from latelier.indexes.ivf.search import Scope, search_one
-from latelier.indexes.ivf.search_parameters import Effort, Knobs, advise, choose_knobs
-from latelier.indexes.ivf.training import train_centroids
+from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.inverted_lists import InvertedLists, append_documents
+from latelier.indexes.ivf.kernels.codes import BITS
+from latelier.indexes.ivf.maintenance import Maintenance, Thresholds, due_maintenance, train_lists
+from latelier.indexes.ivf.search import Scope, search_query
+from latelier.indexes.ivf.search_parameters import Effort, SearchParameters, advise, choose_search_parameters
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit
 from latelier.indexes.storage.segments import Part
@@ -41,16 +39,14 @@ from latelier.utils.checks import check_count
 
 __all__ = ["IVF"]
 
-# The memory limit in batches, counted as float32: at a quarter of that and less, codes take as much again while they
-# are put together, merged with others and written, and training takes the rest.
+# A batch of documents, counted as float32, may take 1 / _MEMORY_BATCHES of the memory limit. Their codes take a quarter
+# of that or less, and as much again while they are merged and written; training takes the rest.
 _MEMORY_BATCHES = 2
-# For sharing queries out among threads, as multiplications: a few queries at a time.
+# Multiplications per query, by which queries are shared out among threads: a few at a time.
 _QUERY_WORK = 1 << 25
-
-
-# What `check` tries beside the default.
+# Efforts that `check` tries besides the default.
 _EFFORTS = (0.5, 2.0, 4.0)
-_BALANCED = partial(choose_knobs, effort="balanced")
+_BALANCED = partial(choose_search_parameters, effort="balanced")
 
 
 class IVF(StoredIndex):
@@ -91,6 +87,7 @@ class IVF(StoredIndex):
 
     kind = "ivf"
     _choices: ClassVar = {"nbits": BITS}
+    _thresholds: ClassVar = Thresholds()
     dtype = "float32"
 
     def __init__(
@@ -107,9 +104,9 @@ class IVF(StoredIndex):
         segment_bytes = max(1, check_count("memory_limit", memory_limit) // _MEMORY_BATCHES)
         own = {"nbits": int(nbits or 8)}
         super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
-        self._seen: tuple[Snapshot, Table, Cells | None] | None = None
-        self._looking = forks.Lock()
-        self._warned = False
+        self._loaded: _Loaded | None = None
+        self._loading = forks.Lock()
+        self._has_warned = False
         if nbits not in (None, self.nbits):
             self.close()
             raise InvalidArgumentError(
@@ -142,14 +139,16 @@ class IVF(StoredIndex):
         queries, k, filter, parameters, filter_timeout
             As for any index.
         effort
-            ``"balanced"`` (the default), ``"fast"``, which looks at half as much, ``"exact"``, which scores the codes
-            of all documents, or a number: 2.0 looks at twice as much as ``"balanced"``. `check` says what it buys.
+            Sets `nprobe`, `candidates` and the number of reranked documents: ``"balanced"`` (the default) is 1.0,
+            ``"fast"`` is 0.5, and any other number multiplies them likewise. ``"exact"`` scores the codes of all
+            documents. `check` measures the recall of some efforts.
         nprobe
-            Cells that each query token visits, in place of what the effort says.
+            Inverted lists probed per query token.
         candidates
-            Documents found in cells whose signs are compared.
+            Documents from the probed lists that enter the Hamming stage, which compares sign codes.
         rerank
-            Exactly so many documents have their codes scored, in place of as many as their signs leave in doubt.
+            Documents that leave the Hamming stage and are scored by their codes. By default, all whose Hamming
+            distance leaves it open whether they are among the best.
 
         Returns
         -------
@@ -161,8 +160,8 @@ class IVF(StoredIndex):
         EmbeddingsError
             If a query has no token, NaN or infinity, or another dim than the index.
         InvalidArgumentError
-            If `k` or one of the knobs is not a positive integer, the effort is unknown, or the filter is refused or
-            cannot be evaluated.
+            If `k` or a search parameter is not a positive integer, the effort is unknown, or the filter is rejected
+            or cannot be evaluated.
         FilterTimeoutError
             If the filter takes too long.
 
@@ -170,18 +169,19 @@ class IVF(StoredIndex):
         --------
         >>> index = IVF()
         >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
-        >>> [hit.id for hit in index.search(np.eye(4)[:2], k=2, effort="exact")[0]]
+        >>> hits = index.search(np.eye(4)[:2], k=2, effort="exact")
+        >>> [hit.id for hit in hits[0]]
         ['a', 'b']
         """
-        knobs = partial(choose_knobs, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
-        knobs(check_count("k", k), 1)  # refuses what is wrong with them, also while the index is empty
-        return self._find(partial(self._search, knobs=knobs), queries, k, filter, parameters, filter_timeout)
+        choose = partial(choose_search_parameters, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
+        choose(check_count("k", k), dim=1)  # raises for wrong arguments, also while the index is empty
+        return self._find(partial(self._search, choose=choose), queries, k, filter, parameters, filter_timeout)
 
     def compact(self, *, show_progress: bool = False) -> None:
-        """Merge what many writes have scattered, and bring cells up to date; see `Index.compact`.
+        """Merge small segments, and bring the inverted lists up to date; see `Index.compact`.
 
-        Cells are made anew where documents have drifted away from them, have more than doubled, or have been removed
-        in numbers.
+        All documents are appended to the lists. Centroids are trained anew where the tokens have doubled since the last
+        training, a quarter of the documents was removed, or new documents are less similar to their centroids.
 
         Parameters
         ----------
@@ -189,26 +189,26 @@ class IVF(StoredIndex):
             Count documents on stderr.
         """
         super().compact(show_progress=show_progress)
-        with suppress(CorruptedIndexError):  # of which the user was warned
-            self._grow(compacting=True)
+        with suppress(CorruptedIndexError):  # the user has been warned of it
+            self._maintain(compacting=True)
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
-        """Measure recall@k of a search with default effort, and say how much effort would do: see `Index.check`.
+        """Measure recall@k of a search with default effort, and recommend an effort: see `Index.check`.
 
-        Recall is against exact scores of the stored codes: what coding itself loses, only vectors as they came can
-        tell.
+        Recall is against exact scores of the stored codes. The loss of coding itself is not in it, as that would take
+        the original vectors.
 
         Parameters
         ----------
         k
             How many hits to compare.
         queries
-            How many documents to use as queries; each one reads the whole index.
+            How many documents of the index to use as queries; each one reads the whole index.
 
         Returns
         -------
         CheckReport
-            Prints as one readable line; its `advice` names the effort to search with.
+            Prints as one line; its `advice` names the effort to search with.
         """
         k, queries = check_count("k", k), check_count("queries", queries)
         ways = [partial(self.search, effort=effort) for effort in (1.0, *_EFFORTS)]
@@ -220,11 +220,11 @@ class IVF(StoredIndex):
     def close(self) -> None:
         """See `Index.close`."""
         super().close()
-        self._seen = None
+        self._loaded = None
 
     @property
     def _device_dtype(self) -> str:
-        return "float16"  # which holds a decoded number to within less than it was rounded by
+        return "float16"  # rounds a decoded number by less than coding has
 
     def _layout(self, dim: int) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         return Codec(self.nbits, dim).layout
@@ -240,7 +240,7 @@ class IVF(StoredIndex):
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
         super()._write(given, replace=replace, show_progress=show_progress)
-        self._grow_if_possible()
+        self._maintain_if_possible()
 
     def _search(
         self,
@@ -248,23 +248,24 @@ class IVF(StoredIndex):
         parts: Sequence[Part],
         queries: TokenEmbeddings,
         best: TopK,
-        knobs: Callable[..., Knobs] = _BALANCED,
+        choose: Callable[..., SearchParameters] = _BALANCED,
     ) -> None:
         if not parts:
             return
-        table, cells = self._look(snapshot)
+        table, lists = self._load(snapshot)
         if sum(len(part.positions) for part in parts) == len(table.living):
-            scope = Scope(table, cells, np.zeros(0, "uint8") if table.all_alive else table.alive, table.living)
+            has_removed = len(table.living) < len(table.numbers)
+            scope = Scope(table, lists, table.alive if has_removed else np.zeros(0, "uint8"), table.living)
         else:
-            mask = table.mask(parts)
-            scope = Scope(table, cells, mask, np.flatnonzero(mask))
-        chosen = knobs(best.k, queries.dim, tokens=table.tokens)
+            allowed = table.mask(parts)
+            scope = Scope(table, lists, allowed, np.flatnonzero(allowed))
+        parameters = choose(best.k, queries.dim, tokens=table.tokens)
 
         vectors, offsets = queries.vectors, queries.offsets
 
         def search(first: int, last: int) -> None:
             for i in range(first, last):
-                found = search_one(scope, vectors[offsets[i] : offsets[i + 1]], best.k, chosen)
+                found = search_query(scope, vectors[offsets[i] : offsets[i + 1]], best.k, parameters)
                 best.scores[i], best.numbers[i] = found.scores, found.numbers
 
         if len(queries) == 1:
@@ -272,24 +273,38 @@ class IVF(StoredIndex):
         else:
             for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
 
-    def _look(self, snapshot: Snapshot) -> tuple[Table, Cells | None]:
-        """Return the documents and cells of a snapshot, made once."""
-        with self._looking.current:
-            seen = self._seen
-            if seen is None or seen[0] is not snapshot:
+    def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
+        """Return the document table and inverted lists of a snapshot, loaded once."""
+        with self._loading.current:
+            loaded = self._loaded
+            if loaded is None or loaded.snapshot is not snapshot:
                 codec = Codec(self.nbits, snapshot.dim or 0)
-                cells = self._read_cells(snapshot)
-                known = np.zeros(0, dtype="int64") if cells is None else cells.numbers
-                seen = self._seen = snapshot, Table(snapshot.parts(), codec, known), cells
-            return seen[1], seen[2]
+                lists = self._read_lists(snapshot)
+                listed = np.zeros(0, dtype="int64") if lists is None else lists.numbers
+                loaded = self._loaded = _Loaded(snapshot, DocumentTable(snapshot.parts(), codec, listed), lists)
+            return loaded.table, loaded.lists
 
-    def _grow_if_possible(self) -> None:
-        """Make cells where that is due; what stands in the way is tried again by the next write.
-
-        What the caller was to write is committed, so it is no error.
-        """
+    def _read_lists(self, snapshot: Snapshot) -> InvertedLists | None:
+        """Return the stored inverted lists, ``None`` where there are none for these documents or they are damaged."""
+        lists, damage = None, snapshot.ann_damage
         try:
-            self._grow()
+            lists = None if snapshot.ann_data is None else InvertedLists.from_arrays(snapshot.ann_data)
+        except CorruptedIndexError as error:
+            damage = error
+        if damage is not None and not self._has_warned:
+            self._has_warned = True
+            warn_caller(
+                f"the ANN data of {self!r} is damaged: {damage}. Searches compare all documents, which takes longer "
+                "and finds no less. verify() names the file; compact(), or the next write, makes the data anew.",
+                IndexDamageWarning,
+            )
+        # Lists of another dim are left from documents that were all removed before the present ones were added.
+        return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None
+
+    def _maintain_if_possible(self) -> None:
+        """Bring the inverted lists up to date after a write; warn where that fails, as the write has succeeded."""
+        try:
+            self._maintain()
         except StorageError as error:
             warn_caller(
                 f"the documents are written, but the data for searching them faster is not: {error} The next write, or "
@@ -299,38 +314,27 @@ class IVF(StoredIndex):
         except CorruptedIndexError as error:
             warn_of_damage(f"the documents are written, but the data for searching them faster is not: {error}")
 
-    def _read_cells(self, snapshot: Snapshot) -> Cells | None:
-        """Return the stored cells, ``None`` where there are none for these documents or they are damaged."""
-        cells, damage = None, snapshot.ann_damage
-        try:
-            cells = None if snapshot.ann_data is None else Cells.from_arrays(snapshot.ann_data)
-        except CorruptedIndexError as error:
-            damage = error
-        if damage is not None and not self._warned:
-            self._warned = True
-            warn_caller(
-                f"the ANN data of {self!r} is damaged: {damage}. Searches compare all documents, which takes longer "
-                "and finds no less. verify() names the file; compact(), or the next write, makes the data anew.",
-                IndexDamageWarning,
-            )
-        # Otherwise they are of documents that are all gone, and the index has been filled anew.
-        return cells if cells is not None and cells.fits(snapshot.dim or 0) else None
-
-    def _grow(self, *, compacting: bool = False) -> None:
-        """Make cells, or fill them up, where that is due."""
+    def _maintain(self, *, compacting: bool = False) -> None:
+        """Train or append to the inverted lists, where that is due, and store them."""
         snapshot = self._storage.snapshot()
         if not snapshot.documents:
             return
-        table, cells = self._look(snapshot)
-        growth = needed_growth(table, cells, compacting=compacting)
-        if cells is not None and (growth is Growth.FILL or compacting) and not self._storage.check_ann_data(snapshot):
-            growth = Growth.TRAIN  # rather than copy on, or keep, what is damaged
-        if growth is Growth.TRAIN:
-            living = np.flatnonzero(table.alive)
-            living = living[np.argsort(table.numbers[living], kind="stable")]
-            centroids = train_centroids(table, living, most=self._segment_bytes // byte_width(table.codec.dim))
-            self._storage.write_ann_data(fill_cells(centroids, table, living).arrays())
-        elif growth is Growth.FILL and cells is not None:
-            self._storage.write_ann_data(fill_cells(cells.centroids, table, table.fresh, cells).arrays())
-        elif cells is None and (snapshot.ann_data is not None or snapshot.ann_damage is not None):
-            self._storage.write_ann_data(None)  # damaged or of other documents, and too few are left to make it anew
+        table, lists = self._load(snapshot)
+        due = due_maintenance(table, lists, self._thresholds, compacting=compacting)
+        keeps_bytes = lists is not None and (due is Maintenance.APPEND or compacting)
+        if keeps_bytes and not self._storage.check_ann_data(snapshot):
+            due = Maintenance.TRAIN  # damaged bytes are neither kept nor copied
+        if due is Maintenance.TRAIN:
+            self._storage.write_ann_data(train_lists(table, memory=self._segment_bytes).arrays())
+        elif due is Maintenance.APPEND and lists is not None:
+            self._storage.write_ann_data(append_documents(lists, table, table.unlisted).arrays())
+        elif lists is None and (snapshot.ann_data is not None or snapshot.ann_damage is not None):
+            self._storage.write_ann_data(None)  # damaged or of another dim, and too few documents to train anew
+
+
+class _Loaded(NamedTuple):
+    """What searches need of a snapshot."""
+
+    snapshot: Snapshot
+    table: DocumentTable
+    lists: InvertedLists | None

@@ -1,66 +1,49 @@
-"""Cells: groups of similar tokens around centroids, and which documents have a token in each.
+"""Inverted lists: for each centroid, the documents with a token assigned to it; also as the ANN data that is stored.
 
-Centroids come in two levels. A token belongs to the nearest of the few groups, and there to the nearest cell. Postings
-name documents by their place in `numbers`, the documents' numbers in the catalog. A number stands for the same vectors
-for ever, so cells stay true whatever happens to segments; documents that came later are simply not in them yet.
+The entries of a list are the documents' places in `numbers`, which holds their numbers in the catalog. A number stands
+for the same vectors for ever, so inverted lists stay valid when segments are merged; documents that were added later
+are not in them until they are appended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
+from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics
+from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.kernels.codes import byte_width
-from latelier.indexes.ivf.kernels.probing import NO_LANE
+from latelier.indexes.ivf.kernels.dots import nearest_centroids
+from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
+from latelier.indexes.ivf.kernels.kmeans import group_rows
+from latelier.kernels.cpu import instruction_set
 from latelier.kernels.simd import LANES
+from latelier.kernels.threads import for_ranges
 
-__all__ = ["Cells", "Centroids", "pack_centroids"]
+__all__ = ["InvertedLists", "append_documents", "build_lists"]
 
-
-class Centroids(NamedTuple):
-    """Two levels of centroids, in lanes as kernels read them; a cell's number is that of its lane.
-
-    Attributes
-    ----------
-    top, top_start
-        ``(groups / 16, width / 4, 16, 4)`` int8, and what their sums start with ``(.., 16)`` int32.
-    cells, cell_start
-        The same for cells; each group begins a new row of lanes.
-    ranges
-        ``(groups + 1,)`` int64: which rows of lanes hold the cells of a group.
-    fit
-        ``(4,)`` float64: how many tokens there were at training, how similar they were to the centroids of their cells
-        on average, and the same for the documents that have been added since; and the dim.
-    """
-
-    top: np.ndarray
-    top_start: np.ndarray
-    cells: np.ndarray
-    cell_start: np.ndarray
-    ranges: np.ndarray
-    fit: np.ndarray
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of cells, those included that hold none."""
-        return self.cell_start.size
+# Multiplications per token by which assignment is shared out among threads. It is less than there are: a thread then
+# takes so many tokens at a time that most coarse centroids get eight of them, as many as are multiplied at once.
+_WORK = 1 << 10
 
 
-class Cells(NamedTuple):
-    """Centroids and postings.
+class InvertedLists(NamedTuple):
+    """Centroids, and the documents of each.
 
     Attributes
     ----------
     centroids
         See `Centroids`.
     numbers
-        ``(documents,)`` int64: the documents' numbers in the catalog, ascending.
-    offsets, documents
-        Where each cell's postings begin ``(lanes + 1,)`` int64, and the postings: places in `numbers`,
-        uint16 where that is enough, else int32.
+        ``(documents,)`` int64: catalog numbers of the documents in the lists, ascending.
+    offsets
+        ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
+    documents
+        ``(entries,)``: places in `numbers`, ascending in each list; uint16 where that is enough, else int32.
     """
 
     centroids: Centroids
@@ -68,111 +51,181 @@ class Cells(NamedTuple):
     offsets: np.ndarray
     documents: np.ndarray
 
-    def fits(self, dim: int) -> bool:
-        """Whether the cells are of tokens of this dim."""
-        return int(self.centroids.fit[3]) == dim
+    def has_dim(self, dim: int) -> bool:
+        """Whether the lists are those of tokens of this dim."""
+        return int(self.centroids.statistics.dim) == dim
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all arrays by name, to be stored."""
-        own = {name: array for name, array in self._asdict().items() if name != "centroids"}
-        return {**own, **{f"centroids_{name}": array for name, array in self.centroids._asdict().items()}}
+        """Return the arrays to store, by their names on disk."""
+        fields = {**self.centroids._asdict(), **self._asdict()}
+        fields["statistics"] = np.array(self.centroids.statistics, dtype="float64")
+        return {name: fields[stored.field] for name, stored in _STORED.items()}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Cells:
-        """Return what `arrays` was made of.
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> InvertedLists:
+        """Return the inverted lists that were stored as `arrays`.
 
-        This is where bytes from the disk become trusted. From here on kernels use offsets and ranges as addresses,
-        unchecked; they expect nothing of centroids and postings, whatever numbers these hold.
+        Bytes from the disk are checked here, once. From here on kernels use all offsets as addresses, unchecked;
+        centroids and entries may hold any numbers.
 
         Raises
         ------
         CorruptedIndexError
-            If an array is missing or of another form, or offsets and ranges lead elsewhere.
+            If an array is missing or has another dtype or shape, or if offsets lead out of the arrays.
         """
-        for name, (dtypes, shape) in _LAYOUT.items():
+        for name, stored in _STORED.items():
             array = arrays.get(name)
-            if array is None or not _is_like(array, dtypes, shape):
+            if array is None or not stored.describes(array):
                 found = "missing" if array is None else f"{array.dtype} {array.shape}"
-                raise CorruptedIndexError(f"{name}.npy is {found}, not {' or '.join(dtypes)} of shape {shape}")
-        # Read, not mapped: what is checked must not change in the file afterwards.
-        arrays = {**arrays, **{name: np.array(arrays[name]) for name in ("centroids_ranges", "numbers", "offsets")}}
-        centroids = Centroids(*(arrays[f"centroids_{name}"] for name in Centroids._fields))
-        cells = cls(centroids, arrays["numbers"], arrays["offsets"], arrays["documents"])
-        wrong = next((name for name, right in _relations(cells) if not right), None)
+                expected = f"{' or '.join(stored.dtypes)} of shape {stored.shape}"
+                raise CorruptedIndexError(f"{name}.npy is {found}, not {expected}")
+        fields: dict[str, Any] = {stored.field: arrays[name] for name, stored in _STORED.items()}
+        # Copied into memory: in a mapped file, what was checked could change afterwards.
+        fields |= {field: np.array(fields[field]) for field in ("fine_offsets", "numbers", "offsets")}
+        fields["statistics"] = TrainingStatistics(*fields["statistics"].tolist())
+        centroids = Centroids(*(fields[field] for field in Centroids._fields))
+        lists = cls(centroids, fields["numbers"], fields["offsets"], fields["documents"])
+        wrong = next((name for name, holds in _conditions(lists) if not holds), None)
         if wrong:
             raise CorruptedIndexError(f"its {wrong} are not what an index writes")
-        return cells
+        return lists
 
 
-# Of stored arrays; None stands for any number.
-_LAYOUT: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
-    "centroids_top": (("int8",), (None, None, LANES, 4)),
-    "centroids_top_start": (("int32",), (None, LANES)),
-    "centroids_cells": (("int8",), (None, None, LANES, 4)),
-    "centroids_cell_start": (("int32",), (None, LANES)),
-    "centroids_ranges": (("int64",), (None,)),
-    "centroids_fit": (("float64",), (4,)),
-    "numbers": (("int64",), (None,)),
-    "offsets": (("int64",), (None,)),
-    "documents": (("uint16", "int32"), (None,)),
+class _Stored(NamedTuple):
+    """An array on disk: the field that it becomes, the dtypes it may have, and its shape, None being any number."""
+
+    field: str
+    dtypes: tuple[str, ...]
+    shape: tuple[int | None, ...]
+
+    def describes(self, array: np.ndarray) -> bool:
+        """Whether an array has one of these dtypes and this shape, and its rows are contiguous."""
+        fits = len(array.shape) == len(self.shape) and all(
+            expected in (None, size) for size, expected in zip(array.shape, self.shape, strict=True)
+        )
+        return fits and array.dtype in map(np.dtype, self.dtypes) and array.flags.c_contiguous
+
+
+# By the names on disk, which are part of the format.
+_STORED = {
+    "centroids_top": _Stored("coarse", ("int8",), (None, None, LANES, 4)),
+    "centroids_top_start": _Stored("coarse_start", ("int32",), (None, LANES)),
+    "centroids_cells": _Stored("fine", ("int8",), (None, None, LANES, 4)),
+    "centroids_cell_start": _Stored("fine_start", ("int32",), (None, LANES)),
+    "centroids_ranges": _Stored("fine_offsets", ("int64",), (None,)),
+    "centroids_fit": _Stored("statistics", ("float64",), (len(TrainingStatistics._fields),)),
+    "numbers": _Stored("numbers", ("int64",), (None,)),
+    "offsets": _Stored("offsets", ("int64",), (None,)),
+    "documents": _Stored("documents", ("uint16", "int32"), (None,)),
 }
 
 
-def _is_like(array: np.ndarray, dtypes: Sequence[str], shape: Sequence[int | None]) -> bool:
-    """Whether an array has one of these dtypes and this shape, its rows one after the other."""
-    same = len(array.shape) == len(shape) and all(
-        wanted in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
-    )
-    return same and array.dtype in map(np.dtype, dtypes) and array.flags.c_contiguous
+def _conditions(lists: InvertedLists) -> Iterator[tuple[str, bool]]:
+    """Yield what must hold, each with the name of what is wrong if it does not; each relies on those before it."""
+    coarse, coarse_start, fine, fine_start, fine_offsets, statistics = lists.centroids
+    yield "training statistics", bool(np.isfinite(statistics).all())
+    width = byte_width(int(statistics.dim))
+    yield "centroids", 4 * coarse.shape[1] == 4 * fine.shape[1] == width > 0
+    yield "centroids", len(coarse) == len(coarse_start) and len(fine) == len(fine_start) and fine_start.size < 1 << 31
+    yield "ranges of centroids", 2 <= len(fine_offsets) <= coarse_start.size + 1 and _cuts(fine_offsets, len(fine))
+    yield "ranges of centroids", bool((fine_offsets[1:] > fine_offsets[:-1]).all())  # no coarse centroid without any
+    yield "offsets of inverted lists", len(lists.offsets) == fine_start.size + 1
+    yield "offsets of inverted lists", _cuts(lists.offsets, len(lists.documents))
+    yield "numbers of documents", bool((lists.numbers[1:] > lists.numbers[:-1]).all())
 
 
-def _relations(cells: Cells) -> Iterator[tuple[str, bool]]:
-    """Yield what has to be true, with the name of what is wrong if it is not; each relies on those before it."""
-    top, top_start, own, own_start, ranges, fit = cells.centroids
-    yield "training statistics", bool(np.isfinite(fit).all())
-    width = byte_width(int(fit[3]))
-    yield "centroids", 4 * top.shape[1] == 4 * own.shape[1] == width > 0
-    yield "centroids", len(top) == len(top_start) and len(own) == len(own_start) and own_start.size < 1 << 31
-    yield "ranges of centroids", 2 <= len(ranges) <= top_start.size + 1 and _leads(ranges, len(own))
-    yield "ranges of centroids", bool((ranges[1:] > ranges[:-1]).all())  # every group has a cell
-    yield "offsets of postings", len(cells.offsets) == own_start.size + 1
-    yield "offsets of postings", _leads(cells.offsets, len(cells.documents))
-    yield "numbers of documents", bool((cells.numbers[1:] > cells.numbers[:-1]).all())
-
-
-def _leads(offsets: np.ndarray, end: int) -> bool:
-    """Whether offsets begin with 0, never fall and end where they should; neighbours are compared, not subtracted."""
+def _cuts(offsets: np.ndarray, end: int) -> bool:
+    """Whether offsets rise from 0 to `end`; neighbours are compared, as differences could overflow."""
     return bool(offsets[0] == 0 and offsets[-1] == end and (offsets[1:] >= offsets[:-1]).all())
 
 
-def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Arrange centroids in lanes.
+def build_lists(centroids: Centroids, table: DocumentTable, ordinals: np.ndarray) -> InvertedLists:
+    """Return the inverted lists of some documents.
 
     Parameters
     ----------
     centroids
-        ``(n, dim)`` float32.
-    width
-        Bytes per token, at least the dim; the rest is zero.
-    scale
-        What a code of 1 stands for: common to all centroids that are to be compared.
-
-    Returns
-    -------
-    tuple of numpy.ndarray
-        Lanes ``(n / 16, width / 4, 16, 4)`` int8, and their starting sums ``(n / 16, 16)`` int32, lower than any dot
-        product in lanes that hold no centroid.
-
-    Examples
-    --------
-    >>> lanes, start = pack_centroids(np.array([[1.0, 0.5]]), width=4, scale=0.01)
-    >>> lanes[0, 0, 0].tolist(), start[0, :2].tolist() == [-128 * 150, NO_LANE]
-    ([100, 50, 0, 0], True)
+        As trained.
+    table
+        Documents.
+    ordinals
+        Those that enter the lists, in ascending order of their catalog numbers.
     """
-    rows = -(-len(centroids) // LANES)
-    codes = np.zeros((rows * LANES, width), dtype="int8")
-    codes[: len(centroids), : centroids.shape[1]] = np.rint(centroids / scale).clip(-127, 127)
-    start = -128 * codes.sum(axis=1, dtype="int32")
-    start[len(centroids) :] = NO_LANE
-    lanes = codes.reshape(rows, LANES, width // 4, 4).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(lanes), start.reshape(rows, LANES)
+    offsets, documents, similarity = _invert(centroids, table, ordinals, first=0)
+    statistics = centroids.statistics._replace(trained_similarity=similarity, latest_similarity=similarity)
+    numbers = table.numbers[ordinals]
+    return InvertedLists(centroids._replace(statistics=statistics), numbers, offsets, _narrow(documents, len(numbers)))
+
+
+def append_documents(lists: InvertedLists, table: DocumentTable, ordinals: np.ndarray) -> InvertedLists:
+    """Return inverted lists with more documents, of the same centroids.
+
+    Parameters
+    ----------
+    lists
+        Those to extend.
+    table
+        Documents, made with the numbers of `lists`.
+    ordinals
+        Those to append, in ascending order of their catalog numbers, which are above all numbers in the lists.
+    """
+    offsets, documents, similarity = _invert(lists.centroids, table, ordinals, first=len(lists.numbers))
+    statistics = lists.centroids.statistics._replace(latest_similarity=similarity)
+    numbers = np.concatenate([lists.numbers, table.numbers[ordinals]])
+    merged = np.empty(len(lists.documents) + len(documents), dtype="int32")
+    before = lists.documents.astype("int32", copy=False)
+    append_lists((lists.offsets, before), (offsets, documents), merged)
+    centroids = lists.centroids._replace(statistics=statistics)
+    return InvertedLists(centroids, numbers, lists.offsets + offsets, _narrow(merged, len(numbers)))
+
+
+def _narrow(documents: np.ndarray, count: int) -> np.ndarray:
+    """Return entries in 16 bits where that is enough for so many documents."""
+    return documents.astype("uint16" if count <= 1 << 16 else "int32", copy=False)
+
+
+def _invert(
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, first: int
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return offsets and entries of the lists of some documents, numbered from `first`, and their mean similarity."""
+    lengths = table.documents.lengths[ordinals]
+    lists, similarity = _assign(centroids, table, ordinals, lengths)
+    count = centroids.lists
+    offsets = np.zeros(count + 1, dtype="int64")
+    nothing = np.empty(0, dtype="int32")
+    invert(lists, lengths, first, np.full(count, -1, dtype="int32"), offsets[1:], nothing)
+    np.cumsum(offsets, out=offsets)
+    documents = np.empty(offsets[-1], dtype="int32")
+    invert(lists, lengths, first, np.full(count, -1, dtype="int32"), offsets[:-1].copy(), documents)
+    return offsets, documents, similarity
+
+
+def _assign(
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
+    isa = instruction_set()
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    lists = np.empty(starts[-1], dtype="int32")
+    totals: list[float] = []
+
+    def assign(first: int, last: int) -> None:
+        codes, scales = table.unpack(ordinals[first:last])
+        nearest, dots = (np.empty(len(codes), dtype="int32") for _ in range(2))
+        everything = np.arange(len(codes))
+        nearest_centroids(isa, codes, everything, centroids.coarse, centroids.coarse_start, nearest, dots)
+        # As in `best_coarse`: starting sums from a damaged file can make a lane without a centroid the nearest.
+        np.minimum(nearest, len(centroids.fine_offsets) - 2, out=nearest)
+        offsets, order = np.zeros(len(centroids.fine_offsets), dtype="int64"), np.empty(len(codes), dtype="int64")
+        group_rows(nearest, offsets, order)
+        for c, (begin, end) in enumerate(pairwise(centroids.fine_offsets)):
+            mine = order[offsets[c] : offsets[c + 1]]
+            nearest_centroids(
+                isa, codes, mine, centroids.fine[begin:end], centroids.fine_start[begin:end], nearest, dots
+            )
+            nearest[mine] += begin * LANES  # counted from the first coarse centroid
+        lists[starts[first] : starts[last]] = nearest
+        totals.append(float((dots * scales).sum(dtype="float64")))
+
+    for_ranges(assign, starts, _WORK)
+    return lists, sum(totals) / max(1, len(lists))

@@ -1,40 +1,67 @@
-"""One query through the stages of a search, and which of them it takes.
+"""The search of one query, in stages, each of which leaves fewer documents to the next.
 
-Where few documents may be found, because the index is small, no cells were made yet or a filter leaves few, all their
-signs are compared: that costs less than cells can save, and misses nothing. A filter that leaves many is pushed into
-the cells, and as much as it leaves out, more of them are visited.
+1. Probing: each query token finds its best inverted lists, by two levels of centroids.
+2. Candidates: documents in these lists with the highest sums of imputed scores.
+3. Hamming stage: MaxSim of the candidates' sign codes.
+4. Reranking: MaxSim of the codes with the query in 8 bits, and of the few best with the query in single precision.
+
+Where few documents may be found, because the index is small, has no inverted lists yet or a filter leaves few, stage 3
+takes all of them: that costs less than probing saves, and misses nothing. A filter that leaves many is applied in stage
+2, and the more documents it excludes, the more lists are probed.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.document_table import Table
-from latelier.indexes.ivf.inverted_lists import Cells
-from latelier.indexes.ivf.query import Query, prepare_query
-from latelier.indexes.ivf.search_parameters import Knobs
-from latelier.indexes.ivf.stages import compare_signs, gather, keep_best, keep_likely, probe, score_codes
+from latelier.indexes.ivf.centroids import Centroids
+from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.inverted_lists import InvertedLists
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.dots import centroid_dots, rerank_scores
+from latelier.indexes.ivf.kernels.hamming import hamming_scores
+from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
+from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
+from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
+from latelier.indexes.ivf.search_parameters import SearchParameters
+from latelier.kernels.cpu import instruction_set
+from latelier.kernels.simd import LANES
 
-__all__ = ["Found", "Scope", "search_one"]
+__all__ = [
+    "Found",
+    "ProbedLists",
+    "Scope",
+    "distance_variance",
+    "find_candidates",
+    "keep_best",
+    "keep_likely",
+    "probe_lists",
+    "search_query",
+]
 
-# Documents beyond the k best that are scored with the query as it came: those whose order 8 bits may have mistaken.
+# Documents beyond the k best that are scored in single precision: those whose rank 8 bits may have got wrong.
 _MARGIN = 4
-# So many documents are scored by their codes without looking at their signs.
+# The Hamming stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
 _FEW, _FEW_PER_HIT = 80, 8
-# Times as many documents as would be compared anyway, up to which all are; once more for each time that as many cells
-# would be visited, which takes about as long.
+# Lists are probed only where eligible documents in lists > (_SCAN + widening) * candidates; otherwise the sign codes of
+# all of them are compared. `widening` is by how much nprobe is raised, and probing candidates * widening takes about as
+# long as comparing as many sign codes.
 _SCAN = 2
-# Filters and short queries widen the visit up to so many times.
-_WIDEST = 16
-
-
-class Found(NamedTuple):
-    """The best documents of one query: scores, best first, and numbers in the catalog."""
-
-    scores: np.ndarray
-    numbers: np.ndarray
+# Filters raise nprobe up to so many times.
+_MAX_WIDENING = 16
+# Coarse centroids whose second level a query token is compared with: one for every 8 lists to probe, but at least 4.
+_MIN_COARSE, _LISTS_PER_COARSE = 4, 8
+# Documents whose sums, 4 bytes each, stay in the second-level cache while candidates are selected.
+_BLOCK = 1 << 16
+_SCRATCH = threading.local()
+# The Hamming distances of two query tokens correlate as this power of their cosine: next to nothing below 0.7.
+_CORRELATION_POWER = 8
+# Query tokens whose cosines with all others are computed at a time: bounds the memory of very long queries.
+_COSINE_ROWS = 1024
 
 
 class Scope(NamedTuple):
@@ -42,21 +69,38 @@ class Scope(NamedTuple):
 
     Attributes
     ----------
-    table, cells
-        Of the snapshot; without cells, everything is scanned.
-    mask
-        ``(documents,)`` uint8; empty where every document of the table counts.
-    chosen
-        The documents that count, ascending.
+    table, lists
+        Of the snapshot; `lists` is None where the index has none.
+    allowed
+        ``(documents,)`` uint8, 1 for eligible documents; empty where all documents of the table are.
+    eligible
+        Ordinals of the documents that may be found, ascending.
     """
 
-    table: Table
-    cells: Cells | None
-    mask: np.ndarray
-    chosen: np.ndarray
+    table: DocumentTable
+    lists: InvertedLists | None
+    allowed: np.ndarray
+    eligible: np.ndarray
 
 
-def search_one(scope: Scope, vectors: np.ndarray, k: int, knobs: Knobs) -> Found:
+class Found(NamedTuple):
+    """The best documents of one query: scores, best first, and catalog numbers."""
+
+    scores: np.ndarray
+    numbers: np.ndarray
+
+
+class ProbedLists(NamedTuple):
+    """The inverted lists that each query token probes, best first, and the excess of their imputed score.
+
+    Both are ``(query_tokens, nprobe)`` int32, see `latelier.indexes.ivf.kernels.probing.best_lists`.
+    """
+
+    lists: np.ndarray
+    excess: np.ndarray
+
+
+def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Found:
     """Find the best documents of one query.
 
     Parameters
@@ -67,38 +111,173 @@ def search_one(scope: Scope, vectors: np.ndarray, k: int, knobs: Knobs) -> Found
         ``(tokens, dim)`` float32, at least one token.
     k
         How many documents; fewer where there are fewer.
-    knobs
-        Widths of the stages.
+    parameters
+        Of the stages.
     """
-    table, query = scope.table, prepare_query(vectors)
-    chosen = scope.chosen if knobs.exact else _candidates(scope, query, k, knobs)
-    if len(chosen) > (knobs.rerank or _FEW + _FEW_PER_HIT * k) and not knobs.exact:
-        signs = compare_signs(table, chosen, query)
-        if knobs.rerank is None:
-            chosen = keep_likely(chosen, signs, query, k, knobs.slack)
+    table, query = scope.table, quantise_query(vectors)
+    chosen = scope.eligible if parameters.exact else _candidates(scope, query, k, parameters)
+    if len(chosen) > (parameters.rerank or _FEW + _FEW_PER_HIT * k) and not parameters.exact:
+        scores = _score_signs(table, chosen, query)
+        if parameters.rerank is None:
+            chosen = keep_likely(chosen, scores, query, k, parameters.slack)
         else:
-            chosen = keep_best(chosen, signs, knobs.rerank)
+            chosen = keep_best(chosen, scores, parameters.rerank)
     if len(chosen) > k + _MARGIN:
-        chosen = keep_best(chosen, score_codes(table, chosen, query, fine=False), k + _MARGIN)
+        chosen = keep_best(chosen, _score_codes(table, chosen, query, all_digits=False), k + _MARGIN)
     if not len(chosen):
         return Found(np.zeros(0, dtype="float32"), np.zeros(0, dtype="int64"))
-    scores, numbers = score_codes(table, chosen, query, fine=True), table.numbers[chosen]
+    scores, numbers = _score_codes(table, chosen, query, all_digits=True), table.numbers[chosen]
     order = np.lexsort((numbers, -scores))[:k]
     return Found(scores[order], numbers[order])
 
 
-def _candidates(scope: Scope, query: Query, k: int, knobs: Knobs) -> np.ndarray:
-    """Return documents worth looking at: those found in cells and all that are in none, or simply all."""
-    table, chosen = scope.table, scope.chosen
-    inside = int(np.searchsorted(chosen, table.known))
-    enough = knobs.rerank or max(k, knobs.candidates // 2)
-    wider = min(_WIDEST, max(1, round(table.known / max(1, inside))))
-    if scope.cells is None or inside <= (_SCAN + wider) * knobs.candidates:
-        return chosen
-    while wider <= _WIDEST:
-        visits = probe(scope.cells.centroids, query, knobs.nprobe * wider)
-        found = gather(scope.cells, table, visits, scope.mask, knobs.candidates)
+def _candidates(scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters) -> np.ndarray:
+    """Return the documents for the Hamming stage: candidates and all documents in no list; or all eligible ones."""
+    table, eligible = scope.table, scope.eligible
+    listed = int(np.searchsorted(eligible, table.listed))
+    enough = parameters.rerank or max(k, parameters.candidates // 2)
+    widening = min(_MAX_WIDENING, max(1, round(table.listed / max(1, listed))))
+    if scope.lists is None or listed <= (_SCAN + widening) * parameters.candidates:
+        return eligible
+    while widening <= _MAX_WIDENING:
+        probed = probe_lists(scope.lists.centroids, query, parameters.nprobe * widening)
+        found = find_candidates(scope.lists, table, probed, scope.allowed, parameters.candidates)
         if len(found) >= enough:
-            return np.concatenate([found, chosen[inside:]])
-        wider *= 4
-    return chosen
+            return np.concatenate([found, eligible[listed:]])
+        widening *= 4
+    return eligible
+
+
+def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> ProbedLists:
+    """Find the inverted lists of the centroids nearest to each query token.
+
+    Parameters
+    ----------
+    centroids
+        Of the index.
+    query
+        The query; tokens beyond the first 65,535 are left out here.
+    nprobe
+        Lists per query token; fewer where there are fewer.
+    """
+    rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
+    isa = instruction_set()
+    everything = np.zeros((tokens, 1, 2), dtype="int64")
+    everything[:, 0, 1] = len(centroids.coarse)
+    dots = np.empty((tokens, len(centroids.coarse), LANES), dtype="int32")
+    centroid_dots(isa, rows, everything, centroids.coarse, centroids.coarse_start, dots)
+    most = min(len(centroids.fine_offsets) - 1, max(_MIN_COARSE, nprobe // _LISTS_PER_COARSE))
+    ranges = np.empty((tokens, most, 2), dtype="int64")
+    longest = best_coarse(dots, most, centroids.fine_offsets, ranges)
+    dots = np.empty((tokens, longest, LANES), dtype="int32")
+    centroid_dots(isa, rows, ranges, centroids.fine, centroids.fine_start, dots)
+    lists, excess = (np.empty((tokens, min(nprobe, LANES * longest)), dtype="int32") for _ in range(2))
+    best_lists(dots, ranges, query.scales, (1 << sum_bits(tokens)) - 1 - tokens, lists, excess)
+    return ProbedLists(lists, excess)
+
+
+def find_candidates(
+    lists: InvertedLists, table: DocumentTable, probed: ProbedLists, allowed: np.ndarray, most: int
+) -> np.ndarray:
+    """Return the documents in the probed lists with the highest imputed scores, ascending.
+
+    Parameters
+    ----------
+    lists
+        Of the index.
+    table
+        Its documents.
+    probed
+        From `probe_lists`.
+    allowed
+        ``(documents,)`` uint8; empty where all may be found.
+    most
+        How many to return; fewer where fewer were found.
+    """
+    best = np.empty(most, dtype="int64")
+    count = select_candidates(
+        probed.lists,
+        probed.excess,
+        (lists.offsets, lists.documents.view("uint8"), lists.documents.itemsize),
+        sum_bits(len(probed.lists)),
+        allowed,
+        len(table.numbers),
+        _sums(),
+        best,
+    )
+    return best[:count]
+
+
+def _sums() -> np.ndarray:
+    """Return memory for the sums of a block of documents, which each thread keeps."""
+    if not hasattr(_SCRATCH, "sums"):
+        _SCRATCH.sums = np.empty(_BLOCK, dtype="uint32")
+    return _SCRATCH.sums
+
+
+def _score_signs(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery) -> np.ndarray:
+    """Return MaxSim of the sign codes, float32: minus the weighted sum of least Hamming distances."""
+    scores = np.empty(len(chosen), dtype="float32")
+    hamming_scores(table.documents, chosen, query, scores)
+    return scores
+
+
+def _score_codes(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool) -> np.ndarray:
+    """Return MaxSim of the codes with the query in single precision (all digits) or in 8 bits, float32."""
+    scores = np.empty(len(chosen), dtype="float32")
+    rerank_scores(instruction_set(), table.documents, chosen, table.codec.shape, query, all_digits, scores)
+    return scores
+
+
+def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
+    """Return the documents with the highest scores, in the order given; of equal ones at the edge, the first."""
+    if len(chosen) <= most:
+        return chosen
+    kept = np.empty(most, dtype="int64")
+    highest_places(scores, kept)
+    return chosen[kept]
+
+
+def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: QuantisedQuery, k: int, slack: float) -> np.ndarray:
+    """Return the documents that may be among the k best, by the scores of their sign codes, in the order given.
+
+    A document is kept where ``score >= score of the k-th best - slack * standard deviation``. The bits of a good match
+    differ with probability 1/5 each, as if independently: for `dim` bits the Hamming distance has the standard
+    deviation ``sqrt(1/5 * 4/5 * dim) = 0.4 * sqrt(dim)``, the score ``0.4 * sqrt(dim * distance_variance(query))``.
+
+    Parameters
+    ----------
+    chosen
+        Documents.
+    scores
+        Of their sign codes.
+    query
+        The query.
+    k
+        Hits wanted.
+    slack
+        In standard deviations.
+    """
+    deviation = 0.4 * math.sqrt(query.vectors.shape[1] * distance_variance(query))
+    kept = np.empty(len(chosen), dtype="int64")
+    count = near_highest(scores, min(k, len(chosen)), slack * deviation, kept)
+    return chosen[kept[:count]]
+
+
+def distance_variance(query: QuantisedQuery) -> float:
+    """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``.
+
+    That is the variance of a sum of Hamming distances weighted by norms, in units of that of one distance: variances of
+    different tokens add up, but tokens that are nearly the same, such as the ``[MASK]`` tokens of query expansion,
+    match the same document tokens and deviate together.
+    """
+    norms = np.maximum(query.norms, np.float32(1e-30))
+    directions = query.vectors / norms[:, None]
+    longest = norms.max()  # whose square can exceed the largest float32
+    norms = norms / longest
+    total = 0.0
+    for first in range(0, len(norms), _COSINE_ROWS):
+        rows = slice(first, first + _COSINE_ROWS)
+        correlation = np.maximum(directions[rows] @ directions.T, 0) ** _CORRELATION_POWER
+        total += float(norms[rows] @ correlation @ norms)
+    return total * float(longest) ** 2

@@ -1,4 +1,4 @@
-"""How much of the index a search looks at."""
+"""How much work a search does: `effort`, and the search parameters that it stands for."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ import numpy as np
 from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import check_count
 
-__all__ = ["Effort", "EffortName", "Knobs", "advise", "choose_knobs", "largeness"]
+__all__ = ["Effort", "EffortName", "SearchParameters", "advise", "choose_search_parameters", "size_factor"]
 
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
 Effort: TypeAlias = "EffortName | float"
 
-# Signs per token that the widths are made for, and how many times as wide they get with fewer.
-_SIGNS, _FEWEST_SIGNS = 128, 8.0
-# The recall that `advise` is content with.
-_WANTED = 0.97
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
-# Standard deviations that the signs of a good document may be off by.
+# nprobe and candidates of effort 1.0, for k <= 25 and dim >= 128; benchmarks/index.py measures the recall they give.
+_NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
+# Sign codes of fewer than 128 bits tell less, so candidates grow by 128 / dim, at most 8 times.
+_SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
+# Standard deviations by which the Hamming distance of a good document may be too high.
 _SLACK = 2.0
-# Powers of `largeness` by which the widths grow: they double up to a hundred million tokens. Cells get smaller as well
-# then, so fewer more of them are visited.
-_MANY, _GROWTH, _VISITS_GROWTH = 10_000_000, 0.3, 0.18
+# Collections above 10 million tokens: with s = tokens / 10 million, candidates grow by s ** 0.3, which doubles them at
+# 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
+_LARGE, _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 10_000_000, 0.3, 0.18
+# `advise` recommends the lowest effort that reaches this recall.
+_ENOUGH = 0.97
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """The widths of the stages of a search.
+class SearchParameters:
+    """How many inverted lists and documents each stage of a search takes.
 
     Parameters
     ----------
     nprobe
-        Cells that each query token visits.
+        Inverted lists probed per query token.
     candidates
-        Documents whose signs are compared, of those that were found in the cells.
+        Documents from the probed lists that enter the Hamming stage, which compares sign codes.
     rerank
-        Documents that are scored by their codes. ``None``: as many as their signs leave in doubt.
+        Documents that leave the Hamming stage and are scored by their codes; ``None`` for all that are within `slack`
+        of the k-th best.
     slack
-        Then those are left out whose signs are worse than those of the k-th best by more than so many standard
-        deviations of chance.
+        Tolerance of the Hamming stage, in standard deviations of the Hamming distance; used where `rerank` is None.
     exact
-        Score all documents by their codes, and ignore the rest.
+        Score all documents by their codes, and ignore the other parameters.
     """
 
     nprobe: int
@@ -54,7 +56,7 @@ class Knobs:
     exact: bool = False
 
 
-def choose_knobs(
+def choose_search_parameters(
     k: int,
     dim: int,
     effort: object,
@@ -63,35 +65,36 @@ def choose_knobs(
     rerank: object = None,
     *,
     tokens: int = 0,
-) -> Knobs:
-    """Return the knobs for an effort, but for those that are given.
+) -> SearchParameters:
+    """Return the search parameters of an effort, with those that the caller has given in place of its own.
 
     Parameters
     ----------
     k
-        Hits wanted.
+        Hits per query.
     dim
-        Numbers per token: the fewer signs, the less they tell, so the more documents are kept.
+        Numbers per token, and so bits of its sign code.
     effort
-        ``"fast"``, ``"balanced"``, ``"exact"``, or a number by which the knobs of ``"balanced"`` are multiplied.
+        ``"fast"`` (0.5), ``"balanced"`` (1.0), ``"exact"``, or a number by which the defaults are multiplied.
     nprobe, candidates, rerank
-        Positive integers, or ``None``. So many documents are reranked then, whatever their signs say.
+        Positive integers, or ``None`` for what the effort says.
     tokens
-        Of all documents: among many millions, more of them look alike.
+        Of the whole index; above ten million, the defaults grow with it.
 
     Raises
     ------
     InvalidArgumentError
-        If one of them is something else.
+        If the effort is unknown, or one of the others is not a positive integer.
 
     Examples
     --------
-    >>> choose_knobs(10, 128, "balanced")
-    Knobs(nprobe=40, candidates=500, rerank=None, slack=2.0, exact=False)
-    >>> choose_knobs(10, 128, 4.0, rerank=50)
-    Knobs(nprobe=160, candidates=2000, rerank=50, slack=4.0, exact=False)
-    >>> choose_knobs(10, 128, "balanced", rerank=50, tokens=100_000_000)
-    Knobs(nprobe=61, candidates=998, rerank=50, slack=2.8250750892455088, exact=False)
+    >>> choose_search_parameters(10, 128, "balanced")
+    SearchParameters(nprobe=40, candidates=500, rerank=None, slack=2.0, exact=False)
+    >>> choose_search_parameters(10, 128, 4.0, rerank=50)
+    SearchParameters(nprobe=160, candidates=2000, rerank=50, slack=4.0, exact=False)
+    >>> large = choose_search_parameters(10, 128, 1.0, tokens=100_000_000)
+    >>> large.nprobe, large.candidates
+    (61, 998)
     """
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     if effort == "exact":
@@ -100,51 +103,54 @@ def choose_knobs(
         raise InvalidArgumentError(
             f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
         )
-    size = largeness(tokens)
-    visits, factor = factor * size**_VISITS_GROWTH, factor * size**_GROWTH
-    more = factor * max(1.0, min(_FEWEST_SIGNS, _SIGNS / max(1, dim)))
-    kept = None if rerank is None else max(k, _given(rerank, "rerank", k))
-    return Knobs(
-        nprobe=_given(nprobe, "nprobe", max(1, round(40 * visits))),
-        candidates=max(kept or k, _given(candidates, "candidates", round(more * max(500, 20 * k)))),
-        rerank=kept,
+    size = size_factor(tokens)
+    nprobe_factor, factor = factor * size**_NPROBE_EXPONENT, factor * size**_CANDIDATES_EXPONENT
+    candidates_factor = factor * max(1.0, min(_MAX_DIM_FACTOR, _SIGN_BITS / max(1, dim)))
+    reranked = None if rerank is None else max(k, _given(rerank, "rerank", k))
+    default = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
+    return SearchParameters(
+        nprobe=_given(nprobe, "nprobe", max(1, round(_NPROBE * nprobe_factor))),
+        candidates=max(reranked or k, _given(candidates, "candidates", default)),
+        rerank=reranked,
         slack=_SLACK * factor**0.5,
         exact=effort == "exact",
     )
 
 
-def largeness(tokens: int) -> float:
-    """Return how many times as large a collection is as one of many million tokens; 1 for all smaller ones.
+def size_factor(tokens: int) -> float:
+    """Return ``max(1, tokens / 10 million)``.
 
     Examples
     --------
-    >>> largeness(1_000_000), largeness(30_000_000)
+    >>> size_factor(1_000_000), size_factor(30_000_000)
     (1.0, 3.0)
     """
-    return max(1.0, tokens / _MANY)
+    return max(1.0, tokens / _LARGE)
 
 
 def advise(recalls: Mapping[float, float]) -> str:
-    """Say what to search with, given the recall of some efforts, 1.0 among them.
+    """Return a recommendation for `effort`, given the recall at some efforts, 1.0 among them.
 
     Examples
     --------
     >>> advise({1.0: 0.95, 2.0: 0.981, 4.0: 0.99})
     'search with effort=2.0 to find 0.981'
-    >>> advise({0.5: 0.94, 1.0: 0.98}), advise({0.5: 0.99, 1.0: 1.0})
-    ('', "effort='fast' finds 0.990 in about half the time")
-    >>> advise({1.0: 0.2, 2.0: 0.3})
-    "search with effort='exact': these vectors have no cells or signs to find them by"
+    >>> advise({0.5: 0.94, 1.0: 0.98})
+    ''
+    >>> advise({0.5: 0.99, 1.0: 1.0})
+    "effort='fast' finds 0.990 in about half the time"
+    >>> print(advise({1.0: 0.2, 2.0: 0.3}))
+    approximate recall stays below 0.97 at every effort tried; use effort='exact'
     """
-    enough = sorted(effort for effort, recall in recalls.items() if recall >= _WANTED)
+    enough = sorted(effort for effort, recall in recalls.items() if recall >= _ENOUGH)
     if not enough:
-        return "search with effort='exact': these vectors have no cells or signs to find them by"
+        return f"approximate recall stays below {_ENOUGH} at every effort tried; use effort='exact'"
     effort = enough[0]
     if effort > 1:
         return f"search with effort={effort} to find {recalls[effort]:.3f}"
     return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
 
 
-def _given(value: Any, name: str, otherwise: int) -> int:
-    given = check_count(name, value, optional=True)
-    return otherwise if given is None else given
+def _given(value: Any, name: str, default: int) -> int:
+    check_count(name, value, optional=True)
+    return default if value is None else int(value)

@@ -6,10 +6,10 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.document_table import Table
-from latelier.indexes.ivf.filling import fill_cells
-from latelier.indexes.ivf.search import Scope, search_one
-from latelier.indexes.ivf.search_parameters import Knobs
+from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.inverted_lists import append_documents, build_lists
+from latelier.indexes.ivf.search import Scope, search_query
+from latelier.indexes.ivf.search_parameters import SearchParameters
 from latelier.indexes.ivf.training import train_centroids
 from latelier.indexes.storage.segments import Part, Segment, document_arrays
 
@@ -19,7 +19,7 @@ _DOCUMENTS, _TOKENS, _DIM = 64, 8, 32
 
 
 def compile_kernels() -> int:
-    """Encode, train, fill and search once, on a few random documents.
+    """Encode, train, build, append and search once, on a few random documents.
 
     Returns
     -------
@@ -39,10 +39,11 @@ def compile_kernels() -> int:
     arrays = {**document_arrays(numbers, numbers.tolist(), lengths), **codec.encode(embeddings)}
     part = Part(Segment(arrays), numbers)
     codec.decode(part)
-    table = Table([part], codec, np.zeros(0, dtype="int64"))
+    table = DocumentTable([part], codec, np.zeros(0, dtype="int64"))
     half = _DOCUMENTS // 2
-    some = fill_cells(train_centroids(table, numbers), table, numbers[:half])
-    cells = fill_cells(some.centroids, Table([part], codec, numbers[:half]), numbers[half:], some)
-    scope = Scope(Table([part], codec, cells.numbers), cells, np.zeros(0, dtype="uint8"), numbers)
-    search_one(scope, vectors[:4], 1, Knobs(nprobe=4, candidates=12, rerank=11))
-    return len(search_one(scope, vectors[:4], _DOCUMENTS, Knobs(4, 12, 11, exact=True)).numbers)
+    some = build_lists(train_centroids(table, numbers), table, numbers[:half])
+    lists = append_documents(some, DocumentTable([part], codec, numbers[:half]), numbers[half:])
+    scope = Scope(DocumentTable([part], codec, lists.numbers), lists, np.zeros(0, dtype="uint8"), numbers)
+    search_query(scope, vectors[:4], 1, SearchParameters(nprobe=4, candidates=12, rerank=11))
+    exact = SearchParameters(nprobe=4, candidates=12, rerank=11, exact=True)
+    return len(search_query(scope, vectors[:4], _DOCUMENTS, exact).numbers)

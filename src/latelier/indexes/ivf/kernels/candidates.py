@@ -1,12 +1,11 @@
-"""Documents in the visited cells, and of them the best by what the cells promise.
+"""Candidates: the documents in the probed lists with the highest imputed scores.
 
-A query token visits its best cells in order; the first in which a document turns up says, to within the size of a cell,
-how similar the document's best token is. A document that turns up in none cannot be better than the last cell visited.
-That score is what it is credited with, and as everybody gets it, only what lies above it is added up: documents that
-were missed then cost nothing.
+For each query token a document gets the score of the best probed list that holds it; a document missing from all of
+them gets the score of the last probed centroid. We accumulate the difference, so documents that were missed add zero
+and need no work.
 
-All visited cells are gone through for one block of documents after the other. A block's sums stay in the second-level
-cache from the first gain to the last look at them, so memory is read for the lists alone.
+Documents are taken in blocks whose sums stay in the second-level cache: the part of all probed lists that falls into
+one block is accumulated and selected from, then the next. Main memory is read for the lists alone.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, constant, splat
 
-__all__ = ["MOST_TOKENS", "RUN", "gather_best", "sum_bits"]
+__all__ = ["MOST_TOKENS", "RUN", "select_candidates", "sum_bits"]
 
-# Query tokens that can be told apart in one word beside a sum.
+# A word of 32 bits holds a document's sum and the number of a query token: so many tokens leave 16 bits for the sum.
 MOST_TOKENS = (1 << 16) - 1
 # Sums that are compared at a time; blocks are multiples of it.
 RUN = 64
-# Sums take at most so many bits, of which so many tell the best apart.
+# Bits of a sum at most, and the highest of them by which sums are sorted into bins.
 _SUM_BITS, _BIN_BITS = 24, 12
 
 
 def sum_bits(tokens: int) -> int:
-    """Return the bits that a document's sum may take for a query of so many tokens, at most `MOST_TOKENS`.
+    """Return how many bits a document's sum may take, for a query of so many tokens, at most `MOST_TOKENS`.
 
     Examples
     --------
@@ -44,38 +43,38 @@ def sum_bits(tokens: int) -> int:
 
 
 @kernel()
-def gather_best(
-    cells: np.ndarray,
-    gains: np.ndarray,
-    postings: tuple[np.ndarray, np.ndarray, int],
+def select_candidates(
+    probed: np.ndarray,
+    excess: np.ndarray,
+    lists: tuple[np.ndarray, np.ndarray, int],
     bits: int,
     allowed: np.ndarray,
     documents: int,
     sums: np.ndarray,
     best: np.ndarray,
 ) -> int:
-    """Add up, for every document in the visited cells, the gain of each query token's first cell that holds it.
+    """Add up, for every document in the probed lists, the excess of each query token's first list that holds it.
 
     Parameters
     ----------
-    cells, gains
-        ``(query_tokens, n)`` int32, best cell first: what to visit, and what a document gains there, 1 or more. Gains
-        do not rise along a row; a cell below 0 ends it.
-    postings
-        Where each cell's documents begin ``(cells + 1,)`` int64; the documents, ascending in each cell, as bytes; and
-        how many of those each one takes, 2 or 4. The documents may be anything: what is out of order or out of range
-        ends its cell, and nothing outside of the other arrays is read or written.
+    probed, excess
+        ``(query_tokens, nprobe)`` int32, from `probing.best_lists`: the lists, best first, and the excess, at least 1,
+        of their imputed score. It never rises along a row; a list below 0 ends the row.
+    lists
+        All inverted lists: offsets ``(lists + 1,)`` int64; the documents, ascending in each list, as bytes; and how
+        many bytes each one takes, 2 or 4. Documents are not trusted: one that is out of order or out of range ends its
+        list, and nothing outside of the other arrays is read or written.
     bits
-        From `sum_bits`: the first gains of all rows together are below ``2 ** bits``.
+        From `sum_bits`: the first excesses of all rows add up to less than ``2 ** bits``.
     allowed
-        ``(documents,)`` uint8, 0 for those to leave out; empty where all count.
+        ``(documents,)`` uint8, 0 for those that may not be found; empty where all may be.
     documents
         How many there are.
     sums
         ``(block,)`` uint32, scratch: a multiple of `RUN`.
     best
-        ``(most,)`` int64, written: the documents with the highest sums, ascending. Sums are sorted into 4,096 bins, so
-        at the edge those that differ by that part of the most there can be count as equal, and the first are taken.
+        ``(most,)`` int64, written: the documents with the highest sums, ascending. Sums are sorted into 4,096 bins; of
+        those in the last bin that is needed, the first documents are taken.
 
     Returns
     -------
@@ -86,12 +85,12 @@ def gather_best(
     lower = (np.int64(1) << bits) - 1
     found, values = np.empty(4 * most + RUN, dtype=np.int64), np.empty(4 * most + RUN, dtype=np.int64)
     count, bar = np.int64(0), np.int64(1)
-    ranges = _visited_ranges(cells, postings)
+    ranges = _probed_ranges(probed, lists)
     for base in range(0, documents, block):
         here = min(block, documents - base)
         runs = -(-here // RUN)
         sums[: runs * RUN] = 0
-        _add_gains(cells, gains, postings, ranges, base, bits, sums[:here])
+        _accumulate(probed, excess, lists, ranges, base, bits, sums[:here])
         for run in range(runs):
             first = run * RUN
             mask: int = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, bar)  # type: ignore[call-arg]
@@ -111,65 +110,65 @@ def gather_best(
 
 
 @kernel()
-def _visited_ranges(cells: np.ndarray, postings: tuple[np.ndarray, np.ndarray, int]) -> np.ndarray:
-    """Return where the documents of each visited cell begin and end, ``(query_tokens, n, 2)``; -1 ends a row."""
-    offsets, lists, size = postings
-    lists_at = np.int64(lists.ctypes.data)
-    ranges = np.full((*cells.shape, 2), -1, dtype=np.int64)
-    for q in range(cells.shape[0]):
-        for c in range(cells.shape[1]):
-            cell = cells[q, c]
-            if cell < 0:
+def _probed_ranges(probed: np.ndarray, lists: tuple[np.ndarray, np.ndarray, int]) -> np.ndarray:
+    """Return where the entries of each probed list begin and end, ``(query_tokens, nprobe, 2)``; -1 ends a row."""
+    offsets, entries, size = lists
+    entries_at = np.int64(entries.ctypes.data)
+    ranges = np.full((*probed.shape, 2), -1, dtype=np.int64)
+    for q in range(probed.shape[0]):
+        for n in range(probed.shape[1]):
+            i = probed[q, n]
+            if i < 0:
                 break
-            ranges[q, c, 0], ranges[q, c, 1] = offsets[cell], offsets[cell + 1]
-            prefetch(lists_at + size * offsets[cell])  # type: ignore[call-arg]
+            ranges[q, n, 0], ranges[q, n, 1] = offsets[i], offsets[i + 1]
+            prefetch(entries_at + size * offsets[i])  # type: ignore[call-arg]
     return ranges
 
 
 @kernel()
-def _add_gains(
-    cells: np.ndarray,
-    gains: np.ndarray,
-    postings: tuple[np.ndarray, np.ndarray, int],
+def _accumulate(
+    probed: np.ndarray,
+    excess: np.ndarray,
+    lists: tuple[np.ndarray, np.ndarray, int],
     ranges: np.ndarray,
     base: int,
     bits: int,
     sums: np.ndarray,
 ) -> None:
-    """Add the gains of the documents of one block, from `base`, and advance the ranges to the next.
+    """Accumulate the excess of the documents of one block, from `base`, and advance the ranges to the next block.
 
     A word of `sums` holds a sum in its lower bits, and above them the query token that last added to it.
     """
-    lists_at, size, room = np.int64(postings[1].ctypes.data), postings[2], np.uint64(len(sums))
+    entries_at, size, room = np.int64(lists[1].ctypes.data), lists[2], np.uint64(len(sums))
     lower, shift = np.uint32((np.int64(1) << bits) - 1), np.uint32(bits)
-    for q in range(cells.shape[0]):
+    for q in range(probed.shape[0]):
         mark = np.uint32(q + 1) << shift
-        for c in range(cells.shape[1]):
-            i, last = ranges[q, c]
+        for n in range(probed.shape[1]):
+            i, last = ranges[q, n]
             if i < 0:
                 break
-            gain = np.uint32(gains[q, c])
+            added = np.uint32(excess[q, n])
             while i < last:
-                place = lists_at + size * i
+                place = entries_at + size * i
                 document = np.int64(read_half(place) if size == 2 else read_word(place))
-                # Postings come from the disk unchecked, there are too many of them. Without a sign, one comparison
-                # finds those of later blocks and those that no index would write: below the block, or above all.
+                # Entries come from the disk unchecked, as there are too many of them. As an unsigned number, one
+                # comparison finds documents of later blocks, those below this block and those above all.
                 d = np.uint64(document - base)
                 if d >= room:
                     break
-                # Without branches: whether a document was seen before is anybody's guess, the processor's too.
+                # No branch: whether this token has met the document before cannot be predicted.
                 before = sums[d]
-                sums[d] = mark | ((before & lower) + (gain if before < mark else np.uint32(0)))
+                sums[d] = mark | ((before & lower) + (added if before < mark else np.uint32(0)))
                 i += 1
-            ranges[q, c, 0] = i
-            # What the next block will begin with.
-            prefetch(lists_at + size * i)  # type: ignore[call-arg]
-            prefetch(lists_at + size * i + 128)
+            ranges[q, n, 0] = i
+            # What the next block begins with.
+            prefetch(entries_at + size * i)  # type: ignore[call-arg]
+            prefetch(entries_at + size * i + 128)
 
 
 @kernel()
 def _keep_best(found: np.ndarray, values: np.ndarray, count: int, most: int, bits: int) -> tuple[int, int]:
-    """Keep the documents with the highest sums, in their order; return how many, and what others have to reach."""
+    """Keep the documents with the highest sums, in their order; return how many, and the least sum that competes."""
     shift = max(0, bits - _BIN_BITS)
     bins = np.zeros(1 << _BIN_BITS, dtype=np.int32)
     for i in range(count):
@@ -209,7 +208,7 @@ def _reaching(typing_context: Any, address: Any, lower: Any, bar: Any) -> Any:
 
 @intrinsic
 def _lowest_bit(typing_context: Any, mask: Any) -> Any:
-    """Return the place of the lowest bit that is set; at least one is."""
+    """Return the place of the lowest set bit of a mask other than 0."""
     signature = types.int64(types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Integer dot products in vectors: documents reranked, centroids compared, tokens assigned.
+"""Integer dot products: documents reranked, query tokens compared with centroids, tokens assigned to centroids.
 
-Each kernel takes the `InstructionSet` whose multiplication it is compiled with, see `latelier.kernels.cpu`; all give
-equal results.
+Rows are tokens as bytes shifted by 128; they are multiplied with groups of 16 query tokens or centroids, packed so that
+each has a SIMD lane. Every kernel takes the `InstructionSet` whose multiplication it is compiled with, see
+`latelier.kernels.cpu`; all give equal results.
 """
 
 from __future__ import annotations
@@ -13,25 +14,32 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.indexes.ivf.kernels.codes import load_rows, load_scales
+from latelier.indexes.ivf.kernels.codes import (
+    CodedDocuments,
+    CodeShape,
+    load_rows,
+    load_scales,
+    token_addresses,
+)
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
+from latelier.indexes.ivf.kernels.queries import QuantisedQuery
 from latelier.kernels.cpu import InstructionSet
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["assign_rows", "group_dots", "lane_dots", "rerank_scores"]
+__all__ = ["centroid_dots", "nearest_centroids", "rerank_scores"]
 
 
 def _max_of(count: int) -> Any:
-    """Make the instruction sequence for the first `count` bytes of the query's numbers."""
+    """Make the instruction sequence for the first `count` digits of the query's numbers."""
 
     @intrinsic
     def max_of_rows(typing_context: Any, isa: Any, places: Any, words: Any, groups: Any) -> Any:
         """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
 
-        Places are the addresses of the rows ``(8, words * 4)`` uint8, their scales ``(8,)`` float32, packed lanes
-        ``(words, 16, 4)`` int8 of the query's first bytes (those of the next bytes follow `groups` groups later),
-        their starting sums ``(16,)`` int32 (the same) and the maxima ``(16,)`` float32.
+        Places are the addresses of the rows ``(8, words * 4)`` uint8; of their scales ``(8,)`` float32; of a group of
+        the query's first digits ``(words, 16, 4)`` int8 and its starting sums ``(16,)`` int32, the next digits' being
+        `groups` groups later in both; and of the maxima ``(16,)`` float32.
         """
         signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
@@ -40,23 +48,23 @@ def _max_of(count: int) -> Any:
             rows, scales, lanes, start, best = cgutils.unpack_tuple(builder, places)
             starts = builder.mul(groups, constant(4 * LANES))
             stride = builder.mul(starts, words)
-            planes = [
+            digits = [
                 (
-                    builder.add(lanes, builder.mul(stride, constant(plane))),
-                    builder.add(start, builder.mul(starts, constant(plane))),
+                    builder.add(lanes, builder.mul(stride, constant(place))),
+                    builder.add(start, builder.mul(starts, constant(place))),
                 )
-                for plane in range(count)
+                for place in range(count)
             ]
-            sums = isa.multiply_bytes(builder, rows, planes, words, ROWS)
+            sums = isa.multiply_bytes(builder, rows, digits, words, ROWS)
             highest = builder.load(at(builder, best, FLOATS), align=4)
             finer = ir.Constant(FLOATS, [float(np.float32(1 / 254))] * LANES)
             for r in range(ROWS):
                 value = builder.sitofp(sums[(count - 1) * ROWS + r], FLOATS)
-                for plane in range(count - 2, -1, -1):
-                    coarse = builder.sitofp(sums[plane * ROWS + r], FLOATS)
+                for place in range(count - 2, -1, -1):
+                    coarse = builder.sitofp(sums[place * ROWS + r], FLOATS)
                     value = builder.fadd(coarse, builder.fmul(value, finer))
-                place = builder.add(scales, constant(4 * r))
-                scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
+                scale_at = at(builder, builder.add(scales, constant(4 * r)), ir.FloatType())
+                scale = splat(builder, builder.load(scale_at, align=4), FLOATS)
                 value = builder.fmul(value, scale)
                 highest = builder.select(builder.fcmp_ordered(">", value, highest), value, highest)
             builder.store(highest, at(builder, best, FLOATS), align=4)
@@ -67,15 +75,15 @@ def _max_of(count: int) -> Any:
     return max_of_rows
 
 
-_max_of_rows, _max_of_rows_finely = _max_of(1), _max_of(3)
+_max_of_first_digits, _max_of_all_digits = _max_of(1), _max_of(3)
 
 
 @intrinsic
-def _nearest_lanes(typing_context: Any, isa: Any, places: Any, groups: Any, words: Any) -> Any:
-    """Write the lane with the highest dot product for eight rows, and that product; of equal ones, the first.
+def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, words: Any) -> Any:
+    """Write for eight rows the centroid with the highest dot product, and that product; of equal ones, the first.
 
-    Places are the addresses of the rows ``(8, words * 4)`` uint8, packed lanes ``(groups, words, 16, 4)`` int8, their
-    starting sums ``(groups, 16)`` int32, and both results ``(8,)`` int32.
+    Places are the addresses of the rows ``(8, words * 4)`` uint8, of the centroids ``(groups, words, 16, 4)`` int8, of
+    their starting sums ``(groups, 16)`` int32, and of both results ``(8,)`` int32.
     """
     signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
@@ -117,7 +125,7 @@ def _first_of_highest(builder: ir.IRBuilder, best: ir.Value, where: ir.Value) ->
 
 
 def _dots_of(count: int) -> Any:
-    """Make the instruction sequence for `count` groups of lanes at a time."""
+    """Make the instruction sequence for `count` groups of centroids at a time."""
 
     @intrinsic
     def dots_of_groups(typing_context: Any, isa: Any, row: Any, lanes: Any, start: Any, out: Any, words: Any) -> Any:
@@ -147,20 +155,8 @@ _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 
 
 @kernel()
-def lane_dots(isa: InstructionSet, row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
-    """Write ``out[g, lane]``, the dot product of one row with every lane.
-
-    Parameters
-    ----------
-    isa
-        From `instruction_set`.
-    row
-        ``(words * 4,)`` uint8, shifted by 128.
-    packed, start
-        Groups of lanes ``(groups, words, 16, 4)`` int8 and their starting sums ``(groups, 16)`` int32.
-    out
-        ``(groups, 16)`` int32, written.
-    """
+def _dots_of_row(isa: InstructionSet, row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+    """Write ``out[g, lane]``, the dot product of one row ``(words * 4,)`` with every centroid."""
     groups, words = packed.shape[0], packed.shape[1]
     row_at, lanes_at = np.int64(row.ctypes.data), np.int64(packed.ctypes.data)
     start_at, out_at = np.int64(start.ctypes.data), np.int64(out.ctypes.data)
@@ -176,10 +172,10 @@ def lane_dots(isa: InstructionSet, row: np.ndarray, packed: np.ndarray, start: n
 
 
 @kernel()
-def group_dots(
+def centroid_dots(
     isa: InstructionSet, rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray
 ) -> None:
-    """Write the dot products of rows with the lanes of their own ranges of groups.
+    """Write the dot products of rows with centroids, for each row those of its own ranges of groups.
 
     Parameters
     ----------
@@ -190,7 +186,7 @@ def group_dots(
     ranges
         ``(n, m, 2)`` int64: first and last (exclusive) group of each range.
     packed, start
-        As for `lane_dots`.
+        Centroids ``(groups, words, 16, 4)`` int8 and their starting sums ``(groups, 16)`` int32.
     out
         ``(n, groups, 16)`` int32, written: the groups of a row's ranges, one range after the other.
     """
@@ -198,21 +194,21 @@ def group_dots(
         g = 0
         for m in range(ranges.shape[1]):
             first, last = ranges[n, m, 0], ranges[n, m, 1]
-            lane_dots(isa, rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
+            _dots_of_row(isa, rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
             g += last - first
 
 
 @kernel()
-def assign_rows(
+def nearest_centroids(
     isa: InstructionSet,
     rows: np.ndarray,
     order: np.ndarray,
     packed: np.ndarray,
     start: np.ndarray,
-    lanes: np.ndarray,
+    nearest: np.ndarray,
     dots: np.ndarray,
 ) -> None:
-    """Find the lane with the highest dot product for some rows; of equal ones, the first.
+    """Find the centroid with the highest dot product for some rows; of equal ones, the first.
 
     Parameters
     ----------
@@ -221,11 +217,11 @@ def assign_rows(
     rows
         ``(n, words * 4)`` uint8, shifted by 128.
     order
-        ``(m,)`` int64, which rows.
+        ``(m,)`` int64: the rows to assign.
     packed, start
-        As for `lane_dots`.
-    lanes, dots
-        ``(n,)`` int32 both, written for these rows: ``group * 16 + lane``, and its dot product.
+        As for `centroid_dots`.
+    nearest, dots
+        ``(n,)`` int32 both, written for these rows: the centroid, ``group * 16 + lane``, and its dot product.
     """
     groups, words = packed.shape[0], packed.shape[1]
     width = words * 4
@@ -239,15 +235,15 @@ def assign_rows(
         else:
             here = _copy_rows(rows, order, first, count, block)
         places = (here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), where_at, best_at)
-        _nearest_lanes(isa, places, groups, words)  # type: ignore[call-arg]
+        _nearest_of_rows(isa, places, groups, words)  # type: ignore[call-arg]
         for r in range(count):
             # By index, not by address alone: numba frees an array after the last use of its name.
-            lanes[order[first + r]], dots[order[first + r]] = where[r], best[r]
+            nearest[order[first + r]], dots[order[first + r]] = where[r], best[r]
 
 
 @kernel()
 def _are_consecutive(order: np.ndarray, first: int, count: int) -> bool:
-    """Whether eight rows follow one another, so that they can be multiplied where they lie."""
+    """Whether these are eight consecutive rows, which can be multiplied in place."""
     consecutive = count == ROWS
     for r in range(1, count):
         consecutive &= order[first + r] == order[first] + r
@@ -256,7 +252,7 @@ def _are_consecutive(order: np.ndarray, first: int, count: int) -> bool:
 
 @kernel()
 def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, block: np.ndarray) -> int:
-    """Bring up to eight rows together, ask for the next ones, and return the address."""
+    """Copy up to eight rows into a block, prefetch the next ones, and return the address of the block."""
     width = rows.shape[1]
     rows_at, block_at = np.int64(rows.ctypes.data), np.int64(block.ctypes.data)
     for r in range(count):
@@ -270,11 +266,11 @@ def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, bloc
 @kernel()
 def rerank_scores(
     isa: InstructionSet,
-    documents: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    documents: CodedDocuments,
     chosen: np.ndarray,
-    shape: tuple[int, int, int],
-    query: tuple[np.ndarray, np.ndarray, np.ndarray],
-    fine: bool,
+    shape: CodeShape,
+    query: QuantisedQuery,
+    all_digits: bool,
     scores: np.ndarray,
 ) -> None:
     """Write the MaxSim of the chosen documents' codes with one query.
@@ -284,64 +280,58 @@ def rerank_scores(
     isa
         From `instruction_set`.
     documents
-        Addresses of each document's signs, codes (or planes) and scales, and its number of tokens: int64 all.
+        Where documents are in memory.
     chosen
-        ``(n,)`` int64: documents to score, with a token each.
+        ``(n,)`` int64: documents to score.
     shape
-        Bits, dim and sign words, as for `codes.load_rows`.
+        Of the codes.
     query
-        From `probing.encode_query`: codes in lanes with their starting sums, and scales.
-    fine
-        Use all three bytes of the query's numbers, rather than the first.
+        The query.
+    all_digits
+        Use all three digits of the query's numbers, in single precision, rather than the first, in 8 bits.
     scores
-        ``(n,)`` float32, written.
+        ``(n,)`` float32, written; minus infinity for a document without tokens.
     """
-    signs, codes, scales, lengths = documents
-    packed, start, query_scales = query
-    bits, dim, sign_count = shape
-    width = 32 * sign_count
-    groups = packed.shape[1]
+    width = 32 * shape.sign_words
+    groups = query.packed.shape[1]
     rows = np.empty((ROWS, width), dtype=np.uint8)
     row_scales = np.empty(ROWS, dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
     rows_at, scales_at = np.int64(rows.ctypes.data), np.int64(row_scales.ctypes.data)
-    packed_at, start_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data)
+    packed_at, start_at = np.int64(query.packed.ctypes.data), np.int64(query.start.ctypes.data)
     best_at = np.int64(best.ctypes.data)
-    direct = bits == 8 and dim == width  # then rows can be multiplied where they lie
-    stride = dim if bits == 8 else (bits - 1) * sign_count * 4
+    in_place = shape.bits == 8 and shape.dim == width  # codes can be multiplied without copying them
     for n in range(len(chosen)):
         d, ahead = chosen[n], chosen[min(n + 1, len(chosen) - 1)]
-        tokens, more = lengths[d], lengths[ahead]
+        tokens, more = documents.lengths[d], documents.lengths[ahead]
         for line in range(0, 2 * more, 64):
-            prefetch(scales[ahead] + line)  # type: ignore[call-arg]
+            prefetch(documents.scales[ahead] + line)  # type: ignore[call-arg]
         best[:] = -np.inf
         for token in range(0, max(tokens, more), ROWS):
-            # The next document is asked for while this one is multiplied, a step's worth at a time: all at once would
-            # only wait for each other.
-            for line in range(token * stride, min(token + ROWS, more) * stride, 64):
-                prefetch(codes[ahead] + line)  # type: ignore[call-arg]
+            # As much of the next document as this step reads: more prefetches at once would wait for each other.
+            for line in range(token * shape.code_bytes, min(token + ROWS, more) * shape.code_bytes, 64):
+                prefetch(documents.codes[ahead] + line)  # type: ignore[call-arg]
             if token >= tokens:
                 continue
-            # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
+            # The last step reaches back to score eight rows, some of them for a second time: the maximum is the same.
             first = max(0, min(token, tokens - ROWS))
             count = min(ROWS, tokens - first)
-            here = (signs[d] + first * sign_count * 4, codes[d] + first * stride, scales[d] + first * 2)
-            if direct and count == ROWS:
-                block_at = here[1]
-                load_scales(here[2], count, row_scales)
+            here = token_addresses(documents, d, first, shape)
+            if in_place and count == ROWS:
+                block_at = here.codes
+                load_scales(here.scales, count, row_scales)
             else:
                 block_at = rows_at
                 load_rows(here, shape, count, rows, row_scales)
             for g in range(groups):
-                lanes_at, sums_at = packed_at + g * width * LANES, start_at + 4 * LANES * g
-                highest_at = best_at + 4 * LANES * g
-                places = (block_at, scales_at, lanes_at, sums_at, highest_at)
-                if fine:
-                    _max_of_rows_finely(isa, places, width // 4, groups)
+                group_at, sums_at = packed_at + g * width * LANES, start_at + 4 * LANES * g
+                places = (block_at, scales_at, group_at, sums_at, best_at + 4 * LANES * g)
+                if all_digits:
+                    _max_of_all_digits(isa, places, width // 4, groups)
                 else:
-                    _max_of_rows(isa, places, width // 4, groups)
+                    _max_of_first_digits(isa, places, width // 4, groups)
         total = np.float32(0)
-        for i in range(len(query_scales)):
-            total += best[i] * query_scales[i]
-        # A document without tokens, or with scales that no encoder writes: the selection that follows knows no NaN.
+        for i in range(len(query.scales)):
+            total += best[i] * query.scales[i]
+        # NaN, from a document without tokens or damaged scales, is not accepted by the selection that follows.
         scores[n] = total if total == total else -np.inf

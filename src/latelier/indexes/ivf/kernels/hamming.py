@@ -1,8 +1,8 @@
-"""MaxSim on signs alone: for each query token the document token with the fewest differing signs.
+"""MaxSim on sign codes: for each query token, the document token whose sign code has the least Hamming distance.
 
-For unit vectors that number falls steadily as the cosine rises, so it orders documents well enough to leave out nearly
-all of them before anything dearer is computed, at two nanoseconds per document token. The vector instructions are
-LLVM's own, which it spells for any processor, so one kernel serves all of them.
+For unit vectors that distance falls steadily as the cosine rises, so it ranks documents well enough to discard nearly
+all of them before their codes are read, at two nanoseconds per document token. The vector instructions are LLVM's
+generic ones, so one kernel serves all processors.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from latelier.indexes.ivf.kernels.codes import CodedDocuments
 from latelier.indexes.ivf.kernels.memory import prefetch
+from latelier.indexes.ivf.kernels.queries import QuantisedQuery
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["hamming_scores"]
 
 _FAR = np.int32(1 << 30)
-# How many documents ahead memory is asked for.
+# How many documents ahead memory is prefetched.
 _AHEAD = 2
 
 
@@ -30,10 +32,10 @@ def _least_of(count: int) -> Any:
 
     @intrinsic
     def least_of_rows(typing_context: Any, rows: Any, query: Any, least: Any, words: Any) -> Any:
-        """``least[lane] = min(least[lane], signs in which rows[r] and query[lane] differ)`` for `count` rows.
+        """``least[lane] = min(least[lane], popcount(rows[r] ^ query[lane]))`` for `count` rows.
 
-        The first three are addresses: of the rows ``(count, words)`` uint32, a query group ``(words, 16)`` uint32 and
-        its minima ``(16,)`` int32.
+        The first three are addresses: of the rows ``(count, words)`` uint32, a group of query tokens ``(words, 16)``
+        uint32 and its minima ``(16,)`` int32.
         """
         signature = types.void(*[types.int64] * 4)
 
@@ -67,42 +69,35 @@ _least_of_rows, _least_of_row = _least_of(ROWS), _least_of(1)
 
 
 @kernel()
-def hamming_scores(
-    documents: tuple[np.ndarray, np.ndarray],
-    chosen: np.ndarray,
-    query: tuple[np.ndarray, np.ndarray],
-    scores: np.ndarray,
-) -> None:
-    """Write for each chosen document minus the sum, over query tokens, of their weight times the fewest differences.
+def hamming_scores(documents: CodedDocuments, chosen: np.ndarray, query: QuantisedQuery, scores: np.ndarray) -> None:
+    """Write for each chosen document minus the sum, over query tokens, of norm times least Hamming distance.
 
     Parameters
     ----------
     documents
-        Addresses of each document's signs ``(tokens, words)`` uint32, and its number of tokens: int64 both.
+        Where documents are in memory.
     chosen
-        ``(n,)`` int64: documents to score, with a token each.
+        ``(n,)`` int64: documents to score, with at least one token each.
     query
-        Signs ``(groups, words, 16)`` uint32 of the tokens in lanes, and weights ``(tokens,)`` float32.
+        The query.
     scores
         ``(n,)`` float32, written.
     """
-    addresses, lengths = documents
-    signs, weights = query
-    groups, words = signs.shape[0], signs.shape[1]
+    groups, words = query.signs.shape[0], query.signs.shape[1]
     least = np.empty(groups * LANES, dtype=np.int32)
-    least_at, signs_at = np.int64(least.ctypes.data), np.int64(signs.ctypes.data)
+    least_at, signs_at = np.int64(least.ctypes.data), np.int64(query.signs.ctypes.data)
     row_bytes, group_bytes = 4 * words, 4 * words * LANES
     for n in range(len(chosen)):
         ahead = chosen[min(n + _AHEAD, len(chosen) - 1)]
-        wanted, end = addresses[ahead], addresses[ahead] + lengths[ahead] * row_bytes
-        tokens, rows = lengths[chosen[n]], addresses[chosen[n]]
+        wanted, end = documents.signs[ahead], documents.signs[ahead] + documents.lengths[ahead] * row_bytes
+        tokens, rows = documents.lengths[chosen[n]], documents.signs[chosen[n]]
         least[:] = _FAR
         token = 0
         while token < tokens:
-            # The last step reaches back to compare eight rows again, some of them twice: a minimum does not mind.
+            # The last step reaches back to compare eight rows, some of them for a second time: the minimum is the same.
             first = min(token, tokens - ROWS) if tokens >= ROWS else token
             here = rows + first * row_bytes
-            # A step's worth of a later document at a time: all at once would only wait for each other.
+            # As much of the later document as this step reads: more prefetches at once would wait for each other.
             wanted = _fetch(wanted, min(end, wanted + ROWS * row_bytes))
             for g in range(groups):
                 if tokens >= ROWS:
@@ -112,15 +107,15 @@ def hamming_scores(
             token += ROWS if tokens >= ROWS else 1
         _fetch(wanted, end)
         total = np.float32(0)
-        for i in range(len(weights)):
-            total += weights[i] * least[i]
-        # Not NaN, which a weight of infinity makes: the selection that follows knows none.
+        for i in range(len(query.norms)):
+            total += query.norms[i] * least[i]
+        # An infinite norm makes NaN, which the selection that follows does not accept.
         scores[n] = -total if total == total else -np.inf
 
 
 @kernel()
 def _fetch(address: int, end: int) -> int:
-    """Ask for the lines from an address to another, and return where the next one begins."""
+    """Prefetch the cache lines from an address to another, and return where the next one begins."""
     while address < end:
         prefetch(address)  # type: ignore[call-arg]
         address += 64

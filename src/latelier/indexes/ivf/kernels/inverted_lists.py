@@ -1,4 +1,4 @@
-"""Inverted lists of cells: which documents have a token in each."""
+"""Building inverted lists: from the list of each token to the distinct documents of each list."""
 
 from __future__ import annotations
 
@@ -6,84 +6,61 @@ import numpy as np
 
 from latelier.kernels.jit import kernel
 
-__all__ = ["append_postings", "group_rows", "invert_cells"]
+__all__ = ["append_lists", "invert"]
 
 
 @kernel()
-def invert_cells(
-    cells: np.ndarray, lengths: np.ndarray, first: int, last: np.ndarray, places: np.ndarray, documents: np.ndarray
+def invert(
+    lists: np.ndarray, lengths: np.ndarray, first: int, last: np.ndarray, places: np.ndarray, documents: np.ndarray
 ) -> None:
-    """Count, or write, the distinct documents of each cell.
+    """Count, or write, the distinct documents of each list.
 
     Parameters
     ----------
-    cells
-        ``(tokens,)`` int32, the cell of each token.
+    lists
+        ``(tokens,)`` int32: the list of each token.
     lengths
-        ``(n,)`` int64, tokens of each document.
+        ``(n,)`` int64: tokens of each document.
     first
-        Number of the first document.
+        Number of the first document; the others follow.
     last
-        ``(cells,)`` int32, the last document seen in each cell, -1 for none.
+        ``(lists,)`` int32, all -1: scratch, the last document seen in each list.
     places
-        ``(cells,)`` int64: where the next document of each cell goes; counted up.
+        ``(lists,)`` int64: where the next document of each list goes; counted up.
     documents
-        ``(postings,)`` int32, written; empty to count only.
+        ``(entries,)`` int32, written; empty to count only.
     """
     writing = len(documents) > 0
     token = 0
     for d in range(len(lengths)):
         for _ in range(lengths[d]):
-            cell = cells[token]
+            i = lists[token]
             token += 1
-            if last[cell] != first + d:
-                last[cell] = first + d
+            if last[i] != first + d:
+                last[i] = first + d
                 if writing:
-                    documents[places[cell]] = first + d
-                places[cell] += 1
+                    documents[places[i]] = first + d
+                places[i] += 1
 
 
 @kernel()
-def group_rows(groups: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> None:
-    """Sort rows by a small number, in their order within each: a counting sort.
-
-    Parameters
-    ----------
-    groups
-        ``(n,)`` int32.
-    offsets
-        ``(groups + 1,)`` int64, zeros; written: where each group begins in `order`.
-    order
-        ``(n,)`` int64, written: the rows.
-    """
-    for i in range(len(groups)):
-        offsets[groups[i] + 1] += 1
-    for g in range(len(offsets) - 1):
-        offsets[g + 1] += offsets[g]
-    places = offsets[:-1].copy()
-    for i in range(len(groups)):
-        order[places[groups[i]]] = i
-        places[groups[i]] += 1
-
-
-@kernel()
-def append_postings(
+def append_lists(
     before: tuple[np.ndarray, np.ndarray], more: tuple[np.ndarray, np.ndarray], merged: np.ndarray
 ) -> None:
-    """Write the postings of each cell, those of `before` first.
+    """Write the documents of each list, those of `before` first.
 
     Parameters
     ----------
     before, more
-        Where each cell's documents begin ``(cells + 1,)`` int64, and the documents, int32.
+        Offsets ``(lists + 1,)`` int64, and the documents of all lists, int32.
     merged
-        As many as both have, int32; written.
+        As many int32 as both have; written.
     """
     n = 0
-    for cell in range(len(before[0]) - 1):
-        for i in range(before[0][cell], before[0][cell + 1]):
-            merged[n] = before[1][i]
+    for i in range(len(before[0]) - 1):
+        for place in range(before[0][i], before[0][i + 1]):
+            merged[n] = before[1][place]
             n += 1
-        for i in range(more[0][cell], more[0][cell + 1]):
-            merged[n] = more[1][i]
+        for place in range(more[0][i], more[0][i + 1]):
+            merged[n] = more[1][place]
             n += 1

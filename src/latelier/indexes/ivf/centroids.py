@@ -1,0 +1,107 @@
+"""Centroids in two levels: each coarse centroid has centroids of inverted lists of its own.
+
+A token belongs to the coarse centroid with the highest dot product, and of its centroids to the one with the highest.
+With about as many coarse centroids as centroids under each, finding a token's list takes time with the root of their
+number.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from latelier.indexes.ivf.kernels.probing import NO_CENTROID
+from latelier.kernels.simd import LANES
+
+__all__ = ["Centroids", "TrainingStatistics", "pack_centroids"]
+
+
+class TrainingStatistics(NamedTuple):
+    """What is known of the tokens that the centroids were made of, and of those that were assigned to them.
+
+    Attributes
+    ----------
+    tokens
+        Tokens of the index when the centroids were trained.
+    trained_similarity
+        Mean dot product of those tokens with the centroids of their lists, in units of a centroid's code.
+    latest_similarity
+        The same for the documents that were appended last.
+    dim
+        Numbers per token.
+    """
+
+    tokens: float
+    trained_similarity: float
+    latest_similarity: float
+    dim: float
+
+
+class Centroids(NamedTuple):
+    """Two levels of centroids, packed for SIMD in groups of 16: see `pack_centroids`.
+
+    An inverted list has the number of its centroid, ``16 * group + lane``. Lanes without a centroid fill up the last
+    group of a coarse centroid; their lists stay empty.
+
+    Attributes
+    ----------
+    coarse, coarse_start
+        The first level: ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32.
+    fine, fine_start
+        The second level, of all coarse centroids one after the other.
+    fine_offsets
+        ``(coarse centroids + 1,)`` int64: coarse centroid `c` has the groups ``fine_offsets[c]`` to
+        ``fine_offsets[c + 1] - 1`` of the second level.
+    statistics
+        See `TrainingStatistics`.
+    """
+
+    coarse: np.ndarray
+    coarse_start: np.ndarray
+    fine: np.ndarray
+    fine_start: np.ndarray
+    fine_offsets: np.ndarray
+    statistics: TrainingStatistics
+
+    @property
+    def lists(self) -> int:
+        """Number of inverted lists, empty ones of lanes without a centroid included."""
+        return self.fine_start.size
+
+
+def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Quantise centroids to 8 bits and pack them for SIMD, 16 to a group.
+
+    Parameters
+    ----------
+    centroids
+        ``(n, dim)`` float32.
+    width
+        Bytes per token, at least the dim; the rest is zero.
+    scale
+        What a code of 1 stands for; one for all centroids that are compared with each other.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Codes ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32: -128 times the sum of a
+        centroid's codes, which undoes the shift of the rows that they are multiplied with, and `NO_CENTROID`, below any
+        dot product, in lanes without a centroid.
+
+    Examples
+    --------
+    >>> centroid = np.array([[1.0, 0.5]])
+    >>> codes, start = pack_centroids(centroid, width=4, scale=0.01)
+    >>> codes[0, 0, 0].tolist()
+    [100, 50, 0, 0]
+    >>> start[0, :2].tolist() == [-128 * 150, NO_CENTROID]
+    True
+    """
+    groups = -(-len(centroids) // LANES)
+    codes = np.zeros((groups * LANES, width), dtype="int8")
+    codes[: len(centroids), : centroids.shape[1]] = np.rint(centroids / scale).clip(-127, 127)
+    start = -128 * codes.sum(axis=1, dtype="int32")
+    start[len(centroids) :] = NO_CENTROID
+    packed = codes.reshape(groups, LANES, width // 4, 4).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(packed), start.reshape(groups, LANES)

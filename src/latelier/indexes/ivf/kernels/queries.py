@@ -1,0 +1,115 @@
+"""Queries as integers: three bytes per number, in the layouts that the kernels of each stage read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from latelier.indexes.ivf.kernels.codes import byte_width, sign_words
+from latelier.kernels.jit import kernel
+from latelier.kernels.simd import LANES
+
+__all__ = ["QuantisedQuery", "quantise_query"]
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class QuantisedQuery(NamedTuple):
+    """A query as ``scale * (d0 + d1 / 254 + d2 / 254**2)``, each digit in -127 to 127: as precise as float32.
+
+    Most stages read the first digit alone. Shapes are those of ``width = byte_width(dim)`` and of groups of 16 tokens,
+    one in each SIMD lane.
+
+    Attributes
+    ----------
+    vectors
+        ``(tokens, dim)`` float32: the query itself.
+    digits
+        ``(3, tokens, width)`` int8, zero beyond the dim.
+    rows
+        ``(tokens, width)`` uint8: first digits + 128, as they are multiplied with packed centroids.
+    packed
+        ``(3, groups, width / 4, 16, 4)`` int8: the digits packed for SIMD, as document rows are multiplied with them.
+    start
+        ``(3, groups, 16)`` int32: -128 times the sum of a token's digits, which undoes the shift of document rows.
+    signs
+        ``(groups, words, 16)`` uint32: sign codes, a bit being set where the first digit is not negative.
+    scales, norms
+        ``(tokens,)`` float32: scale, and L2 norm.
+    """
+
+    vectors: np.ndarray
+    digits: np.ndarray
+    rows: np.ndarray
+    packed: np.ndarray
+    start: np.ndarray
+    signs: np.ndarray
+    scales: np.ndarray
+    norms: np.ndarray
+
+
+def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
+    """Quantise a query, each token by its largest absolute number.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32.
+
+    Examples
+    --------
+    >>> query = quantise_query(np.array([[1.0, -0.5]], dtype="float32"))
+    >>> query.digits[0, 0, :2].tolist(), round(float(query.scales[0]), 4)
+    ([127, -64], 0.0079)
+    """
+    tokens, dim = vectors.shape
+    width, words, groups = byte_width(dim), sign_words(dim), -(-tokens // LANES)
+    query = QuantisedQuery(
+        np.array(vectors, order="C"),  # a copy, writable: kernels are compiled anew for read-only arrays
+        np.zeros((3, tokens, width), dtype="int8"),
+        np.full((tokens, width), 128, dtype="uint8"),
+        np.zeros((3, groups, width // 4, LANES, 4), dtype="int8"),
+        np.zeros((3, groups, LANES), dtype="int32"),
+        np.zeros((groups, words, LANES), dtype="uint32"),
+        np.empty(tokens, dtype="float32"),
+        np.empty(tokens, dtype="float32"),
+    )
+    _quantise(query)
+    return query
+
+
+@kernel()
+def _quantise(query: QuantisedQuery) -> None:
+    """Fill all arrays but the vectors; all but scales and norms hold zeros before, which are 128 in `rows`."""
+    tokens, dim = query.vectors.shape
+    rest = np.empty(dim, dtype=np.float64)
+    for t in range(tokens):
+        group, lane = t // LANES, t % LANES
+        peak, square = np.float32(0), 0.0
+        for i in range(dim):
+            x = query.vectors[t, i]
+            size = -x if x < 0 else x
+            peak = size if size > peak else peak
+            square += np.float64(x) * np.float64(x)
+        # The norm of finite numbers can exceed the largest float32: it is cut off there.
+        query.scales[t], query.norms[t] = peak / np.float32(127), min(np.sqrt(square), _LARGEST)
+        inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-37 else 0.0
+        for i in range(dim):
+            rest[i] = np.float64(query.vectors[t, i]) * inverse
+        for place in range(3):
+            total = np.int32(0)
+            for i in range(dim):
+                # Rounded: floor(rest + 1/2), as the shift makes the number positive before it is truncated. The rest
+                # is in [-1/2, 1/2], so the next digit is in [-127, 127].
+                digit = np.int32(rest[i] + 128.5) - np.int32(128)
+                rest[i] = (rest[i] - digit) * 254
+                query.digits[place, t, i] = digit
+                total += digit
+            query.start[place, group, lane] = -128 * total
+            for i in range(dim):
+                query.packed[place, group, i >> 2, lane, i & 3] = query.digits[place, t, i]
+        for i in range(dim):
+            query.rows[t, i] = np.int32(query.digits[0, t, i]) + 128
+            if query.digits[0, t, i] >= 0:
+                query.signs[group, i >> 5, lane] |= np.uint32(1) << np.uint32(i & 31)

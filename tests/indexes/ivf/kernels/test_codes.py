@@ -1,0 +1,70 @@
+"""Codes of documents: against a naive loop, and what they lose."""
+
+import numpy as np
+import pytest
+from coded_documents import DIMS, CodedSample, bit
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
+
+pytestmark = pytest.mark.processor
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_codes_are_near_the_vectors_and_sign_codes_have_their_signs(bits, dim):
+    sample = CodedSample(dim, bits)
+    for vectors, decoded in zip(sample.vectors, sample.decoded(), strict=True):
+        if bits == 8:
+            # Half a step, where a step is the largest number over 127, rounded up by at most 1/256.
+            assert (np.abs(vectors - decoded) <= np.abs(vectors).max(axis=1, keepdims=True) / 127 * 0.503).all()
+        else:
+            norms = np.linalg.norm(vectors, axis=1)
+            np.testing.assert_allclose(np.linalg.norm(decoded, axis=1), norms, rtol=1 / 512)
+            assert ((vectors >= 0) == (decoded > 0)).all()
+    signs = np.array([[bit(row, i) for i in range(dim)] for row in sample.arrays["signs"]])
+    assert (signs == (np.concatenate(sample.decoded()) >= 0)).all()
+    for row in sample.arrays["signs"]:  # bits beyond the dim are the same everywhere: they add no Hamming distance
+        assert all(bit(row, i) == bit(sample.arrays["signs"][0], i) for i in range(dim, 32 * sign_words(dim)))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_layout_describes_the_encoded_arrays(bits, dim):
+    sample = CodedSample(dim, bits)
+    assert sample.codec.layout == {name: (a.dtype, a.shape[1:]) for name, a in sample.arrays.items()}
+
+
+@pytest.mark.parametrize(("bits", "most"), [(4, 0.12), (2, 0.37), (1, 0.64)])
+def test_coarse_codes_have_the_error_of_the_best_uniform_quantiser(bits, most):
+    """Of a normal distribution, relative to the vector's norm."""
+    sample = CodedSample(128, bits)
+    vectors, decoded = np.concatenate(sample.vectors), np.concatenate(sample.decoded())
+    lost = np.linalg.norm(vectors - decoded) / np.linalg.norm(vectors)
+    assert 0.7 * most < lost < most
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_tokens_of_zeros_and_extremes_are_coded(bits):
+    vectors = np.array([[0, 0, 0], [1e30, -1e30, 0], [1e-30, 1e-30, 2e-30], [3e38, 0, -3e38], [1e-42, 0, 0]], "float32")
+    arrays = Codec(bits, 3).encode(TokenEmbeddings.from_list([vectors]))
+    scales = (arrays["scales"].astype("uint32") << 15).view("float32")
+    assert np.isfinite(scales).all()
+    assert scales[0] == 0
+    assert (scales[1:4] > 0).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_unpacking_and_decoding_equal_the_loop(bits, dim):
+    sample = CodedSample(dim, bits)
+    decoded = sample.decoded()
+    wanted = np.concatenate([decoded[d] for d in sample.chosen])
+    vectors = np.empty((len(wanted), dim), dtype="float32")
+    decode_documents(sample.documents, sample.chosen, sample.codec.shape, vectors)
+    np.testing.assert_allclose(vectors, wanted, rtol=1e-6)
+    rows, scales = np.empty((len(wanted), byte_width(dim)), dtype="uint8"), np.empty(len(wanted), dtype="float32")
+    unpack_documents(sample.documents, sample.chosen, sample.codec.shape, rows, scales)
+    np.testing.assert_allclose((rows[:, :dim].astype("float64") - 128) * scales[:, None], wanted, rtol=1e-6)
+    assert (rows[:, dim:] == 128).all()

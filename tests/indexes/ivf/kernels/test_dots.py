@@ -1,0 +1,106 @@
+"""Kernels that multiply, for each instruction set: against naive loops, and against each other."""
+
+import threading
+
+import numpy as np
+import pytest
+from coded_documents import CodedSample
+
+from latelier.indexes.ivf.centroids import pack_centroids
+from latelier.indexes.ivf.kernels.codes import BITS, byte_width
+from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids, rerank_scores
+from latelier.indexes.ivf.kernels.probing import NO_CENTROID
+from latelier.indexes.ivf.kernels.queries import quantise_query
+from latelier.kernels.cpu import supported
+
+pytestmark = pytest.mark.processor
+
+
+def reranked(isa, sample, query, all_digits):
+    scores = np.empty(len(sample.chosen), dtype="float32")
+    rerank_scores(isa, sample.documents, sample.chosen, sample.codec.shape, query, all_digits, scores)
+    return scores
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", [3, 64, 100, 128])
+@pytest.mark.parametrize("tokens", [1, 16, 21])
+def test_reranking_equals_the_loop(isa, bits, dim, tokens):
+    sample = CodedSample(dim, bits)
+    vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
+    query, decoded = quantise_query(vectors), sample.decoded()
+    rounded = query.digits[0, :, :dim].astype("float64") * query.scales[:, None]
+    for all_digits, asked in ((False, rounded), (True, vectors.astype("float64"))):
+        wanted = [sum((asked @ decoded[d].T).max(axis=1)) for d in sample.chosen]
+        np.testing.assert_allclose(reranked(isa, sample, query, all_digits), wanted, rtol=3e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_instruction_sets_rerank_alike_to_the_last_bit(bits):
+    sample = CodedSample(100, bits)
+    query = quantise_query(np.random.default_rng(4).standard_normal((21, 100)).astype("float32"))
+    for all_digits in (False, True):
+        first, *others = (reranked(isa, sample, query, all_digits) for isa in supported())
+        for scores in others:
+            np.testing.assert_array_equal(scores, first)
+
+
+def centroids_and_rows(count, dim, rows=13, seed=5):
+    """Packed centroids, rows of bytes, and all dot products as integers ``(rows, groups * 16)``."""
+    rng = np.random.default_rng(seed)
+    width = byte_width(dim)
+    centroids = rng.integers(-3, 4, size=(count, dim))  # few values, so that some products are equal
+    packed, start = pack_centroids(centroids, width, 1.0)
+    tokens = np.full((rows, width), 128, dtype="uint8")
+    tokens[:, :dim] = rng.integers(126, 131, size=(rows, dim))
+    products = np.full((rows, packed.shape[0] * 16), NO_CENTROID, dtype="int64")
+    products[:, :count] = (tokens[:, :dim].astype("int64") - 128) @ centroids.T
+    return packed, start, tokens, products
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 100, 200])
+@pytest.mark.parametrize("dim", [3, 128])
+def test_dot_products_with_centroids_equal_the_loop(isa, count, dim):
+    packed, start, rows, products = centroids_and_rows(count, dim)
+    groups = len(packed)
+    ranges = np.array([[[0, groups], [groups // 2, groups]]] * len(rows))
+    out = np.empty((len(rows), 2 * groups - groups // 2, 16), dtype="int32")
+    centroid_dots(isa, rows, ranges, packed, start, out)
+    has_centroid = np.arange(groups * 16) < count
+    for row, found in zip(products, out.reshape(len(rows), -1), strict=True):
+        assert (found[: groups * 16][has_centroid] == row[has_centroid]).all()
+        assert (found[: groups * 16][~has_centroid] < NO_CENTROID // 2).all()
+        assert (found[groups * 16 :] == found[groups // 2 * 16 : groups * 16]).all()
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 100])
+def test_the_nearest_centroid_is_the_first_of_the_best(isa, count):
+    packed, start, rows, products = centroids_and_rows(count, 7)
+    nearest, dots = (np.full(len(rows), -5, dtype="int32") for _ in range(2))
+    order = np.array([12, 3, 4, 0, 1, 2, 7, 8, 9, 10, 11])
+    nearest_centroids(isa, rows, order, packed, start, nearest, dots)
+    for row in order:
+        assert nearest[row] == products[row].argmax()
+        assert dots[row] == products[row].max()
+    assert (nearest[[5, 6]] == -5).all()
+
+
+def test_kernels_in_threads_do_not_disturb_each_other(isa):
+    """Memory that a kernel reads by address must be its own for as long as it reads it."""
+    packed, start, rows, products = centroids_and_rows(500, 100, rows=400)
+    wanted = products.argmax(axis=1)
+    wrong = []
+
+    def work():
+        for _ in range(40):
+            nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
+            nearest_centroids(isa, rows, np.arange(len(rows)), packed, start, nearest, dots)
+            if not np.array_equal(nearest, wanted):
+                wrong.append(nearest)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

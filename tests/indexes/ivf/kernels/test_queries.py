@@ -1,0 +1,32 @@
+"""Quantised queries: their digits, and the layouts in which kernels read them."""
+
+import numpy as np
+import pytest
+
+from latelier.indexes.ivf.kernels.queries import quantise_query
+
+pytestmark = pytest.mark.processor
+
+
+@pytest.mark.parametrize("dim", [1, 3, 128, 130])
+def test_three_digits_are_as_precise_as_single_precision(dim):
+    vectors = np.random.default_rng(2).standard_normal((19, dim)).astype("float32")
+    vectors[3] = 0
+    query = quantise_query(vectors)
+    fine = sum(query.digits[place].astype("float64") / 254**place for place in range(3))[:, :dim]
+    np.testing.assert_allclose(fine * query.scales[:, None], vectors, atol=2e-7 * np.abs(vectors).max())
+    assert (query.rows[:, :dim].astype(int) - 128 == query.digits[0, :, :dim]).all()
+    for t in range(19):
+        group, lane = divmod(t, 16)
+        packed = query.packed[:, group, :, lane].reshape(3, -1)
+        assert (packed == query.digits[:, t]).all()
+        assert (query.start[:, group, lane] == -128 * query.digits[:, t].astype(int).sum(axis=1)).all()
+    np.testing.assert_allclose(query.norms, np.linalg.norm(vectors, axis=1), rtol=1e-6)
+
+
+def test_read_only_vectors_are_quantised_alike():
+    vectors = np.random.default_rng(2).standard_normal((3, 8)).astype("float32")
+    wanted = quantise_query(vectors)
+    vectors.flags.writeable = False
+    for array, same in zip(wanted, quantise_query(vectors), strict=True):
+        np.testing.assert_array_equal(array, same)
