@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import check_count
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["batch_by_tokens"]
 
@@ -37,6 +39,8 @@ def batch_by_tokens(
     >>> [batch.tolist() for batch in batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20)]
     [[4, 1], [0, 3, 2]]
     """
+    import numpy as np  # here: `latelier --help` imports this package
+
     check_count("max_tokens", max_tokens)
     check_count("max_rows", max_rows, optional=True)
     try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, Literal, overload
-
-import numpy as np
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import describe, short
@@ -70,10 +69,11 @@ def is_count(value: Any, least: int = 1, most: float | None = None) -> bool:
 
     Examples
     --------
+    >>> import numpy as np
     >>> is_count(np.int64(3)), is_count(True), is_count(2.0), is_count(0, least=0)
     (True, False, False, True)
     """
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     return is_integer and bool(least <= value <= (sys.maxsize if most is None else most))
 
 
