@@ -98,7 +98,7 @@ def test_beir_folders(tmp_path):
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n")
     assert content(load_training_set(tmp_path)) == (["where is Rome?"], [["Rome On the Tiber."]], None)
-    with pytest.raises(InvalidArgumentError, match="no judgements for split='dev'; splits available: train"):
+    with pytest.raises(InvalidArgumentError, match="no relevance judgements for split='dev'; splits available: train"):
         load_training_set(tmp_path, split="dev")
 
 

@@ -39,10 +39,10 @@ def test_sound_folder(folder):
     collection = load_beir(folder)
     assert collection.documents["d1"] == {"title": "Paris", "text": "Capital of France."}
     assert collection.texts() == {"d1": "Paris Capital of France.", "d2": "Berlin is in Germany.", "d3": "Rome."}
-    assert collection.queries == {"q1": "capital of france", "q2": "germany"}  # q3 has no judgement in this split
+    assert collection.queries == {"q1": "capital of france", "q2": "germany"}  # q3 has no qrel in this split
     assert collection.qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
-    assert repr(collection) == "Collection(3 documents, 2 queries, 3 judgements)"
-    assert repr(Collection({}, {}, {})) == "Collection(0 documents, 0 queries, 0 judgements)"
+    assert repr(collection) == "Collection(3 documents, 2 queries, 3 qrels)"
+    assert repr(Collection({}, {}, {})) == "Collection(0 documents, 0 queries, 0 qrels)"
 
 
 def test_gzip_byte_order_mark_blank_lines_and_integer_ids(folder):
@@ -52,7 +52,7 @@ def test_gzip_byte_order_mark_blank_lines_and_integer_ids(folder):
     assert list(load_beir(folder).documents) == ["d1", "d2", "d3", "7"]
 
 
-def test_judgements_without_header_and_other_splits(folder):
+def test_qrels_without_header_and_other_splits(folder):
     (folder / "qrels" / "dev.tsv").write_text("q3\td3\t1\n")
     collection = load_beir(folder, "dev")
     assert collection.qrels == {"q3": {"d3": 1}}
@@ -103,12 +103,12 @@ def test_faulty_documents(folder, line, message):
     [
         ("q9\td1\t1", r"qrels/test.tsv:5: unknown query id 'q9'"),
         ("q1\td9\t1", r"qrels/test.tsv:5: unknown document id 'd9'"),
-        ("q1\td1\t1", r"qrels/test.tsv:5: duplicate judgement of document 'd1' for query 'q1'"),
-        ("q1\td3\t0.5", r"qrels/test.tsv:5: judgement '0.5' is not an integer"),
-        ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query id, document id, judgement, by tabs"),
+        ("q1\td1\t1", r"qrels/test.tsv:5: duplicate qrel of document 'd1' for query 'q1'"),
+        ("q1\td3\t0.5", r"qrels/test.tsv:5: relevance '0.5' is not an integer"),
+        ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query id, document id and relevance by tabs"),
     ],
 )
-def test_faulty_judgements(folder, line, message):
+def test_faulty_qrels(folder, line, message):
     (folder / "qrels" / "test.tsv").write_text(QRELS + line + "\n")
     with pytest.raises(InvalidArgumentError, match=message):
         load_beir(folder)
@@ -116,9 +116,9 @@ def test_faulty_judgements(folder, line, message):
         assert load_beir(folder, on_problem="warn").qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
 
 
-def test_faulty_first_judgement_is_not_taken_for_a_header(folder):
+def test_faulty_first_qrel_is_not_taken_for_a_header(folder):
     (folder / "qrels" / "test.tsv").write_text("q1\td1\tyes\nq2\td2\t1\n")
-    with pytest.raises(InvalidArgumentError, match=r"qrels/test.tsv:1: judgement 'yes' is not an integer"):
+    with pytest.raises(InvalidArgumentError, match=r"qrels/test.tsv:1: relevance 'yes' is not an integer"):
         load_beir(folder)
 
 

@@ -97,14 +97,14 @@ def test_measures_that_cannot_be_read(measure, message):
     [
         ({}, {"q": {"d": 1}}, ["RR"], "received an empty run"),
         ({"q": {}}, {"q": {"d": 1}}, ["RR"], "received an empty run"),
-        ({"q": {"d": 1.0}}, {}, ["RR"], "received no judgements"),
-        ({"q": {"d": 1.0}}, {"q": {}}, ["RR"], "received no judgements"),
+        ({"q": {"d": 1.0}}, {}, ["RR"], "received no qrels"),
+        ({"q": {"d": 1.0}}, {"q": {}}, ["RR"], "received no qrels"),
         ({"q": {"d": 1.0}}, {"q": {"d": 1}}, [], "received no measure"),
         ({"q": {"d": 1.0}}, {"q": {"d": 1}}, None, "received None as measures"),
         ([("q", "d")], {"q": {"d": 1}}, ["RR"], "as run; expected .query id: .document id: number"),
-        ({"q": {"d": 1.0}}, {"q": "d"}, ["RR"], "as query 'q' of the judgements"),
+        ({"q": {"d": 1.0}}, {"q": "d"}, ["RR"], "as query 'q' of the qrels"),
         ({"q": {"d": math.nan}}, {"q": {"d": 1}}, ["RR"], "document 'd' of query 'q' has score NaN"),
-        ({"1": {"d": 1.0}}, {"q1": {"d": 1}}, ["RR"], "share no query: the run has '1', ..., the judgements 'q1'"),
+        ({"1": {"d": 1.0}}, {"q1": {"d": 1}}, ["RR"], "share no query: the run has '1', ..., the qrels 'q1'"),
     ],
 )
 def test_input_that_cannot_be_evaluated(run, qrels, measures, message):

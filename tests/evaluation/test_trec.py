@@ -1,4 +1,4 @@
-"""Runs and judgements in TREC's form: they come back as written, and bad lines are named."""
+"""Runs and qrels in TREC's format: they come back as written, and bad lines are named."""
 
 import gzip
 import math
@@ -49,15 +49,15 @@ def test_reads_gzip_tabs_and_any_white_space(tmp_path):
 @pytest.mark.parametrize(
     ("run", "name", "message"),
     [
-        ({"q 1": {"d": 1.0}}, "n", "query id 'q 1' cannot stand in a TREC file"),
-        ({"q": {"d\u00a01": 1.0}}, "n", "document id .* cannot stand in a TREC file"),
-        ({"q": {"": 1.0}}, "n", "document id '' cannot stand"),
-        ({"q": {"d": 1.0}}, "my run", "run name 'my run' cannot stand"),
+        ({"q 1": {"d": 1.0}}, "n", "query id 'q 1' cannot be written to a TREC file"),
+        ({"q": {"d\u00a01": 1.0}}, "n", "document id .* cannot be written to a TREC file"),
+        ({"q": {"": 1.0}}, "n", "document id '' cannot be written to a TREC file"),
+        ({"q": {"d": 1.0}}, "my run", "run name 'my run' cannot be written to a TREC file"),
         ({"q": {"d": math.nan}}, "n", "document 'd' of query 'q' has score NaN"),
         (None, "n", "received None as run; expected"),
         ({"q": ["d"]}, "n", r"received \['d'\] \(list\) as query 'q' of the run"),
-        ({"q": {"d": "high"}}, "n", "document 'd' has 'high' .*, which is no number"),
-        ({"q": {7: 1.0}}, "n", "document id 7 cannot stand"),
+        ({"q": {"d": "high"}}, "n", "document 'd' has 'high' .*, which is not a number"),
+        ({"q": {7: 1.0}}, "n", "document id 7 cannot be written to a TREC file"),
     ],
 )
 def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, message):
@@ -66,10 +66,10 @@ def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, messag
     assert list(tmp_path.iterdir()) == []
 
 
-def test_judgements_that_cannot_be_written(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="document id 'd 1' cannot stand"):
+def test_qrels_that_cannot_be_written(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="document id 'd 1' cannot be written to a TREC file"):
         write_trec_qrels({"q": {"d 1": 1}}, tmp_path / "qrels.txt")
-    with pytest.raises(InvalidArgumentError, match="the judgement of document 'd' of query 'q' is no integer"):
+    with pytest.raises(InvalidArgumentError, match="the relevance of document 'd' for query 'q' is not an integer"):
         write_trec_qrels({"q": {"d": 0.5}}, tmp_path / "qrels.txt")
     with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
         write_trec_qrels({"q": {"d": 1}}, 5)
@@ -79,7 +79,7 @@ def test_judgements_that_cannot_be_written(tmp_path):
 
 @pytest.mark.parametrize("scores", [None, [1.0], {"a": "high"}, {"a": 1.0, 2: 1.0}])
 def test_what_cannot_be_ranked_is_refused(scores):
-    with pytest.raises(InvalidArgumentError, match=r"expected .document id|no number|ids that are all str"):
+    with pytest.raises(InvalidArgumentError, match=r"expected .document id|not a number|ids that are all str"):
         ranking(scores)
 
 
@@ -87,9 +87,9 @@ def test_what_cannot_be_ranked_is_refused(scores):
     ("line", "message"),
     [
         ("q Q0 d2 2 0.5", r":2: 5 columns; expected \"query-id Q0 document-id rank score name\""),
-        ("q Q0 d2 2 high r", r":2: 'high' is no float"),
+        ("q Q0 d2 2 high r", r":2: 'high' is not a number"),
         ("q Q0 d2 2 nan r", r":2: the score is NaN"),
-        ("q Q0 d1 2 0.5 r", r":2: document 'd1' stands twice under query 'q'"),
+        ("q Q0 d1 2 0.5 r", r":2: document 'd1' comes twice for query 'q'"),
     ],
 )
 def test_faulty_run_lines(tmp_path, line, message):
@@ -99,13 +99,13 @@ def test_faulty_run_lines(tmp_path, line, message):
         read_trec(path)
 
 
-def test_faulty_judgement_lines(tmp_path):
+def test_faulty_qrel_lines(tmp_path):
     path = tmp_path / "qrels.txt"
     path.write_text("q 0 d1 1\nq 0 d2 1.5\n")
-    with pytest.raises(InvalidArgumentError, match=r":2: '1.5' is no int"):
+    with pytest.raises(InvalidArgumentError, match=r":2: '1.5' is not an integer"):
         read_trec_qrels(path)
     path.write_text("q 0 d1 1\nq 0 d1 0\n")
-    with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' stands twice"):
+    with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' comes twice"):
         read_trec_qrels(path)
     with pytest.raises(InvalidArgumentError, match="there is no file"):
         read_trec_qrels(tmp_path / "absent.txt")

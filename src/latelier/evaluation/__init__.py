@@ -1,4 +1,4 @@
-"""Collections, runs and measures: how good is a retriever, in the field's own figures."""
+"""Test collections, runs, and retrieval measures such as nDCG@10."""
 
 from latelier.evaluation.collection import Collection, load_beir
 from latelier.evaluation.measures import Evaluation, evaluate

@@ -1,6 +1,6 @@
-"""`Collection`: documents, queries and judgements, and reading them from a folder in BEIR's layout.
+"""`Collection`: documents, queries and relevance judgements (qrels), read from a folder in BEIR's layout.
 
-The three dicts have the form that the field's tools exchange, so a collection goes into them as it is.
+The three dicts have the form that other evaluation tools take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Collection", "load_beir"]
 
 @dataclass(frozen=True, repr=False)
 class Collection:
-    """A test collection: what is searched, what is asked, and which answers are right.
+    """A test collection: documents, queries, and which documents are relevant to which query.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Collection:
     queries
         Query id to text.
     qrels
-        Query id to document id to judgement: 0 is not relevant, more is better.
+        Query id to document id to relevance: 0 is not relevant, higher is more relevant.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class Collection:
     ...     qrels={"q1": {"d1": 1}},
     ... )
     >>> collection
-    Collection(1 document, 1 query, 1 judgement)
+    Collection(1 document, 1 query, 1 qrel)
     >>> collection.texts()
     {'d1': 'Paris Capital of France.'}
     """
@@ -49,7 +49,7 @@ class Collection:
     qrels: dict[str, dict[str, int]]
 
     def texts(self) -> dict[str, str]:
-        """Return what is indexed: title and text joined by a space, as BEIR's figures are computed.
+        """Return the texts to index: title and text joined by a space, as in BEIR's published figures.
 
         Returns
         -------
@@ -59,11 +59,11 @@ class Collection:
         return {id_: f"{document['title']} {document['text']}".strip() for id_, document in self.documents.items()}
 
     def __repr__(self) -> str:
-        judgements = sum(len(judged) for judged in self.qrels.values())
+        qrels = sum(len(judged) for judged in self.qrels.values())
         counts = (
             f"{len(self.documents):,} document{'' if len(self.documents) == 1 else 's'}",
             f"{len(self.queries):,} quer{'y' if len(self.queries) == 1 else 'ies'}",
-            f"{judgements:,} judgement{'' if judgements == 1 else 's'}",
+            f"{qrels:,} qrel{'' if qrels == 1 else 's'}",
         )
         return f"Collection({', '.join(counts)})"
 
@@ -76,17 +76,16 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     folder
         The folder that holds them.
     split
-        Which judgements: ``"test"``, ``"dev"``, ``"train"``, ... Queries without a judgement in this split are left
-        out of ``queries``.
+        Which qrels: ``"test"``, ``"dev"``, ``"train"``, ... ``queries`` holds the queries with a qrel in this split.
     on_problem
-        What to do about faulty lines: empty texts, ids that the judgements name and no file defines, duplicates,
-        malformed JSON, missing fields, judgements that are no integers. ``"error"`` lists them; ``"warn"`` leaves
-        them out (of duplicates, the first stays) and says so in one warning.
+        What to do with faulty lines: empty texts, unknown ids in the qrels, duplicates, malformed JSON, missing
+        fields, a relevance that is not an integer. ``"error"`` raises an error that lists them; ``"warn"`` skips them
+        (of duplicates, the first is kept) and issues one warning.
 
     Returns
     -------
     Collection
-        Titles and texts; other fields of the corpus are not kept. Ids written as JSON integers become strings.
+        Titles and texts; other fields of the corpus are dropped. Ids written as JSON integers become strings.
 
     Raises
     ------
@@ -102,17 +101,18 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     >>> (folder / "qrels").mkdir()
     >>> _ = (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1")
     >>> load_beir(folder)
-    Collection(1 document, 1 query, 1 judgement)
+    Collection(1 document, 1 query, 1 qrel)
     """
     folder = as_path(folder, "folder")
-    corpus, queries, judgements = _find(folder, "corpus.jsonl"), _find(folder, "queries.jsonl"), _split(folder, split)
+    corpus, queries = _find(folder, "corpus.jsonl"), _find(folder, "queries.jsonl")
+    split_qrels = _find_split(folder, split)
     problems = Problems(on_problem)
     documents = {
         id_: {"title": record.get("title") or "", "text": record["text"] or ""}
         for id_, record in _records(corpus, ("text", "title"), problems)
     }
     texts = {id_: record["text"] for id_, record in _records(queries, ("text",), problems)}
-    qrels = _qrels(judgements, documents, texts, problems)
+    qrels = _qrels(split_qrels, documents, texts, problems)
     problems.settle(str(folder))
     return Collection(documents, {id_: text for id_, text in texts.items() if id_ in qrels}, qrels)
 
@@ -128,19 +128,21 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def _split(folder: Path, split: str) -> Path:
+def _find_split(folder: Path, split: str) -> Path:
     if not isinstance(split, str):
         raise InvalidArgumentError(f"received {describe(split)} as split; expected a name such as 'test'.")
     for candidate in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):
         if is_file(candidate):
             return candidate
     names = {path.name.removesuffix(".gz").removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv*")}
-    available = ", ".join(sorted(names)) or "none (no qrels/*.tsv file is there)"
-    raise InvalidArgumentError(f"{folder} has no judgements for split={split!r}; splits available: {available}.")
+    available = ", ".join(sorted(names)) or "none (there is no qrels/*.tsv file)"
+    raise InvalidArgumentError(
+        f"{folder} has no relevance judgements for split={split!r}; splits available: {available}."
+    )
 
 
 def _records(path: Path, fields: tuple[str, ...], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the id and the record of each sound line of a JSON-lines file."""
+    """Yield the id and the record of each valid line of a JSONL file."""
     seen: dict[str, int] = {}
     for number, line in numbered_lines(path):
         try:
@@ -160,7 +162,7 @@ def _records(path: Path, fields: tuple[str, ...], problems: Problems) -> Iterato
 
 
 def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
-    """Say what is wrong with one record, if anything."""
+    """Return what is wrong with a record, None if it is valid."""
     if not isinstance(record, dict):
         return f"expected a JSON object, received {type(record).__name__}"
     for name in ("_id", "text"):
@@ -183,22 +185,22 @@ def _qrels(
     for row, (number, line) in enumerate(numbered_lines(path)):
         columns, name = line.split("\t"), f"qrels/{path.name}"
         if len(columns) != 3:
-            problems.add(name, number, f"{len(columns)} columns; expected query id, document id, judgement, by tabs")
+            problems.add(name, number, f"{len(columns)} columns; expected query id, document id and relevance by tabs")
             continue
         query, document, value = columns
         try:
-            judgement = int(value)
+            relevance = int(value)
         except ValueError:
-            # Only the first row may be a header, and a header names no query.
+            # Only the first row may be a header, and a header has no known query id.
             if row or query in queries:
-                problems.add(name, number, f"judgement {value!r} is not an integer")
+                problems.add(name, number, f"relevance {value!r} is not an integer")
             continue
         if query not in queries:
             problems.add(name, number, f"unknown query id {query!r}")
         elif document not in documents:
             problems.add(name, number, f"unknown document id {document!r}")
         elif document in qrels.get(query, ()):
-            problems.add(name, number, f"duplicate judgement of document {document!r} for query {query!r}")
+            problems.add(name, number, f"duplicate qrel of document {document!r} for query {query!r}")
         else:
-            qrels.setdefault(query, {})[document] = judgement
+            qrels.setdefault(query, {})[document] = relevance
     return qrels

@@ -1,8 +1,6 @@
-"""Reading the text files of a collection: plain or gzipped, with every faulty line named.
+"""Reading the text files of a collection, plain or gzipped, and reporting all of their faulty lines at once.
 
-Real collections have faulty lines, and a reader that stops at the first one makes repairing them slow. `Problems`
-gathers the places instead: an error at the end lists the first ones and the total, or, if the caller asks for it,
-the faulty lines are skipped and one warning says so.
+Real collections have faulty lines, and a reader that stops at the first one makes repairing them slow.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _LISTED = 10
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line number (from 1) and the text of every line that is not blank.
 
-    ``.gz`` is decompressed, and a byte order mark left out.
+    ``.gz`` is decompressed, and a byte order mark dropped.
 
     Parameters
     ----------
@@ -46,12 +44,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class Problems:
-    """The faulty places found so far.
+    """The faulty lines found so far; `settle` raises one error or issues one warning about them.
 
     Parameters
     ----------
     on_problem
-        ``"error"``: `settle` raises. ``"warn"``: `settle` warns once.
+        ``"error"`` raises, ``"warn"`` issues a warning.
 
     Raises
     ------
@@ -66,7 +64,7 @@ class Problems:
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: my-folder has 1 problem:
       corpus.jsonl:3: the text is empty
-    Repair the files, or pass on_problem="warn" to leave these lines out.
+    Repair the files, or pass on_problem="warn" to skip these lines.
     """
 
     def __init__(self, on_problem: OnProblem) -> None:
@@ -77,21 +75,21 @@ class Problems:
         self._first: list[str] = []
 
     def add(self, file: str, line: int, what: str) -> None:
-        """Note one faulty line."""
+        """Record one faulty line."""
         self.total += 1
         if len(self._first) < _LISTED:
             self._first.append(f"  {file}:{line}: {what}")
 
     def settle(self, source: str) -> None:
-        """Raise or warn if anything was noted; ``source`` begins the message."""
+        """Raise or warn if any line was recorded; the message begins with ``source``."""
         if not self.total:
             return
         hidden = self.total - len(self._first)
         places = "\n".join([*self._first, *([f"  and {hidden:,} more"] if hidden else [])])
         found = f"{source} has {self.total:,} problem{'s' if self.total > 1 else ''}"
         if self.on_problem == "warn":
-            warnings.warn(f"{found}; these lines are left out:\n{places}", stacklevel=3)
+            warnings.warn(f"{found}; these lines are skipped:\n{places}", stacklevel=3)
             return
         raise InvalidArgumentError(
-            f'{found}:\n{places}\nRepair the files, or pass on_problem="warn" to leave these lines out.'
+            f'{found}:\n{places}\nRepair the files, or pass on_problem="warn" to skip these lines.'
         )

@@ -1,8 +1,7 @@
-"""`evaluate`: retrieval measures of a run, computed by ir-measures, over every judged query.
+"""`evaluate`: retrieval measures of a run over all queries with relevance judgements, computed by ir-measures.
 
-Two things are ours. Each query's documents are ordered once, by `latelier.evaluation.trec.ranking`, and every measure
-sees that order: the tools that ir-measures wraps break ties in different ways. And a judged query without results
-counts as zero instead of vanishing from the mean.
+Unlike ir-measures itself, `evaluate` orders each query's documents once, by `latelier.evaluation.trec.ranking` (the
+tools that ir-measures wraps break ties in different ways), and counts a judged query without results as zero.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _FORM = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>.*)\))?(?:@(?P<cutoff>\S+))
 
 
 class Evaluation(dict[str, float]):
-    """Measure name to its mean over the judged queries; prints as a table.
+    """Measure name to its mean over all judged queries; prints as a table.
 
     Parameters
     ----------
     means
         Measure name to mean.
     per_query
-        Query id to measure name to value, to see where a system fails or to test a difference for significance.
+        Query id to measure name to value, for significance tests and for finding the queries that fail.
 
     Examples
     --------
@@ -55,15 +54,15 @@ class Evaluation(dict[str, float]):
 
 
 def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES) -> Evaluation:
-    """Compute retrieval measures over all queries that have judgements.
+    """Compute retrieval measures over all queries that have relevance judgements.
 
     Parameters
     ----------
     run
-        Query id to document id to score, as `Retriever.run` and `read_trec` give it. Queries without judgements are
-        ignored. Only the order of the scores counts; equal ones stand by descending id, as in ``trec_eval``.
+        Query id to document id to score, as `Retriever.run` and `read_trec` return it. Queries without qrels are
+        ignored. Only the order of the scores counts; equal scores are ordered by descending id, as in ``trec_eval``.
     qrels
-        Query id to document id to judgement.
+        Query id to document id to relevance.
     measures
         Names in ir-measures' spelling: ``"nDCG@10"``, ``"RR@10"``, ``"R@100"``, ``"P(rel=2)@5"``, ``"AP"``,
         ``"Success@1"``, ...
@@ -76,8 +75,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     Raises
     ------
     InvalidArgumentError
-        If the run or the judgements are empty or share no query, a score is NaN, or a measure is unknown (the message
-        names the nearest).
+        If the run or the qrels are empty or share no query, a score is NaN, or a measure is unknown (the message
+        suggests the nearest name).
     MissingExtraError
         If ir-measures is not installed.
 
@@ -108,10 +107,10 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     if not parsed:
         raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
     check_table(run, "run")
-    check_table(qrels, "judgements")
+    check_table(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
     _check(run, qrels)
-    # Negated ranks for scores: every measure then sees the one order.
+    # Negated ranks as scores: every measure sees the same order.
     ranked = {
         query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
         for query in qrels
@@ -138,7 +137,7 @@ def _ir_measures() -> ModuleType:
 
 
 def _parse(name: str, ir_measures: ModuleType) -> Any:
-    """Build a measure from its name; ours because ir-measures' own parser needs Python < 3.14."""
+    """Build a measure from its name; ir-measures' own parser needs Python < 3.14."""
     form = _FORM.fullmatch(name.strip()) if isinstance(name, str) else None
     if form is None:
         raise InvalidArgumentError(
@@ -146,7 +145,7 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
         )
     known = ir_measures.measures.registry
     if form["name"] not in known:
-        lowered = {key.lower(): key for key in reversed(known)}  # of two spellings, ir-measures' first one
+        lowered = {key.lower(): key for key in reversed(known)}  # of two spellings, the first in ir-measures
         near = difflib.get_close_matches(form["name"].lower(), lowered, n=1, cutoff=0.5)
         hint = f"did you mean {lowered[near[0]]!r}?" if near else f"known are {', '.join(known)}."
         raise InvalidArgumentError(f"unknown measure {name!r}; {hint}")
@@ -165,18 +164,20 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
 
 def _check(run: Run, qrels: Qrels) -> None:
     if not qrels:
-        raise InvalidArgumentError("received no judgements; expected {query id: {document id: integer}}.")
+        raise InvalidArgumentError("received no qrels; expected {query id: {document id: integer}}.")
     if not any(run.values()):
         raise InvalidArgumentError("received an empty run; expected {query id: {document id: score}}.")
     for query, scores in run.items():
         for document, score in scores.items():
             if math.isnan(score):
-                raise InvalidArgumentError(f"document {document!r} of query {query!r} has score NaN; NaN has no rank.")
+                raise InvalidArgumentError(
+                    f"document {document!r} of query {query!r} has score NaN, which cannot be ranked."
+                )
     missing = [query for query in qrels if not run.get(query)]
     if len(missing) == len(qrels):
         raise InvalidArgumentError(
-            f"the run and the judgements share no query: the run has {next(iter(run))!r}, ..., the judgements "
-            f"{missing[0]!r}, ...; are both of one collection?"
+            f"the run and the qrels share no query: the run has {next(iter(run))!r}, ..., the qrels {missing[0]!r}, "
+            "...; do they belong to the same collection?"
         )
     if missing:
         shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
@@ -187,8 +188,8 @@ def _check(run: Run, qrels: Qrels) -> None:
 
 
 def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """Return query id to measure to value, the measure's default where a query has no results."""
-    plain = {query: {id_: int(judgement) for id_, judgement in judged.items()} for query, judged in qrels.items()}
+    """Return query id to measure to value; a query without results gets the measure's default."""
+    plain = {query: {id_: int(relevance) for id_, relevance in judged.items()} for query, judged in qrels.items()}
     values = {query: {str(measure): float(measure.DEFAULT) for measure in measures} for query in plain}
     try:
         for metric in ir_measures.iter_calc(measures, plain, run):

@@ -1,8 +1,8 @@
-"""Runs and judgements in TREC's text form, which every evaluation tool reads.
+"""Runs and relevance judgements (qrels) in TREC's text format.
 
-A run is a plain dict, ``run[query id][document id] = score``, and judgements are the same with integers. `ranking` is
-the one place that turns scores into an order: highest first and, as ``trec_eval`` does, equal scores by descending id,
-so that the ranks in a written run are those that any tool derives from it.
+A run is a plain dict, ``run[query id][document id] = score``; qrels have the same form with integers. `ranking` is the
+one place that orders documents: by descending score, equal scores by descending id as in ``trec_eval``, so the ranks in
+a written run are those that other tools compute from it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ __all__ = ["Qrels", "Run", "check_table", "ranking", "read_trec", "read_trec_qre
 Run: TypeAlias = Mapping[str, Mapping[str, float]]
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 _TABLE = "{query id: {document id: number}}"
+_KINDS = {int: "an integer", float: "a number"}
 
 
 def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return one query's documents, best first; equal scores stand by descending id, as in ``trec_eval``.
+    """Return one query's documents, best first; equal scores are ordered by descending id, as in ``trec_eval``.
 
     Parameters
     ----------
@@ -57,16 +58,16 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
     Parameters
     ----------
     run
-        Query id to document id to score. A query without documents has no line, so reading gives it back as absent.
+        Query id to document id to score. A query without documents is not written.
     path
-        The file; an existing one is replaced, after everything was checked.
+        The file; an existing one is replaced once the whole run is checked.
     name
         The run's name, the last column.
 
     Raises
     ------
     InvalidArgumentError
-        If an id or the name is empty or has white space, which the format cannot hold, or a score is NaN.
+        If an id or the name is empty or has white space, which the format cannot represent, or a score is NaN.
     StorageError
         If the file cannot be written.
 
@@ -89,18 +90,20 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
         _check_ids("document id", scores)
         for rank, (document, score) in enumerate(ranking(scores), start=1):
             if math.isnan(score):
-                raise InvalidArgumentError(f"document {document!r} of query {query!r} has score NaN; NaN has no rank.")
+                raise InvalidArgumentError(
+                    f"document {document!r} of query {query!r} has score NaN, which cannot be ranked."
+                )
             lines.append(f"{query} Q0 {document} {rank} {score!r} {name}\n")
     _write(as_path(path), lines)
 
 
 def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read a run, plain or with ``.gz``; ranks and the run's name are not kept.
+    """Read a run, plain or with ``.gz``; ranks and the run's name are dropped.
 
     Parameters
     ----------
     path
-        The file, six columns a line.
+        The file, with six columns per line.
 
     Returns
     -------
@@ -110,8 +113,8 @@ def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
     Raises
     ------
     InvalidArgumentError
-        If a line has other than six columns, a score is no number, or a document stands twice under one query; the
-        message names file and line.
+        If a line does not have six columns, a score is not a number, or a document comes twice for a query; the
+        message names the file and the line.
 
     Examples
     --------
@@ -129,14 +132,14 @@ def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
-    """Write judgements: ``query-id 0 document-id judgement``.
+    """Write qrels: ``query-id 0 document-id relevance``, one line per document.
 
     Parameters
     ----------
     qrels
-        Query id to document id to judgement.
+        Query id to document id to relevance.
     path
-        The file; an existing one is replaced, after everything was checked.
+        The file; an existing one is replaced once all qrels are checked.
 
     Raises
     ------
@@ -153,36 +156,36 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     >>> read_trec_qrels(path)
     {'q1': {'d1': 1, 'd2': 0}}
     """
-    check_table(qrels, "judgements")
+    check_table(qrels, "qrels")
     _check_ids("query id", qrels)
     lines = []
     for query, judged in qrels.items():
         _check_ids("document id", judged)
-        odd = next((document for document, judgement in judged.items() if not float(judgement).is_integer()), None)
+        odd = next((document for document, relevance in judged.items() if not float(relevance).is_integer()), None)
         if odd is not None:
-            raise InvalidArgumentError(f"the judgement of document {odd!r} of query {query!r} is no integer.")
-        lines += [f"{query} 0 {document} {int(judgement)}\n" for document, judgement in judged.items()]
+            raise InvalidArgumentError(f"the relevance of document {odd!r} for query {query!r} is not an integer.")
+        lines += [f"{query} 0 {document} {int(relevance)}\n" for document, relevance in judged.items()]
     _write(as_path(path), lines)
 
 
 def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
-    """Read judgements, plain or with ``.gz``.
+    """Read qrels, plain or with ``.gz``.
 
     Parameters
     ----------
     path
-        The file, four columns a line.
+        The file, with four columns per line.
 
     Returns
     -------
     dict
-        Query id to document id to judgement.
+        Query id to document id to relevance.
 
     Raises
     ------
     InvalidArgumentError
-        If a line has other than four columns, a judgement is no integer, or a pair stands twice; the message names
-        file and line.
+        If a line does not have four columns, a relevance is not an integer, or a document comes twice for a query; the
+        message names the file and the line.
 
     Examples
     --------
@@ -193,21 +196,26 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     {'q1': {'d2': 1}}
     """
     qrels: dict[str, dict[str, int]] = {}
-    for number, columns in _rows(path, "query-id 0 document-id judgement"):
-        query, _, document, judgement = columns
-        _store(qrels, query, document, _number(int, judgement, path, number), f"{path}:{number}")
+    for number, columns in _rows(path, "query-id 0 document-id relevance"):
+        query, _, document, relevance = columns
+        _store(qrels, query, document, _number(int, relevance, path, number), f"{path}:{number}")
     return qrels
 
 
 def check_table(table: object, name: str) -> None:
-    """Refuse what is not ``{query id: {document id: number}}``.
+    """Check that a run or qrels are ``{query id: {document id: number}}``.
 
     Parameters
     ----------
     table
-        A run or judgements.
+        The run or the qrels.
     name
-        What to call it.
+        What the message calls them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they have another form.
     """
     if not isinstance(table, Mapping):
         raise InvalidArgumentError(f"received {describe(table)} as {name}; expected {_TABLE}.")
@@ -225,7 +233,7 @@ def _check_row(row: object, name: str) -> None:
             float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgumentError(
-                f"{name}: document {short(document)} has {describe(value)}, which is no number: {error}."
+                f"{name}: document {short(document)} has {describe(value)}, which is not a number: {error}."
             ) from error
 
 
@@ -233,15 +241,15 @@ def _check_ids(what: str, ids: Iterable[str]) -> None:
     for id_ in ids:
         if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
             raise InvalidArgumentError(
-                f"{what} {id_!r} cannot stand in a TREC file, whose columns are parted by white space; "
-                "give a str without any, or write the run as JSON."
+                f"{what} {id_!r} cannot be written to a TREC file, whose columns are separated by white space; give a "
+                "str without white space, or write JSON."
             )
 
 
 def _write(path: Path, lines: list[str]) -> None:
     try:
         path.write_text("".join(lines), encoding="utf-8", newline="\n")
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path, half a character in an id
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path, a lone surrogate in an id
         raise StorageError(f"cannot write {path}: {error}.") from error
 
 
@@ -257,14 +265,14 @@ def _number(kind: type, text: str, path: str | Path, line: int) -> Any:
     try:
         value = kind(text)
     except ValueError as error:
-        raise InvalidArgumentError(f"{path}:{line}: {text!r} is no {kind.__name__}.") from error
+        raise InvalidArgumentError(f"{path}:{line}: {text!r} is not {_KINDS[kind]}.") from error
     if value != value:
-        raise InvalidArgumentError(f"{path}:{line}: the score is NaN, which has no rank.")
+        raise InvalidArgumentError(f"{path}:{line}: the score is NaN, which cannot be ranked.")
     return value
 
 
 def _store(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
     row = table.setdefault(query, {})
     if document in row:
-        raise InvalidArgumentError(f"{place}: document {document!r} stands twice under query {query!r}.")
+        raise InvalidArgumentError(f"{place}: document {document!r} comes twice for query {query!r}.")
     row[document] = value

@@ -231,9 +231,7 @@ def test_damaged_ann_data_of_few_documents_is_dropped(folder, monkeypatch):
     change(folder, "offsets", put((1, FAR)))
     with indexes.open(folder) as index:
         before = contents(index)
-        with pytest.warns(
-            IndexDamageWarning, match="ANN data of IVF.* is damaged: its offsets of inverted lists are"
-        ):
+        with pytest.warns(IndexDamageWarning, match="ANN data of IVF.* is damaged: its offsets of inverted lists are"):
             index.compact()
         assert lists_of(index) is None
         assert index.verify().is_whole
