@@ -56,9 +56,9 @@ def contents(index):
     return list(zip(index.get(ids), vectors, strict=True))
 
 
-def on_device(index):
+def on_device(index, **options):
     """Make an index search as it does on a GPU, here with torch on the CPU."""
-    index._gpu = GpuSearch(torch.device("cpu"), index._decode, index._device_dtype)
+    index._gpu = GpuSearch(torch.device("cpu"), index._decode, index._gpu_dtype, **options)
     return index
 
 

@@ -9,7 +9,7 @@ from index_helpers import check_hits, expected_hits, matrices, on_device
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import gpu
+from latelier.indexes.exact import BlockSize
 
 
 @pytest.mark.parametrize("nbits", [8, 4, 1])
@@ -29,11 +29,9 @@ def test_a_coded_index_is_scored_exactly(nbits):
             np.testing.assert_allclose([h.score for h in own], [h.score for h in row], rtol=2e-3, atol=2e-2)
 
 
-def test_queries_in_several_rounds_and_documents_in_several_blocks(monkeypatch):
-    monkeypatch.setattr(gpu, "_QUERIES", 3)
-    monkeypatch.setattr(gpu, "_BOUNDS", gpu.Bounds(tokens=8, scores=9))
-    monkeypatch.setattr(gpu, "_PIECE", 40)
-    index = on_device(indexes.Flat())
+def test_queries_in_several_rounds_and_documents_in_several_blocks():
+    small = {"queries_at_once": 3, "block": BlockSize(tokens=8, scores=9), "upload_numbers": 40}
+    index = on_device(indexes.Flat(), **small)
     index.add(range(30), matrices([*range(1, 16)] * 2))
     index.add(range(30, 40), matrices([2] * 10, seed=1))
     queries = matrices([3, 1, 2, 4, 1, 2, 3, 5], seed=2)

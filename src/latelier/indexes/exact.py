@@ -1,4 +1,4 @@
-"""Scoring all documents of a part, block by block, in bounded memory."""
+"""Exact scores of stored documents, in blocks of bounded memory; on the CPU for `Flat`, on a GPU for any index."""
 
 from __future__ import annotations
 
@@ -11,65 +11,70 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.storage.segments import Part
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["Bounds", "blocks", "scan"]
+__all__ = ["BlockSize", "score_blocks", "split_part"]
 
 
-class Bounds(NamedTuple):
-    """What is held at once: tokens that may have to be copied together, and scores or, for one query, documents."""
+class BlockSize(NamedTuple):
+    """Upper bounds of one block: its tokens, and its scores, one for each query and document.
+
+    A document is never cut: one with more tokens is a block of its own.
+    """
 
     tokens: int
     scores: int
 
 
-def scan(
+def score_blocks(
     part: Part,
-    documents: TokenEmbeddings,
+    vectors: TokenEmbeddings,
     queries: TokenEmbeddings,
     score: Callable[[TokenEmbeddings, TokenEmbeddings], Any],
-    bounds: Bounds,
+    size: BlockSize,
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """Score the documents of a part.
+    """Score documents of one segment block by block.
 
     Parameters
     ----------
     part
-        Which documents of a segment.
-    documents
-        The vectors of the whole segment.
+        The documents.
+    vectors
+        Of all documents of the segment.
     queries
         The queries.
     score
-        Scores all queries against some documents, ``(queries, documents)``.
-    bounds
-        Of one block; a single document is never cut.
+        Returns the scores ``(queries, documents)`` of all queries and some documents.
+    size
+        Of a block.
 
     Yields
     ------
     tuple
-        Positions in the segment, ascending, and their scores.
+        Positions of documents in the segment, ascending, and their scores.
 
     Examples
     --------
-    >>> from latelier.indexes.storage.segments import Segment, document_arrays
-    >>> part = Part(Segment(document_arrays([7, 8], ["a", "b"], [1, 1])), np.array([1]))
-    >>> one = TokenEmbeddings.from_list([[[1.0]]])
-    >>> two = TokenEmbeddings.from_list([[[2.0]], [[3.0]]])
-    >>> list(scan(part, two, one, lambda queries, documents: documents.vectors.T, Bounds(8, 8)))
+    >>> from latelier.indexes.storage.segments import Segment
+    >>> part = Part(Segment.build([7, 8], ["a", "b"], [1, 1], {}), np.array([1]))
+    >>> queries = TokenEmbeddings.from_list([[[1.0]]])
+    >>> vectors = TokenEmbeddings.from_list([[[2.0]], [[3.0]]])
+    >>> def score(queries, documents):
+    ...     return queries.vectors @ documents.vectors.T
+    >>> list(score_blocks(part, vectors, queries, score, BlockSize(8, 8)))
     [(array([1]), array([[3.]], dtype=float32))]
     """
-    for positions in blocks(part, Bounds(bounds.tokens, bounds.scores // max(1, len(queries)))):
+    for positions in split_part(part, size.tokens, size.scores // max(1, len(queries))):
         first, last = positions[0], positions[-1] + 1
         tokens = int(part.segment.offsets[last] - part.segment.offsets[first])
         if last - first == len(positions):
-            yield positions, score(queries, documents[first:last])
+            yield positions, score(queries, vectors[first:last])
         elif tokens <= 2 * int(Part(part.segment, positions).lengths.sum()):
-            # Scoring some documents in vain is cheaper than copying the others together.
-            yield positions, score(queries, documents[first:last])[:, positions - first]
+            # To score the documents between them in vain is cheaper than to copy these ones together.
+            yield positions, score(queries, vectors[first:last])[:, positions - first]
         else:
-            yield positions, score(queries, documents[positions])
+            yield positions, score(queries, vectors[positions])
 
 
-def blocks(part: Part, bounds: Bounds) -> Iterator[np.ndarray]:
-    """Cut the documents of a part into runs of bounded size; a single document is never cut."""
-    for first, last in split_by_rows(lengths_to_offsets(part.lengths), bounds.tokens, max(1, bounds.scores)):
+def split_part(part: Part, max_tokens: int, max_documents: int) -> Iterator[np.ndarray]:
+    """Cut the documents of a part into blocks; yield the positions of each, of at least one document."""
+    for first, last in split_by_rows(lengths_to_offsets(part.lengths), max_tokens, max(1, max_documents)):
         yield part.positions[first:last]

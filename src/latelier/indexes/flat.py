@@ -1,7 +1,7 @@
-"""`Flat`: every document is scored exactly. The reference that all other indexes are measured against.
+"""`Flat`: the exact index, which scores every document on the CPU. All other indexes are measured against it.
 
-It needs no training, and for tens of thousands of documents it is fast enough on a laptop: a search reads the whole
-index once, as fast as one matrix product per block.
+It needs no training. A search reads the whole index once, at the speed of a matrix product: on a laptop, fast enough
+for tens of thousands of documents.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
-from latelier.indexes.exact import Bounds, scan
-from latelier.indexes.storage.segments import Part
+from latelier.indexes.exact import BlockSize, score_blocks
+from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
 from latelier.scores.engines.packed import maxsim
@@ -26,8 +26,6 @@ from latelier.utils.ranges import lengths_to_offsets
 __all__ = ["Flat"]
 
 _DTYPES = ("float32", "float16")
-# Of the scratch memory.
-_BOUNDS = Bounds(tokens=1 << 15, scores=1 << 22)
 
 
 class Flat(StoredIndex):
@@ -69,6 +67,8 @@ class Flat(StoredIndex):
 
     kind = "flat"
     _choices: ClassVar = {"dtype": _DTYPES}
+    # Bounds the memory that a search takes.
+    _block: ClassVar = BlockSize(tokens=1 << 15, scores=1 << 22)
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class Flat(StoredIndex):
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         return {"vectors": embeddings.vectors}
 
-    def _layout(self, dim: int) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        return {"vectors": (np.dtype(self.dtype), (dim,))}
+    def _layout(self, dim: int) -> dict[str, TokenArray]:
+        return {"vectors": TokenArray(np.dtype(self.dtype), (dim,))}
 
     def _decode(self, part: Part) -> TokenEmbeddings:
         return TokenEmbeddings(part.rows("vectors"), lengths_to_offsets(part.lengths))
 
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         for part in parts:
-            documents = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
-            for positions, scores in scan(part, documents, queries, maxsim, _BOUNDS):
+            vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
+            for positions, scores in score_blocks(part, vectors, queries, maxsim, self._block):
                 best.add(scores, part.segment.numbers[positions])

@@ -1,7 +1,7 @@
-"""Exact search on a GPU: the vectors of an index are copied there once, and every query is scored against all of them.
+"""Exact search on a GPU: it holds a copy of all vectors of an index, and scores every document for every query.
 
-The stages that save a CPU from multiplying follow lists and count bits, which is not what a GPU is made for, and may
-miss documents. Queries are scored many at a time, so that the vectors are read once for all of them.
+The approximate stages of a search on the CPU follow inverted lists and count bits, which is slow on a GPU, and they
+may miss documents. Queries are scored many at a time, so that the vectors are read once for all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from latelier.arrays import DTYPES, as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
 from latelier.indexes.catalog import forks
-from latelier.indexes.exact import Bounds, blocks, scan
+from latelier.indexes.exact import BlockSize, score_blocks, split_part
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.scores.engines.choice import choose_engine
@@ -25,31 +25,44 @@ from latelier.scores.topk import TopK
 
 __all__ = ["GpuSearch"]
 
-# Scored at once: queries, and of documents as many as make so many tokens and scores.
-_QUERIES, _BOUNDS = 256, Bounds(tokens=1 << 21, scores=1 << 23)
-# Numbers that are decoded at once, on their way to the device.
-_PIECE = 1 << 24
-# Norm up to which no inner product leaves the range of half precision.
+# Norm up to which no inner product of two tokens leaves the range of half precision, which ends at 65,504.
 _HALF_NORM = 128.0
+_BLOCK = BlockSize(tokens=1 << 21, scores=1 << 23)
 
 
 class GpuSearch:
-    """The vectors of an index on a device.
+    """Searches the vectors of an index on a device.
 
     Parameters
     ----------
     device
-        Where to.
+        The GPU.
     decode
-        Gives the vectors of stored documents.
+        Returns the vectors of stored documents.
     dtype
-        ``"float16"`` or ``"float32"``; of a segment with vectors too long for half precision always the latter.
+        ``"float16"`` or ``"float32"``. A segment with vectors too long for half precision always has the latter.
+    queries_at_once
+        How many queries are scored together.
+    block
+        Documents scored together.
+    upload_numbers
+        Numbers decoded at once on their way to the device.
     """
 
-    def __init__(self, device: torch.device, decode: Callable[[Part], TokenEmbeddings], dtype: str) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        decode: Callable[[Part], TokenEmbeddings],
+        dtype: str,
+        *,
+        queries_at_once: int = 256,
+        block: BlockSize = _BLOCK,
+        upload_numbers: int = 1 << 24,
+    ) -> None:
         self.device = device
         self._decode, self._dtype = decode, dtype
-        # A segment is shared by all snapshots that have it; when the last of them is gone, so is its copy.
+        self._queries_at_once, self._block, self._upload_numbers = queries_at_once, block, upload_numbers
+        # A segment is shared by all snapshots that contain it; its copy is freed with the last of them.
         self._copies: WeakKeyDictionary[Segment, TokenEmbeddings] = WeakKeyDictionary()
         self._lock = forks.Lock()
 
@@ -59,14 +72,14 @@ class GpuSearch:
         Raises
         ------
         LatelierError
-            If the device has no room for the vectors.
+            If the vectors do not fit into the memory of the device.
         """
         try:
             copies = [(part, self._copy(part.segment, queries.dim)) for part in parts]
-            for first in range(0, len(queries), _QUERIES):
-                self._search_some(copies, queries[first : first + _QUERIES], best, first)
+            for first in range(0, len(queries), self._queries_at_once):
+                self._search_some(copies, queries[first : first + self._queries_at_once], best, first)
         except torch.cuda.OutOfMemoryError as error:
-            numbers = sum(int(part.segment.offsets[-1]) for part in parts) * queries.dim
+            numbers = sum(part.segment.tokens for part in parts) * queries.dim
             size = numbers * DTYPES[self._dtype].itemsize / 2**30
             raise LatelierError(
                 f"{self.device} has no room for this index, whose vectors take {size:,.1f} GiB there; leave out device="
@@ -74,22 +87,23 @@ class GpuSearch:
             ) from error
 
     def clear(self) -> None:
-        """Give the device's memory back; a later search copies anew."""
+        """Free the memory of the device; a later search copies the vectors again."""
         with self._lock.current:
             self._copies.clear()
 
     def _search_some(
         self, copies: list[tuple[Part, TokenEmbeddings]], queries: TokenEmbeddings, best: TopK, first: int
     ) -> None:
+        """Search for some queries, of which `first` is the number of the first one."""
         scores = torch.zeros(len(queries), 0, device=self.device)
         numbers = torch.zeros(len(queries), 0, dtype=torch.int64, device=self.device)
-        short = _longest(queries) <= _HALF_NORM
-        for part, documents in copies:
-            asked = queries.to(documents.dtype if short else "float32").to(str(self.device))
-            for positions, more in scan(part, documents, asked, _score, _BOUNDS):
-                names = torch.from_numpy(part.segment.numbers[positions]).to(self.device)
-                scores = torch.cat([scores, more], dim=1)
-                numbers = torch.cat([numbers, names.expand(len(queries), -1)], dim=1)
+        fit_half = _largest_norm(queries) <= _HALF_NORM
+        for part, vectors in copies:
+            converted = queries.to(vectors.dtype if fit_half else "float32").to(str(self.device))
+            for positions, block_scores in score_blocks(part, vectors, converted, _score, self._block):
+                block_numbers = torch.from_numpy(part.segment.numbers[positions]).to(self.device)
+                scores = torch.cat([scores, block_scores], dim=1)
+                numbers = torch.cat([numbers, block_numbers.expand(len(queries), -1)], dim=1)
                 # Stable: of equal scores the earlier document comes first.
                 scores, order = scores.sort(dim=1, descending=True, stable=True)
                 scores, numbers = scores[:, : best.k], numbers.gather(1, order[:, : best.k])
@@ -103,12 +117,12 @@ class GpuSearch:
             return self._copies[segment]
 
     def _upload(self, segment: Segment, dim: int) -> TokenEmbeddings:
-        """Copy a segment piece by piece, in a dtype that can hold it."""
+        """Copy a segment to the device piece by piece, in a dtype that can hold its vectors."""
         whole = Part(segment, np.arange(len(segment)))
-        vectors = torch.empty(int(segment.offsets[-1]), dim, dtype=DTYPES[self._dtype], device=self.device)
-        for positions in blocks(whole, Bounds(tokens=_PIECE // dim, scores=len(segment))):
+        vectors = torch.empty(segment.tokens, dim, dtype=DTYPES[self._dtype], device=self.device)
+        for positions in split_part(whole, self._upload_numbers // dim, len(segment)):
             piece = self._decode(Part(segment, positions))
-            if _longest(piece) > _HALF_NORM:
+            if _largest_norm(piece) > _HALF_NORM:
                 vectors = vectors.float()
             first, last = segment.offsets[[positions[0], positions[-1] + 1]]
             vectors[first:last] = as_tensor(piece.vectors).to(self.device)
@@ -121,7 +135,7 @@ def _score(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor
         return choose_engine("auto", left, right).all_pairs(left, right).to(documents.device)
 
 
-def _longest(embeddings: TokenEmbeddings) -> float:
+def _largest_norm(embeddings: TokenEmbeddings) -> float:
     """Return the largest norm of a token."""
     vectors = np.asarray(embeddings.vectors, dtype="float32")
     return float(np.sqrt(np.einsum("td,td->t", vectors, vectors).max(initial=0.0)))

@@ -1,4 +1,4 @@
-"""Recall of an index, measured against scores that are computed anew: in double precision, over every document."""
+"""Recall of an index, measured against exact scores of every document, which are computed here in double precision."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from latelier.indexes.base import Index
 from latelier.indexes.results import CheckReport, Hit
 from latelier.scores.topk import TopK
 
-__all__ = ["Search", "exact_scores", "measure_recall"]
+__all__ = ["SearchCall", "exact_scores", "measure_recall"]
 
-Search: TypeAlias = "Callable[[Any, int], list[list[Hit]]]"
+# A search of queries for the k best documents of each.
+SearchCall: TypeAlias = "Callable[[Any, int], list[list[Hit]]]"
 
-# Scores in single precision may differ from ours by this much of their size without being wrong.
+# Relative difference between a score in single precision and its exact value that does not count as an error.
 _TOLERANCE = 1e-5
-# A document is a longer query than people ask; this many tokens of it are as many as theirs.
+# A document that serves as a query is cut to this many tokens, the usual length of a query.
 _QUERY_TOKENS = 32
+# Documents scored at once.
 _CHUNK = 256
 
 
-def measure_recall(index: Index, k: int, queries: int, searches: Sequence[Search] = ()) -> list[CheckReport]:
-    """Search with some of the index's own documents and count how many hits belong to the exact best `k`.
+def measure_recall(index: Index, k: int, queries: int, searches: Sequence[SearchCall] = ()) -> list[CheckReport]:
+    """Search with some of the index's own documents as queries, and count how many hits are among the exact best `k`.
 
     Parameters
     ----------
@@ -33,39 +35,40 @@ def measure_recall(index: Index, k: int, queries: int, searches: Sequence[Search
     k, queries
         As for `Index.check`.
     searches
-        Ways to search it, from queries and `k`; by default `index.search` alone.
+        Ways to search the index; by default `index.search` alone.
 
     Returns
     -------
     list of CheckReport
-        One for each way.
+        One for each of the searches.
     """
     searches = searches or [index.search]
     ids = index.ids()
     if not ids:
         return [CheckReport(k=k, recall=1.0, worst=1.0, queries=0, documents=0)] * len(searches)
-    sample = index.get_embeddings([ids[i] for i in _spread(len(ids), queries)])
-    asked = TokenEmbeddings.from_list([matrix[:_QUERY_TOKENS] for matrix in sample])
-    exact = TopK(len(asked), min(k, len(ids)))
+    documents = index.get_embeddings([ids[i] for i in _spread(len(ids), queries)])
+    sample = TokenEmbeddings.from_list([matrix[:_QUERY_TOKENS] for matrix in documents])
+    exact = TopK(len(sample), min(k, len(ids)))
     for first in range(0, len(ids), _CHUNK):
         chunk = ids[first : first + _CHUNK]
-        exact.add(exact_scores(asked, index.get_embeddings(chunk)), np.arange(first, first + len(chunk)))
-    return [_compare(index, asked, exact, search(asked, k), k, len(ids)) for search in searches]
+        exact.add(exact_scores(sample, index.get_embeddings(chunk)), np.arange(first, first + len(chunk)))
+    return [_compare(index, sample, exact, search(sample, k), k, len(ids)) for search in searches]
 
 
 def _compare(
-    index: Index, asked: TokenEmbeddings, exact: TopK, found: list[list[Hit]], k: int, documents: int
+    index: Index, sample: TokenEmbeddings, exact: TopK, found: list[list[Hit]], k: int, documents: int
 ) -> CheckReport:
-    right = []
+    recalls = []
     for i, hits in enumerate(found):
-        edge = exact.scores[i][-1]
-        scores = exact_scores(asked[i : i + 1], index.get_embeddings([hit.id for hit in hits]))[0]
-        right.append(np.count_nonzero(scores >= edge - _TOLERANCE * max(1.0, abs(edge))) / len(exact.scores[i]))
-    return CheckReport(k, float(np.mean(right)), float(np.min(right)), len(asked), documents)
+        lowest = exact.scores[i][-1]
+        scores = exact_scores(sample[i : i + 1], index.get_embeddings([hit.id for hit in hits]))[0]
+        right = np.count_nonzero(scores >= lowest - _TOLERANCE * max(1.0, abs(lowest)))
+        recalls.append(right / len(exact.scores[i]))
+    return CheckReport(k, float(np.mean(recalls)), float(np.min(recalls)), len(sample), documents)
 
 
 def exact_scores(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
-    """Return MaxSim in float64, ``(n_queries, n_documents)``; every text has a token.
+    """Return MaxSim in float64, ``(n_queries, n_documents)``; every text has at least one token.
 
     Examples
     --------
@@ -79,4 +82,5 @@ def exact_scores(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.nda
 
 
 def _spread(n: int, most: int) -> np.ndarray:
+    """Return at most `most` positions, spread evenly from the first to the last of `n`."""
     return np.unique(np.linspace(0, n - 1, min(n, most)).astype("int64"))

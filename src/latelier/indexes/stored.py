@@ -1,9 +1,4 @@
-"""`StoredIndex`: all of an index but what it keeps of the vectors and how it finds the best of them.
-
-An index on this library's storage derives from it and gives three hooks: `_encode` makes the arrays of a segment,
-`_decode` makes vectors of them again, `_search` finds the best documents. It sees users' arguments only when they
-have been checked.
-"""
+"""`StoredIndex`: an index on the storage of this library, all but how it stores vectors and how it searches them."""
 
 from __future__ import annotations
 
@@ -18,6 +13,7 @@ import torch
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, Parameters, PathLike
+from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.settings import UserSettings
@@ -26,7 +22,7 @@ from latelier.indexes.gpu import GpuSearch
 from latelier.indexes.inputs import DocumentBatches, pack_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
-from latelier.indexes.storage.segments import Part, merge_rows
+from latelier.indexes.storage.segments import Arrays, Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage
 from latelier.indexes.warning import warn_of_damage
@@ -37,14 +33,35 @@ from latelier.utils.progress import progress_bar
 
 __all__ = ["SEGMENT_BYTES", "StoredIndex"]
 
-Search: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
+_SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
-# Of float vectors, held in memory while they are written; also the size up to which segments are merged.
+# Size of the float vectors that are held in memory while they are written, and up to which segments are merged.
 SEGMENT_BYTES = 256 << 20
 
 
 class StoredIndex(Index):
     """An index on the storage of this library.
+
+    Users' arguments are checked here; a kind of index gets packed, finite vectors of one dim. It provides:
+
+    ``kind``, ``_choices``
+        Its name in the catalog, and the values that each entry of the configuration can have.
+    ``dtype``, ``_layout``
+        The floating type of the vectors that it takes and returns, and the arrays that it stores.
+    ``_encode``, ``_decode``
+        From vectors to these arrays, and back.
+    ``_search``
+        Finds the best documents for queries, given the segments and the documents that a filter has left in them.
+
+    And where the defaults do not fit: ``_after_write`` (maintenance of ANN data), ``_gpu_dtype``, ``_describe``.
+
+    A write goes ``add -> _write -> DocumentBatches -> _encode -> Transaction.insert`` and returns after its commit. A
+    search goes ``search -> _find -> _search``, in which `_find` turns a filter into documents before, and their
+    numbers into hits afterwards.
+
+    An index that also answers text queries (keywords) overrides `search`, as a kind with search parameters of its own
+    does, and passes to `_find` a function that scores documents by the texts in the catalog; the tables that such a
+    query reads belong to `latelier.indexes.catalog`, and are written by `insert_documents` with the texts.
 
     Parameters
     ----------
@@ -57,12 +74,11 @@ class StoredIndex(Index):
     segment_bytes
         Size of the batches in which documents are written, and of the segments that are merged from smaller ones.
     device
-        Where to search: a GPU keeps a copy of all vectors, made as they are first searched, and scores every document
-        for every query, many queries at a time. None or ``"cpu"``: as this index does it on the CPU.
+        Where to search: a GPU gets a copy of the vectors when they are first searched, and scores every document for
+        every query, many queries at a time. None or ``"cpu"`` searches as this kind of index does.
     """
 
     kind: ClassVar[str]
-    # What each value of the configuration can be.
     _choices: ClassVar[dict[str, tuple[Any, ...]]]
 
     def __init__(
@@ -79,7 +95,7 @@ class StoredIndex(Index):
         self.path = None if path is None else as_folder(path)
         self._segment_bytes = segment_bytes
         self.device = resolve_device(device or "cpu")
-        self._gpu = None if self.device.type == "cpu" else GpuSearch(self.device, self._decode, self._device_dtype)
+        self._gpu = None if self.device.type == "cpu" else GpuSearch(self.device, self._decode, self._gpu_dtype)
         configuration = {"kind": self.kind, **configuration}
         self._storage = Storage(self.path, configuration, self._layout, read_only=read_only)
         for name, choices in self._choices.items():
@@ -89,18 +105,20 @@ class StoredIndex(Index):
                 known = ", ".join(map(repr, choices))
                 raise IndexFormatError(f"the index in {path} has {name}={stored!r}; this version knows {known}.")
 
+    # What a kind of index provides.
+
     @property
     @abstractmethod
     def dtype(self) -> str:
-        """Floating type in which vectors are handed to `_encode` and returned by `get_embeddings`."""
+        """Floating type of the vectors that `_encode` gets and `get_embeddings` returns."""
 
     @abstractmethod
-    def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
-        """Return the arrays to keep of some documents, each with one row per token."""
+    def _layout(self, dim: int) -> dict[str, TokenArray]:
+        """Return the dtype, and the shape of the entry of one token, of each array that `_encode` makes."""
 
     @abstractmethod
-    def _layout(self, dim: int) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Return, for each array that `_encode` makes, its dtype and the shape of what it keeps of one token."""
+    def _encode(self, embeddings: TokenEmbeddings) -> Arrays:
+        """Return the arrays to store of some documents, each with one row per token."""
 
     @abstractmethod
     def _decode(self, part: Part) -> TokenEmbeddings:
@@ -108,20 +126,25 @@ class StoredIndex(Index):
 
     @abstractmethod
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        """Offer documents of `parts`, which hold all of the snapshot that may be found, to `best`."""
+        """Add to `best` the documents with the highest scores; `parts` are all that may be found in the snapshot."""
+
+    def _after_write(self) -> None:
+        """Do what the documents that an `add` or `update` has just committed make due; here nothing."""
 
     @property
-    def _device_dtype(self) -> str:
-        """Floating type of the vectors that a GPU keeps."""
+    def _gpu_dtype(self) -> str:
+        """Floating type of the vectors that a GPU holds."""
         return str(self.dtype)
 
-    def _merge(self, parts: Sequence[Part]) -> dict[str, np.ndarray]:
-        """Return the arrays for the documents of several parts; the default copies the rows of their tokens."""
-        return merge_rows(parts)
+    def _describe(self) -> str:
+        """Return what `repr` says of the stored numbers."""
+        return self.dtype
+
+    # What users call.
 
     @property
     def read_only(self) -> bool:
-        """Whether writing is refused."""
+        """Whether writing raises an error."""
         return self._storage.read_only
 
     @property
@@ -160,7 +183,9 @@ class StoredIndex(Index):
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """See `Index.remove`."""
-        self._storage.remove(as_ids(ids), self._merge)
+        known = as_ids(ids)
+        with self._storage.transaction() as transaction:
+            transaction.remove(known)
 
     def search(
         self,
@@ -174,29 +199,6 @@ class StoredIndex(Index):
         """See `Index.search`."""
         return self._find(self._search, queries, k, filter, parameters, filter_timeout)
 
-    def _find(
-        self,
-        search: Search,
-        queries: Any,
-        k: int,
-        filter: str | Sequence[str] | None,
-        parameters: Parameters,
-        filter_timeout: float | None,
-    ) -> list[list[Hit]]:
-        """Check the arguments of a search, have it done by `search`, and name what it has found."""
-        check_count("k", k)
-        seconds = check_timeout(filter_timeout)
-        if filter is None:
-            snapshot, allowed = self._storage.snapshot(), None
-        else:
-            snapshot, allowed = self._storage.select(filter, parameters, seconds)
-        packed = pack_queries(queries, snapshot.dim)
-        best = TopK(len(packed), min(int(k), max(1, snapshot.documents)))
-        search = search if self._gpu is None else self._gpu.search
-        search(snapshot, snapshot.parts(allowed), packed, best)
-        ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
-        return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
-
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
         records = self._storage.records(as_ids(ids))
@@ -207,10 +209,10 @@ class StoredIndex(Index):
         snapshot, numbers = self._storage.find(as_ids(ids))
         if not len(numbers):
             return TokenEmbeddings.from_list([], dim=snapshot.dim).to(self.dtype)
-        distinct, asked = np.unique(numbers, return_inverse=True)
-        # Distinct numbers ascend, and so do segments: the groups come in the order of the numbers.
-        parts = [self._decode(part) for part, _ in snapshot.groups(distinct)]
-        return TokenEmbeddings.concatenate(parts)[asked]
+        distinct, positions = np.unique(numbers, return_inverse=True)
+        # Distinct numbers ascend, and so do those of the parts: all vectors together are in the order of `distinct`.
+        parts = [self._decode(part) for part in snapshot.parts(distinct)]
+        return TokenEmbeddings.concatenate(parts)[positions]
 
     def ids(self) -> list[Id]:
         """See `Index.ids`."""
@@ -218,9 +220,9 @@ class StoredIndex(Index):
 
     def compact(self, *, show_progress: bool = False) -> None:
         """See `Index.compact`."""
-        limit = self._segment_numbers // (self.dim or 1)
+        max_tokens = self._max_segment_tokens(self.dim or 1)
         with progress_bar(shown=show_progress, unit=" documents") as progress:
-            damages = self._storage.compact(self._merge, limit=limit, progress=progress.update)
+            damages = self._storage.compact(max_tokens=max_tokens, progress=progress.update)
         if damages:
             warn_of_damage(f"{'; '.join(damages)}. What is damaged was left as it is, the rest is compacted.")
 
@@ -230,10 +232,9 @@ class StoredIndex(Index):
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """See `Index.check`."""
-        check_count("k", k)
-        check_count("queries", queries)
+        k, queries = check_count("k", k), check_count("queries", queries)
         with self.snapshot():
-            return measure_recall(self, int(k), int(queries))[0]
+            return measure_recall(self, k, queries)[0]
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""
@@ -269,17 +270,41 @@ class StoredIndex(Index):
             f"{self._describe()}, {where})"
         )
 
-    @property
-    def _segment_numbers(self) -> int:
-        """Numbers of vectors up to which segments are merged."""
-        return self._segment_bytes // np.dtype(self.dtype).itemsize
-
-    def _describe(self) -> str:
-        """Return what `repr` says of the stored numbers."""
-        return self.dtype
+    # How they are carried out.
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
-        documents = DocumentBatches(
+        """Store documents, given as ids, embeddings, texts and metadata, in one transaction."""
+        batches = DocumentBatches(
             *given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress
         )
-        self._storage.write(documents, self._encode, self._merge, replace=replace, limit=self._segment_numbers)
+        with self._storage.transaction() as transaction:
+            read = transaction.prepare(batches.read(self.dim, self._encode))
+            for batch in forks.iterate_outside(read):
+                transaction.insert(batch, replace=replace, max_tokens=self._max_segment_tokens(batch.dim))
+        self._after_write()
+
+    def _find(
+        self,
+        search: _SearchParts,
+        queries: Any,
+        k: int,
+        filter: str | Sequence[str] | None,
+        parameters: Parameters,
+        filter_timeout: float | None,
+    ) -> list[list[Hit]]:
+        """Check the arguments of a search, select the documents to search, call `search`, and return its hits."""
+        k, seconds = check_count("k", k), check_timeout(filter_timeout)
+        if filter is None:
+            snapshot, allowed = self._storage.snapshot(), None
+        else:
+            snapshot, allowed = self._storage.select(filter, parameters, seconds)
+        packed = pack_queries(queries, snapshot.dim)
+        best = TopK(len(packed), min(k, max(1, snapshot.documents)))
+        search = search if self._gpu is None else self._gpu.search
+        search(snapshot, snapshot.parts(allowed), packed, best)
+        ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
+        return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
+
+    def _max_segment_tokens(self, dim: int) -> int:
+        """Tokens up to which segments are merged."""
+        return self._segment_bytes // np.dtype(self.dtype).itemsize // dim

@@ -63,7 +63,7 @@ def test_an_index_opened_by_a_relative_path_survives_a_change_of_folder(tmp_path
     with indexes.Flat("index") as index:
         index.add("a", matrices([1]))
         monkeypatch.chdir("/")
-        with index._storage._connections.reading():  # takes the idle connection, so that the next one is new
+        with index._storage._pool.reading():  # takes the idle connection, so that the next one is new
             index.add("b", matrices([1]))
         assert index.ids() == ["a", "b"]
         assert index.path == tmp_path / "index"
@@ -93,11 +93,11 @@ with indexes.open(sys.argv[1]) as index:
 def test_a_forked_child_opens_its_own_connections(folder):
     with indexes.open(folder) as index:
         index.search(matrices([1]))
-        mine = index._storage._connections._idle
+        mine = index._storage._pool._idle
 
         def use_in_child():
             index.add("child", matrices([1]))
-            theirs = index._storage._connections._idle
+            theirs = index._storage._pool._idle
             return [index.ids(), len(theirs), any(connection in mine for connection in theirs)]
 
         assert in_child(use_in_child) == [["a", 1, "ß", "child"], 2, False]

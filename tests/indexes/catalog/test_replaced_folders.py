@@ -50,7 +50,7 @@ def test_an_index_that_was_swapped_is_left_alone(warm, name, tmp_path):
     before, rebuilt = make(live, "a", "b"), make(new, "a", "c", "d")
     server = indexes.open(live)
     if not warm:
-        server._storage._connections.close_idle()
+        server._storage._pool.close_idle()
     live.rename(old)
     for _ in range(2):  # nothing there, then another one
         with pytest.raises(StorageError, match=MOVED):
@@ -91,10 +91,11 @@ def test_an_index_deleted_and_made_anew_is_another_one(tmp_path):
     """The file system may give the new file the old one's number, so its own name is compared as well."""
     make(tmp_path / "index", "a")
     server = indexes.open(tmp_path / "index")
-    server._storage._connections.close_idle()
+    server._storage._pool.close_idle()
     shutil.rmtree(tmp_path / "index")
     new = make(tmp_path / "index", "b")
-    server._storage._connections._folder.catalog_id = server._storage._connections._folder.find()  # as it may happen
+    folder = server._storage._pool._folder
+    folder.catalog_id = folder.find()  # as it may happen
     for call in CALLS.values():
         with pytest.raises(StorageError, match=MOVED):
             call(server)
@@ -134,7 +135,7 @@ def test_a_link_that_leads_to_another_index_now(tmp_path):
 def test_an_index_that_came_back_goes_on(tmp_path):
     make(tmp_path / "index", "a")
     with indexes.open(tmp_path / "index") as index:
-        index._storage._connections.close_idle()
+        index._storage._pool.close_idle()
         (tmp_path / "index").rename(tmp_path / "elsewhere")
         with pytest.raises(StorageError, match=MOVED):
             index.ids()
@@ -151,7 +152,7 @@ def test_files_copied_over_those_of_an_open_index_are_not_written_to(warm, tmp_p
     with indexes.open(tmp_path / "index") as server:
         server.search(ONE)
         if not warm:
-            server._storage._connections.close_idle()
+            server._storage._pool.close_idle()
         shutil.copytree(tmp_path / "other", tmp_path / "index", dirs_exist_ok=True)
         for name in ("add", "compact"):
             with pytest.raises(StorageError, match=MOVED):

@@ -21,7 +21,7 @@ from latelier.indexes.ivf.inverted_lists import InvertedLists
 from latelier.indexes.ivf.kernels.candidates import select_candidates, sum_bits
 from latelier.indexes.ivf.kernels.queries import quantise_query
 from latelier.indexes.ivf.search import find_candidates, keep_likely, probe_lists
-from latelier.indexes.storage.segments import Part, Segment, document_arrays
+from latelier.indexes.storage.segments import Part, Segment
 from latelier.kernels.cpu import supported
 
 NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}
@@ -337,7 +337,7 @@ def segment_of(codec, lengths, first=0, seed=0):
     vectors = rng.standard_normal((sum(lengths), codec.dim)).astype("float32")
     embeddings = TokenEmbeddings(vectors, np.cumsum([0, *lengths]))
     numbers = np.arange(first, first + len(lengths))
-    return Segment({**document_arrays(numbers, numbers.tolist(), lengths), **codec.encode(embeddings)})
+    return Segment.build(numbers, numbers.tolist(), lengths, codec.encode(embeddings))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from index_helpers import check_hits, contents, expected_hits, matrices
 
 from latelier import indexes
-from latelier.indexes import flat
+from latelier.indexes.exact import BlockSize
 from latelier.indexes.storage import segments
 from latelier.scores.topk import TopK
 
@@ -115,11 +115,8 @@ def test_scanning_any_selection_in_any_blocks_equals_the_double_loop(lengths, da
     index.add(ids, matrices(lengths), metadata=[{"n": i} for i in ids])
     chosen = data.draw(st.lists(st.sampled_from(ids), unique=True))
     queries = matrices([2, 3], seed=9)
-    kept, flat._BOUNDS = flat._BOUNDS, flat.Bounds(data.draw(st.integers(1, 12)), data.draw(st.integers(2, 12)))
-    try:
-        hits = index.search(queries, k=4, filter=f"n IN ({', '.join(map(str, chosen))})")
-    finally:
-        flat._BOUNDS = kept
+    index._block = BlockSize(data.draw(st.integers(1, 12)), data.draw(st.integers(2, 12)))
+    hits = index.search(queries, k=4, filter=f"n IN ({', '.join(map(str, chosen))})")
     check_hits(hits, expected_hits(index, queries, 4, keep=lambda id: id in chosen))
 
 
@@ -163,13 +160,13 @@ def test_merged_parts_hold_the_documents_in_order(lengths, data):
     total = sum(lengths)
     rows = np.arange(total)[:, None]
     ids = [f"é{i}" if i % 2 else i for i in range(len(lengths))]
-    one = segments.Segment({**segments.document_arrays(range(len(ids)), ids, lengths), "rows": rows})
-    two = segments.Segment({**segments.document_arrays(range(50, 50 + len(ids)), ids, lengths), "rows": rows + 1000})
+    one = segments.Segment.build(range(len(ids)), ids, lengths, {"rows": rows})
+    two = segments.Segment.build(range(50, 50 + len(ids)), ids, lengths, {"rows": rows + 1000})
     parts = []
     for segment in (one, two):
         chosen = data.draw(st.lists(st.integers(0, len(ids) - 1), unique=True, min_size=1).map(sorted))
         parts.append(segments.Part(segment, np.array(chosen)))
-    merged = segments.Segment({**segments.merge_documents(parts), **segments.merge_rows(parts)})
+    merged = segments.Segment.merge(parts)
     starts = np.cumsum([0, *lengths])
     place = 0
     for segment, part in zip((one, two), parts, strict=True):

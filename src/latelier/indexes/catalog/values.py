@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ __all__ = [
     "as_id",
     "as_ids",
     "as_key",
+    "check_known",
     "check_text",
     "dump_json",
     "duplicate_ids",
@@ -24,7 +25,6 @@ __all__ = [
     "is_single_id",
     "is_unicode",
     "plain_str",
-    "unknown_ids",
 ]
 
 # Integers that SQLite can hold.
@@ -107,9 +107,18 @@ def duplicate_ids(ids: Iterable[Id], problem: str) -> DuplicateIdError:
     return DuplicateIdError(f"{_name_some(ids)} {problem}.")
 
 
-def unknown_ids(ids: Iterable[Id]) -> UnknownIdError:
-    """Return the error for ids that the index does not have."""
-    return UnknownIdError(f"no document has the id {_name_some(ids)}; ids() lists those of the index (1 is not '1').")
+def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
+    """Check that all of `ids` were found in the index.
+
+    Raises
+    ------
+    UnknownIdError
+        If some were not; the message names them.
+    """
+    unknown = [id for id in dict.fromkeys(ids) if id not in found]
+    if unknown:
+        names = _name_some(unknown)
+        raise UnknownIdError(f"no document has the id {names}; ids() lists those of the index (1 is not '1').")
 
 
 def _name_some(ids: Iterable[Id], most: int = 5) -> str:

@@ -19,7 +19,7 @@ from latelier.indexes.ivf.kernels.codes import (
     encode_tokens,
     sign_words,
 )
-from latelier.indexes.storage.segments import Part, Segment
+from latelier.indexes.storage.segments import Part, Segment, TokenArray
 from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["Codec"]
@@ -59,23 +59,23 @@ class Codec(NamedTuple):
         return CodeShape(self.bits, self.dim, words, self.dim if self.bits == 8 else (self.bits - 1) * words * 4)
 
     @property
-    def layout(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    def layout(self) -> dict[str, TokenArray]:
         """Dtype, and shape per token, of each array that `encode` returns.
 
         Examples
         --------
         >>> Codec(bits=4, dim=128).layout["codes"]
-        (dtype('uint32'), (3, 4))
+        TokenArray(dtype=dtype('uint32'), shape=(3, 4))
         """
         words = sign_words(self.dim)
-        layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
-            _SIGNS: (np.dtype("uint32"), (words,)),
-            _SCALES: (np.dtype("uint16"), ()),
+        layout: dict[str, TokenArray] = {
+            _SIGNS: TokenArray(np.dtype("uint32"), (words,)),
+            _SCALES: TokenArray(np.dtype("uint16"), ()),
         }
         if self.bits == 8:
-            layout[_CODES] = np.dtype("uint8"), (self.dim,)
+            layout[_CODES] = TokenArray(np.dtype("uint8"), (self.dim,))
         elif self.bits > 1:
-            layout[_CODES] = np.dtype("uint32"), (self.bits - 1, words)
+            layout[_CODES] = TokenArray(np.dtype("uint32"), (self.bits - 1, words))
         return layout
 
     def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:

@@ -29,7 +29,7 @@ from latelier.indexes.ivf.search import Scope, search_query
 from latelier.indexes.ivf.search_parameters import Effort, SearchParameters, advise, choose_search_parameters
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit
-from latelier.indexes.storage.segments import Part
+from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import StoredIndex
 from latelier.indexes.warning import warn_caller, warn_of_damage
@@ -223,10 +223,10 @@ class IVF(StoredIndex):
         self._loaded = None
 
     @property
-    def _device_dtype(self) -> str:
+    def _gpu_dtype(self) -> str:
         return "float16"  # rounds a decoded number by less than coding has
 
-    def _layout(self, dim: int) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    def _layout(self, dim: int) -> dict[str, TokenArray]:
         return Codec(self.nbits, dim).layout
 
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
@@ -237,10 +237,6 @@ class IVF(StoredIndex):
 
     def _describe(self) -> str:
         return f"{self.nbits}-bit"
-
-    def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
-        super()._write(given, replace=replace, show_progress=show_progress)
-        self._maintain_if_possible()
 
     def _search(
         self,
@@ -301,7 +297,7 @@ class IVF(StoredIndex):
         # Lists of another dim are left from documents that were all removed before the present ones were added.
         return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None
 
-    def _maintain_if_possible(self) -> None:
+    def _after_write(self) -> None:
         """Bring the inverted lists up to date after a write; warn where that fails, as the write has succeeded."""
         try:
             self._maintain()

@@ -11,7 +11,7 @@ from latelier.indexes.ivf.inverted_lists import append_documents, build_lists
 from latelier.indexes.ivf.search import Scope, search_query
 from latelier.indexes.ivf.search_parameters import SearchParameters
 from latelier.indexes.ivf.training import train_centroids
-from latelier.indexes.storage.segments import Part, Segment, document_arrays
+from latelier.indexes.storage.segments import Part, Segment
 
 __all__ = ["compile_kernels"]
 
@@ -36,8 +36,7 @@ def compile_kernels() -> int:
     lengths = [_TOKENS] * _DOCUMENTS
     embeddings = TokenEmbeddings(vectors, np.arange(0, len(vectors) + 1, _TOKENS))
     codec, numbers = Codec(8, _DIM), np.arange(_DOCUMENTS)
-    arrays = {**document_arrays(numbers, numbers.tolist(), lengths), **codec.encode(embeddings)}
-    part = Part(Segment(arrays), numbers)
+    part = Part(Segment.build(numbers, numbers.tolist(), lengths, codec.encode(embeddings)), numbers)
     codec.decode(part)
     table = DocumentTable([part], codec, np.zeros(0, dtype="int64"))
     half = _DOCUMENTS // 2

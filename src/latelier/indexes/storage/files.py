@@ -1,13 +1,13 @@
-"""Where the arrays of segments are kept: folders of ``.npy`` files on disk, or a dict in memory.
+"""Where segments are stored: `FileStore`, a folder of ``.npy`` files for each; `MemoryStore`, for an index in memory.
 
-A folder is written under a temporary name, every file and the folder are synced, and then it is renamed: under its
-final name a folder is whole. It is never changed again, so a map of it cannot be pulled away (no SIGBUS), and a
-reader that has it open keeps it even after it was deleted. Size, shape, dtype and checksum of each file stand in the
-catalog; all but the checksum are compared whenever a segment is opened, the checksum by `verify` and wherever bytes are
-copied on into another segment.
+A segment is written into a folder of a temporary name, every file and the folder are synced, and the folder is
+renamed: a folder of a final name is complete. It never changes again, so memory-mapped files cannot shrink under a
+reader (no SIGBUS), and a reader keeps the files that it has open after the segment is deleted. The catalog holds
+size, shape, dtype and checksum of each file. All but the checksum are compared whenever a segment is opened; the
+checksum by `verify`, and before bytes are copied into another segment.
 
-A catalog may come from a stranger: its names become paths in `FileSegments` alone, which takes those that it makes
-itself and follows no links.
+An index may come from a stranger: names in its catalog become paths in `FileStore` alone, which accepts only names of
+the form that it makes itself and follows no links.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, StorageError
 from latelier.indexes.catalog.folder import sync_folder
 from latelier.indexes.catalog.segment_rows import Files, SegmentRow
-from latelier.indexes.storage.segments import Layout, Segment, check_segment
+from latelier.indexes.storage.segments import Arrays, Layout, Segment
 
-__all__ = ["FileSegments", "MemorySegments", "Segments"]
+__all__ = ["FileStore", "MemoryStore", "SegmentStore"]
 
-# Names that are made here; a folder that is still being written has a dot before its name.
+# Names of folders and files; a folder that is still being written has a dot before its name.
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(r"[a-z_]{1,40}\.npy")
-# What a damaged file makes the system say. All else (too many open files, no memory) passes.
+# Errors of the system that mean a damaged file. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
 _DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
-_MOST_HEADER = 4096
-_MOST_DIMENSIONS, _MOST_NUMBERS = 4, 1 << 48
-# Smaller files are read rather than mapped: a map holds a file descriptor, and those are few.
+# Larger values in a catalog are damage.
+_MAX_HEADER_BYTES, _MAX_DIMENSIONS, _MAX_SIZE = 4096, 4, 1 << 48
+# Smaller files are read rather than memory-mapped: a map holds a file descriptor, and their number is limited.
 _MAP_BYTES = 1 << 20
 _READ_BYTES = 1 << 24
 
 
-class MemorySegments:
-    """The segments of an index in memory."""
+class MemoryStore:
+    """The segments and ANN data of an index in memory."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, dict[str, np.ndarray]] = {}
+        self._arrays: dict[str, Arrays] = {}
 
-    def write(self, arrays: dict[str, np.ndarray]) -> tuple[str, Files]:
+    def write(self, arrays: Arrays) -> tuple[str, Files]:
         """Keep new arrays and return their name; there are no files."""
         name = secrets.token_hex(8)
         self._arrays[name] = arrays
@@ -64,29 +64,29 @@ class MemorySegments:
             raise CorruptedIndexError("it is missing")
         return Segment(self._arrays[row.name], dim)
 
-    def open_arrays(self, name: str, files: Files) -> dict[str, np.ndarray]:
-        """Return arrays."""
+    def open_arrays(self, name: str, files: Files) -> Arrays:
+        """Return the arrays of this name."""
         return self._arrays[name]
 
-    def damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
-        """Yield nothing: there is no file that could be damaged."""
+    def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
+        """Yield nothing: there are no files."""
         return iter(())
 
-    def check(self, arrays: dict[str, np.ndarray], name: str, files: Files) -> None:
-        """Do nothing, for the same reason."""
+    def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
+        """Do nothing: there are no files."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Forget segments; who still searches them keeps them."""
+        """Forget segments; a reader that has one open keeps its arrays."""
         for name in names:
             self._arrays.pop(name, None)
 
     def names(self) -> list[str]:
-        """Return the names of all segments."""
+        """Return the names of everything stored."""
         return list(self._arrays)
 
 
-class FileSegments:
-    """The segments of an index on disk.
+class FileStore:
+    """The segments and ANN data of an index on disk.
 
     Parameters
     ----------
@@ -100,13 +100,13 @@ class FileSegments:
         self.folder = folder
         self._layout = layout
 
-    def write(self, arrays: dict[str, np.ndarray]) -> tuple[str, Files]:
-        """Write a new segment and return its name and what the catalog must know of its files.
+    def write(self, arrays: Arrays) -> tuple[str, Files]:
+        """Write arrays into a new folder and return its name and the description of its files for the catalog.
 
         Raises
         ------
         StorageError
-            If the file system refuses, as when the disk is full; nothing is left behind.
+            If the file system reports an error, such as a full disk; no file is left behind.
         """
         name = secrets.token_hex(8)
         temporary = self.folder / f".{name}"
@@ -133,36 +133,36 @@ class FileSegments:
         return name, files
 
     def open(self, row: SegmentRow, dim: int) -> Segment:
-        """Return a segment whose arrays fit together: here bytes from disk become trusted, see `check_segment`.
+        """Open a segment and check that its arrays fit together: from here on they are trusted, see `Segment.check`.
 
         Raises
         ------
         CorruptedIndexError, StorageError
-            As for `open_arrays`, and if the arrays do not fit.
+            As for `open_arrays`, and if the arrays do not fit together.
         """
         arrays = self.open_arrays(row.name, row.files)
-        # Read, not mapped: what is checked must not change in the file afterwards.
+        # Copied from the map: what has been checked must not change with the file afterwards.
         segment = Segment({name: np.array(a) if name == "documents" else a for name, a in arrays.items()}, dim)
         try:
-            check_segment(segment, row, self._layout)
+            segment.check(row, self._layout)
         except CorruptedIndexError as error:
             raise CorruptedIndexError(f"{self.folder / row.name} is damaged: {error}") from error
         return segment
 
-    def open_arrays(self, name: str, files: Files) -> dict[str, np.ndarray]:
-        """Return arrays, the larger ones memory-mapped.
+    def open_arrays(self, name: str, files: Files) -> Arrays:
+        """Return the arrays in a folder, the larger ones memory-mapped.
 
         Raises
         ------
         CorruptedIndexError
-            If a file is missing, or is not of the size, shape and dtype that were written.
+            If a file is missing, or has not the size, shape and dtype that were written.
         StorageError
             If the system cannot open it now, as with too many open files.
         """
         return {Path(file).stem: _read(self._path(name, file), written) for file, written in files.items()}
 
-    def damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
-        """Read every byte of a segment; yield each damaged file and what is wrong with it."""
+    def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
+        """Read every byte in a folder; yield each damaged file and what is wrong with it."""
         for file, written in files.items():
             try:
                 path = self._path(name, file)
@@ -176,8 +176,8 @@ class FileSegments:
                     raise _unreadable(path, error) from error
                 yield f"{self.folder.name}/{name}/{file}", str(error)
 
-    def check(self, arrays: dict[str, np.ndarray], name: str, files: Files) -> None:
-        """Compare checksums of open arrays, before what is in memory is copied on.
+    def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
+        """Compare open arrays with their checksums, before they are copied into another segment.
 
         Raises
         ------
@@ -195,24 +195,24 @@ class FileSegments:
                 raise CorruptedIndexError(f"{path} is damaged: its bytes are not those that were written")
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete segments that no reader will open any more; what the system refuses now waits for `compact`."""
+        """Delete segments that no reader will open any more; what cannot be deleted now is left for `compact`."""
         for name in names:
             if _NAME.fullmatch(name.removeprefix(".")) and not self.folder.is_symlink():
-                shutil.rmtree(self.folder / name, ignore_errors=True)  # which refuses to follow a link
+                shutil.rmtree(self.folder / name, ignore_errors=True)  # follows no links
 
     def names(self) -> list[str]:
-        """Return the names of all folders that are segments, those of killed writers included."""
+        """Return the names of all folders in the form of a segment's, including incomplete ones of killed writers."""
         if not self.folder.is_dir() or self.folder.is_symlink():
             return []
         return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removeprefix("."))]
 
     def _path(self, name: str, file: str) -> Path:
-        """Return the path of a file that the catalog names.
+        """Return the path of a file by its names in the catalog.
 
         Raises
         ------
         CorruptedIndexError
-            If the name is not one that is made here, or a link on the way leads elsewhere.
+            If a name is not of the form that is made here, or the file or one of its folders is a link.
         """
         if not (isinstance(name, str) and _NAME.fullmatch(name) and _FILE.fullmatch(file)):
             raise CorruptedIndexError(
@@ -226,7 +226,7 @@ class FileSegments:
         return path
 
 
-Segments: TypeAlias = "MemorySegments | FileSegments"
+SegmentStore: TypeAlias = "MemoryStore | FileStore"
 
 
 def _write(path: Path, array: np.ndarray) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _content(array: np.ndarray) -> memoryview:
 
 
 def _read(path: Path, written: Any) -> np.ndarray:
-    """Return an array, whose header is compared with what the catalog says rather than parsed."""
+    """Return an array. Its header is not parsed but compared with the one that the catalog describes."""
     try:
         _check_size(path, written)
         dtype, shape = _described(written)
@@ -262,7 +262,7 @@ def _read(path: Path, written: Any) -> np.ndarray:
                 raise CorruptedIndexError(f"it begins with {header[10:].rstrip()!r:.99}, but {expected} was written")
             if written["bytes"] <= _MAP_BYTES:
                 return np.frombuffer(bytearray(file.read()), dtype).reshape(shape)
-            # "c" maps privately: torch shares such memory without a copy, and not even a mistake could reach the file.
+            # "c", copy on write: torch shares writable memory without a copy, and a write cannot reach the file.
             return np.asarray(np.memmap(file, dtype, "c", len(header), shape))
     except CorruptedIndexError as error:
         raise CorruptedIndexError(f"{path} is damaged: {error}") from error
@@ -271,7 +271,7 @@ def _read(path: Path, written: Any) -> np.ndarray:
 
 
 def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
-    """Return the dtype and shape that a catalog names, which take no more bytes than the file has."""
+    """Return the dtype and shape that the catalog gives for a file, which take no more bytes than the file has."""
     if (
         not isinstance(written["dtype"], str)
         or written["dtype"] not in _DTYPES
@@ -279,17 +279,17 @@ def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
     ):
         raise CorruptedIndexError(f"the catalog says that it holds {written['dtype']!r:.60}, which no index has")
     dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
-    # Few enough dimensions for numpy, and also of an array without numbers no more than it can count.
-    possible = len(shape) <= _MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
-    if not possible or math.prod(max(1, n) for n in shape) >= _MOST_NUMBERS:
+    # Bounds that numpy can handle, also for an array with a dimension of 0.
+    is_possible = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
+    if not is_possible or math.prod(max(1, n) for n in shape) >= _MAX_SIZE:
         raise CorruptedIndexError(f"the catalog says that it has the shape {shape!r:.60}")
-    if not 0 <= written["bytes"] - math.prod(shape) * dtype.itemsize <= _MOST_HEADER:
+    if not 0 <= written["bytes"] - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
         raise CorruptedIndexError(f"it has {written['bytes']} bytes, too many or too few for {dtype} {list(shape)}")
     return dtype, shape
 
 
 def _unreadable(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
-    """Return what it means that a file cannot be read: damage, or something that passes."""
+    """Return the error for a file that cannot be read: damage, or a temporary failure of the system."""
     if error.errno in _DAMAGE:
         return CorruptedIndexError(f"{path} is damaged: {error}")
     return StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.")

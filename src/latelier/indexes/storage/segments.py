@@ -1,8 +1,8 @@
-"""Segments: immutable runs of documents, each a few arrays that are written once and then only read.
+"""`Segment`: an immutable run of documents in memory, as arrays; `Part`: some documents of one segment.
 
-A segment knows its documents by itself (their numbers, ids and token ranges), so what a reader has opened keeps
-answering the same, whatever the catalog and other processes do meanwhile. The index's own arrays stand beside that,
-with one row per token: float vectors, or codes of a quantised index.
+A segment holds the numbers, ids and token offsets of its documents, so an open segment answers a search without the
+catalog, whatever other processes commit meanwhile. Beside them stand the index's own arrays, with one row per token:
+float vectors, or the codes of a quantised index.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ import numpy as np
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.catalog.segment_rows import SegmentRow
 from latelier.indexes.results import Id
-from latelier.utils.ranges import rows_or_slice
+from latelier.utils.ranges import lengths_to_offsets, rows_or_slice
 
-__all__ = [
-    "Layout",
-    "Part",
-    "Segment",
-    "check_segment",
-    "document_arrays",
-    "merge_documents",
-    "merge_rows",
-]
+__all__ = ["Arrays", "Layout", "Part", "Segment", "TokenArray"]
 
-# The index's own arrays for some dim: the dtype of each, and the shape of what it keeps of one token.
-Layout: TypeAlias = "Callable[[int], dict[str, tuple[np.dtype, tuple[int, ...]]]]"
+Arrays: TypeAlias = "dict[str, np.ndarray]"
 
+# Names of the two arrays that describe the documents; all others are the index's own.
 _DOCUMENTS, _IDS = "documents", "ids"
+# Rows of the array "documents".
+_NUMBERS, _OFFSETS, _ID_OFFSETS = range(3)
+
+
+class TokenArray(NamedTuple):
+    """One of an index's own arrays: its dtype, and the shape of the entry of one token."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+# The index's own arrays by name, for vectors of some dim.
+Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,50 +48,134 @@ class Segment:
     Parameters
     ----------
     arrays
-        ``"documents"``: int64 ``(3, n + 1)``, the number of each document in the catalog, where its tokens begin and
-        where its id begins, with the ends in the last column. ``"ids"``: the ids as JSON, uint8. All others are the
-        index's own, one row per token.
+        As they are stored. ``"documents"``: int64 ``(3, n + 1)``, whose rows are `numbers`, `offsets` and
+        `id_offsets`; ``"ids"``: the ids as JSON, uint8; and the index's own arrays, one row per token.
     dim
-        Numbers per token, for an index whose arrays do not tell.
+        Numbers per token.
 
     Examples
     --------
-    >>> arrays = document_arrays(numbers=[7, 9], ids=["a", 5], lengths=[2, 1])
-    >>> segment = Segment({**arrays, "vectors": np.zeros((3, 4))})
+    >>> own = {"vectors": np.zeros((3, 4))}
+    >>> segment = Segment.build(numbers=[7, 9], ids=["a", 5], lengths=[2, 1], arrays=own)
     >>> segment.numbers, segment.offsets, segment.ids([1, 0])
     (array([7, 9]), array([0, 2, 3]), [5, 'a'])
     """
 
-    arrays: dict[str, np.ndarray]
+    arrays: Arrays
     dim: int = 0
+
+    @classmethod
+    def build(
+        cls,
+        numbers: Sequence[int] | np.ndarray,
+        ids: Sequence[Id],
+        lengths: Sequence[int] | np.ndarray,
+        arrays: Arrays,
+    ) -> Segment:
+        """Return a segment of new documents.
+
+        Parameters
+        ----------
+        numbers
+            Number of each document in the catalog, ascending.
+        ids
+            Id of each document.
+        lengths
+            Tokens of each document.
+        arrays
+            The index's own.
+        """
+        encoded = [json.dumps(id, ensure_ascii=False).encode() for id in ids]
+        sizes = [len(id) for id in encoded]
+        return cls({**_document_arrays(numbers, lengths, b"".join(encoded), sizes), **arrays})
+
+    @classmethod
+    def merge(cls, parts: Sequence[Part]) -> Segment:
+        """Return a segment of the documents of at least one part, in order."""
+        numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
+        lengths = np.concatenate([part.lengths for part in parts])
+        sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
+        ids = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
+        own = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
+        return cls(
+            {
+                **_document_arrays(numbers, lengths, np.concatenate(ids).tobytes(), sizes),
+                **{name: np.concatenate([part.rows(name) for part in parts]) for name in own},
+            }
+        )
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """The number of each document in the catalog, ascending."""
-        return self.arrays[_DOCUMENTS][0, :-1]
+        """``(n,)``: the number of each document in the catalog, ascending."""
+        return self.arrays[_DOCUMENTS][_NUMBERS, :-1]
 
     @cached_property
     def offsets(self) -> np.ndarray:
         """``(n + 1,)``: document ``i`` has the tokens ``offsets[i]:offsets[i + 1]``."""
-        return self.arrays[_DOCUMENTS][1]
+        return self.arrays[_DOCUMENTS][_OFFSETS]
 
     @cached_property
     def id_offsets(self) -> np.ndarray:
-        """``(n + 1,)``: the JSON of each id in the array of ids."""
-        return self.arrays[_DOCUMENTS][2]
+        """``(n + 1,)``: document ``i`` has the bytes ``id_offsets[i]:id_offsets[i + 1]`` of the array of ids."""
+        return self.arrays[_DOCUMENTS][_ID_OFFSETS]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents."""
+        return int(self.offsets[-1])
 
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
         """Return the ids of the documents at `positions`."""
-        blob, places = self.arrays[_IDS], np.asarray(positions, dtype="int64")
+        encoded, places = self.arrays[_IDS], np.asarray(positions, dtype="int64")
         ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
         try:
-            ids = json.loads(b"[" + b",".join(blob[first:last].tobytes() for first, last in ranges) + b"]")
-            "".join(map(str, ids)).encode()  # not of half a pair, which JSON can name
+            ids = json.loads(b"[" + b",".join(encoded[first:last].tobytes() for first, last in ranges) + b"]")
+            "".join(map(str, ids)).encode()  # fails for half a surrogate pair, which JSON can express
         except (ValueError, RecursionError):
             ids = []
         if len(ids) != len(places) or not {*map(type, ids)} <= {int, str}:
             raise CorruptedIndexError("the ids of a segment are damaged; verify() names the file")
         return list(ids)
+
+    def check(self, row: SegmentRow, layout: Layout) -> None:
+        """Raise an error unless the arrays fit together and fit the catalog.
+
+        Afterwards they may be trusted as far as memory is concerned: numbers and offsets ascend and stay inside the
+        arrays, each document has a token, and each array has a row of the right shape for each token. The values in
+        these rows can be anything.
+
+        Parameters
+        ----------
+        row
+            The segment in the catalog.
+        layout
+            The index's own arrays.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If something does not fit; the message says what.
+        """
+        arrays = self.arrays
+        expected: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+            _DOCUMENTS: (np.dtype("int64"), (3, row.documents + 1)),
+            _IDS: (np.dtype("uint8"), arrays[_IDS].shape[:1] if _IDS in arrays else ()),
+            **{name: (own.dtype, (row.tokens, *own.shape)) for name, own in layout(self.dim).items()},
+        }
+        if arrays.keys() != expected.keys():
+            raise CorruptedIndexError(f"it has the arrays {sorted(arrays)}, not {sorted(expected)}")
+        for name, (dtype, shape) in expected.items():
+            array = arrays[name]
+            if (array.dtype, array.shape) != (dtype, shape):
+                raise CorruptedIndexError(f"its {name} are {array.dtype} {array.shape}, not {dtype} {shape}")
+        numbers, offsets, id_offsets = self.numbers, self.offsets, self.id_offsets
+        # Neighbours are compared, as differences could overflow.
+        if (numbers[0], numbers[-1]) != (row.first, row.last) or (numbers[1:] <= numbers[:-1]).any():
+            raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
+        if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
+            raise CorruptedIndexError(f"its documents do not share out its {row.tokens} tokens")
+        if id_offsets[0] != 0 or id_offsets[-1] != len(arrays[_IDS]) or (id_offsets[1:] <= id_offsets[:-1]).any():
+            raise CorruptedIndexError("its documents do not share out the text of its ids")
 
     def __len__(self) -> int:
         return self.arrays[_DOCUMENTS].shape[1] - 1
@@ -108,76 +197,15 @@ class Part(NamedTuple):
         return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]
 
 
-def check_segment(segment: Segment, row: SegmentRow, layout: Layout) -> None:
-    """Refuse arrays that do not fit together or to the catalog.
-
-    What passes may be trusted as far as memory is concerned: numbers and offsets ascend and stay inside the arrays,
-    each document has a token, and each array has a row of the right width for each token. What the rows say can be
-    anything.
-
-    Parameters
-    ----------
-    segment
-        As it was opened.
-    row
-        What the catalog says of it.
-    layout
-        The index's own arrays.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If something does not fit; the message says what.
-    """
-    expected = {
-        _DOCUMENTS: (np.dtype("int64"), (3, row.documents + 1)),
-        _IDS: (np.dtype("uint8"), segment.arrays[_IDS].shape[:1] if _IDS in segment.arrays else ()),
-        **{name: (dtype, (row.tokens, *shape)) for name, (dtype, shape) in layout(segment.dim).items()},
-    }
-    if segment.arrays.keys() != expected.keys():
-        raise CorruptedIndexError(f"it has the arrays {sorted(segment.arrays)}, not {sorted(expected)}")
-    for name, (dtype, shape) in expected.items():
-        array = segment.arrays[name]
-        if (array.dtype, array.shape) != (dtype, shape):
-            raise CorruptedIndexError(f"its {name} are {array.dtype} {array.shape}, not {dtype} {shape}")
-    numbers, offsets, id_offsets = segment.numbers, segment.offsets, segment.id_offsets
-    # Neighbours are compared, as differences could overflow.
-    if (numbers[0], numbers[-1]) != (row.first, row.last) or (numbers[1:] <= numbers[:-1]).any():
-        raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
-    if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
-        raise CorruptedIndexError(f"its documents do not share out its {row.tokens} tokens")
-    if id_offsets[0] != 0 or id_offsets[-1] != len(segment.arrays[_IDS]) or (id_offsets[1:] <= id_offsets[:-1]).any():
-        raise CorruptedIndexError("its documents do not share out the text of its ids")
-
-
-def document_arrays(
-    numbers: Sequence[int] | np.ndarray, ids: Sequence[Id], lengths: Sequence[int] | np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return the two arrays of a segment that say which documents it holds."""
-    blobs = [json.dumps(id, ensure_ascii=False).encode() for id in ids]
-    return _document_arrays(np.asarray(numbers), b"".join(blobs), [len(blob) for blob in blobs], np.asarray(lengths))
-
-
-def merge_documents(parts: Sequence[Part]) -> dict[str, np.ndarray]:
-    """Return the same two arrays for the documents of several parts, in order."""
-    numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
-    lengths = np.concatenate([part.lengths for part in parts])
-    sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
-    blobs = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
-    return _document_arrays(numbers, np.concatenate(blobs).tobytes(), sizes, lengths)
-
-
-def merge_rows(parts: Sequence[Part]) -> dict[str, np.ndarray]:
-    """Return the index's own arrays for the documents of several parts, in order."""
-    names = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
-    return {name: np.concatenate([part.rows(name) for part in parts]) for name in names}
-
-
 def _document_arrays(
-    numbers: np.ndarray, ids: bytes, id_sizes: Sequence[int] | np.ndarray, lengths: np.ndarray
-) -> dict[str, np.ndarray]:
-    documents = np.zeros((3, len(numbers) + 1), dtype="int64")
-    documents[0] = [*numbers, numbers[-1] + 1]
-    documents[1, 1:] = np.cumsum(lengths)
-    documents[2, 1:] = np.cumsum(id_sizes)
+    numbers: Sequence[int] | np.ndarray,
+    lengths: Sequence[int] | np.ndarray,
+    ids: bytes,
+    id_sizes: Sequence[int] | np.ndarray,
+) -> Arrays:
+    """Return the two arrays that describe the documents of a segment."""
+    documents = np.empty((3, len(numbers) + 1), dtype="int64")
+    documents[_NUMBERS] = [*numbers, numbers[-1] + 1]
+    documents[_OFFSETS] = lengths_to_offsets(lengths)
+    documents[_ID_OFFSETS] = lengths_to_offsets(id_sizes)
     return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}

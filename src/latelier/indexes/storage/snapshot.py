@@ -1,12 +1,12 @@
-"""Snapshots: the segments and removals of one commit, which answer a search by themselves.
+"""`Snapshot`: the segments, removals and ANN data of one commit, opened, so that a search needs nothing else.
 
-A snapshot keeps what it has opened. A later commit makes a new snapshot, which shares all segments that are still
-the same, so that following a writer costs no more than opening what is new.
+A later commit makes a new snapshot, which shares all segments that have not changed: following a writer costs no more
+than opening what is new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,24 +18,70 @@ from latelier.indexes.catalog.filters.cache import SelectionCache
 from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow, read_ann_data, read_segments, tombstones
 from latelier.indexes.catalog.settings import read_setting, read_stamp
 from latelier.indexes.results import Id
-from latelier.indexes.storage.files import Segments
-from latelier.indexes.storage.segments import Part, Segment
+from latelier.indexes.storage.files import SegmentStore
+from latelier.indexes.storage.segments import Arrays, Part, Segment
 
-__all__ = ["Snapshot", "load_snapshot", "open_part"]
+__all__ = ["AnnData", "SegmentState", "Snapshot", "load_snapshot", "open_part"]
 
 
-class _Entry(NamedTuple):
-    """A segment's row, and the documents in it that are alive or why it cannot be read."""
+class SegmentState(NamedTuple):
+    """One segment of a commit: its row in the catalog, and its living documents or why they cannot be read."""
 
     row: SegmentRow
     part: Part | CorruptedIndexError
 
+    @property
+    def living(self) -> Part:
+        """The living documents.
 
-class _AnnData(NamedTuple):
-    """The row of derived arrays, and the arrays or why they cannot be read."""
+        Raises
+        ------
+        CorruptedIndexError
+            If the segment cannot be read.
+        """
+        if isinstance(self.part, Part):
+            return self.part
+        raise CorruptedIndexError(
+            f"{self.part}. Its {self.row.documents - self.row.removed} documents still have their texts and metadata "
+            "but not their vectors; all others can be read. verify() lists them: update() or "
+            "remove() them, or put the file back from a copy."
+        ) from self.part
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the living documents; of all documents, where the segment cannot be read."""
+        return int(self.part.lengths.sum()) if isinstance(self.part, Part) and self.row.removed else self.row.tokens
+
+    def select(self, numbers: np.ndarray) -> Part:
+        """Return living documents by their ascending numbers.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the segment cannot be read, does not hold one of them, or holds one as removed.
+        """
+        segment, living = self.living
+        positions = np.searchsorted(segment.numbers, numbers)
+        found = segment.numbers[np.minimum(positions, len(segment) - 1)] == numbers
+        if not found.all() or (self.row.removed and not np.isin(positions, living).all()):
+            raise _unknown_documents(f"its segment {self.row.name} does not hold")
+        return Part(segment, positions)
+
+    def keep_living(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those of ascending numbers that are living documents; all, where the segment cannot be read."""
+        if not isinstance(self.part, Part):
+            return numbers
+        known, is_living = self.part.segment.numbers, np.zeros(len(self.part.segment), bool)
+        is_living[self.part.positions] = True
+        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+        return numbers[is_living[places] & (known[places] == numbers)]
+
+
+class AnnData(NamedTuple):
+    """The ANN data of a commit: its row in the catalog, and its arrays or why they cannot be read."""
 
     row: AnnDataRow
-    arrays: dict[str, np.ndarray] | CorruptedIndexError
+    arrays: Arrays | CorruptedIndexError
 
 
 class Snapshot:
@@ -44,227 +90,183 @@ class Snapshot:
     Parameters
     ----------
     generation
-        The commit.
+        Number of the commit.
     dim
         Numbers per token, ``None`` if there is no document.
-    entries
+    segments
         The segments in the order of insertion.
-    derived
-        What the index has made of its documents.
+    ann_data
+        The ANN data, ``None`` if there is none.
+    stamp
+        The commit as `read_stamp` gives it.
 
     Attributes
     ----------
     selections
-        What filters have selected from it.
-    stamp
-        What `read_stamp` says of its commit.
+        Cache of the documents that filters have selected from this snapshot.
     """
 
     def __init__(
-        self, generation: int, dim: int | None, entries: Sequence[_Entry], derived: _AnnData | None = None
+        self,
+        generation: int,
+        dim: int | None,
+        segments: Sequence[SegmentState],
+        ann_data: AnnData | None = None,
+        stamp: Any = None,
     ) -> None:
         self.generation = generation
-        self.stamp: Any = None
+        self.stamp = stamp
         self.selections = SelectionCache()
-        self._ann_data = derived
-        self.dim = dim if entries else None
-        self._named = {entry.row.name: entry for entry in entries}
-        self._firsts = np.array([entry.row.first for entry in entries], dtype="int64")
-        self._entries = list(entries)
+        self.dim = dim if segments else None
+        self.segments = list(segments)
+        self._ann_data = ann_data
+        self._firsts = np.array([state.row.first for state in segments], dtype="int64")
 
     @cached_property
     def damaged(self) -> frozenset[str]:
-        """Names of the segments, and of what was derived from them, that cannot be read."""
-        names = [entry.row.name for entry in self._entries if isinstance(entry.part, CorruptedIndexError)]
+        """Names of the segments and of the ANN data that cannot be read."""
+        names = [state.row.name for state in self.segments if isinstance(state.part, CorruptedIndexError)]
         if self._ann_data is not None and isinstance(self._ann_data.arrays, CorruptedIndexError):
             names.append(self._ann_data.row.name)
         return frozenset(names)
 
     @property
-    def ann_data(self) -> dict[str, np.ndarray] | None:
-        """Arrays that the index has made of its documents; ``None`` without, and where they cannot be read."""
-        if self._ann_data is None or isinstance(self._ann_data.arrays, CorruptedIndexError):
-            return None
-        return self._ann_data.arrays
+    def ann_data(self) -> Arrays | None:
+        """The arrays of the ANN data; ``None`` if there are none or they cannot be read."""
+        arrays = None if self._ann_data is None else self._ann_data.arrays
+        return arrays if isinstance(arrays, dict) else None
 
     @property
     def ann_damage(self) -> CorruptedIndexError | None:
-        """Why `derived` cannot be read, if it is there and cannot."""
+        """Why the ANN data cannot be read; ``None`` if it can, or there is none."""
         arrays = None if self._ann_data is None else self._ann_data.arrays
         return arrays if isinstance(arrays, CorruptedIndexError) else None
 
-    def check_ann_data(self, segments: Segments) -> bool:
-        """Whether what the index has derived can be read, and every byte of it is the one that was written."""
+    def check_ann_data(self, store: SegmentStore) -> bool:
+        """Whether there is ANN data and each of its arrays has the checksum that was written."""
         if self.ann_data is None or self._ann_data is None:
             return False
         try:
-            segments.check(self.ann_data, *self._ann_data.row)
+            store.compare_checksums(self.ann_data, *self._ann_data.row)
         except CorruptedIndexError:
             return False
         return True
 
     @property
     def documents(self) -> int:
-        """Documents that are alive."""
-        return sum(entry.row.documents - entry.row.removed for entry in self._entries)
+        """Number of living documents."""
+        return sum(state.row.documents - state.row.removed for state in self.segments)
 
     @property
     def tokens(self) -> int:
-        """Tokens of the documents that are alive; of a segment that cannot be read, of all."""
-        return sum(
-            int(entry.part.lengths.sum()) if isinstance(entry.part, Part) and entry.row.removed else entry.row.tokens
-            for entry in self._entries
-        )
+        """Tokens of the living documents; where a segment cannot be read, of all its documents."""
+        return sum(state.tokens for state in self.segments)
 
-    def parts(self, allowed: np.ndarray | None = None) -> list[Part]:
-        """Return the documents to search, in the order of insertion.
+    def parts(self, numbers: np.ndarray | None = None) -> list[Part]:
+        """Return living documents by segment, in the order of insertion.
 
         Parameters
         ----------
-        allowed
-            Ascending numbers of living documents to keep; ``None`` keeps all.
+        numbers
+            Ascending numbers of living documents; ``None`` returns all.
 
         Raises
         ------
         CorruptedIndexError
-            If one of these documents is in a segment that cannot be read.
+            If one of these documents is in a segment that cannot be read, or in none.
         """
-        if allowed is None:
-            return [part for _, part in self.living()]
-        parts = []
-        for entry in self._entries:
-            first, last = np.searchsorted(allowed, [entry.row.first, entry.row.last + 1])
-            if last > first:
-                parts.append(_pick(entry, allowed[first:last]))
-        return parts
+        if numbers is None:
+            return [state.living for state in self.segments]
+        found = [(state, self._within(state, numbers)) for state in self.segments]
+        if sum(len(own) for _, own in found) < len(numbers):
+            raise _unknown_documents("no segment holds")
+        return [state.select(own) for state, own in found if len(own)]
 
     def keep_living(self, numbers: np.ndarray) -> np.ndarray:
         """Return those of ascending numbers that are living documents, as far as their segments can be read."""
-        kept = [np.zeros(0, "int64")]
-        for entry in self._entries:
-            first, last = np.searchsorted(numbers, [entry.row.first, entry.row.last + 1])
-            found = numbers[first:last]
-            if isinstance(entry.part, Part):
-                known, living = entry.part.segment.numbers, np.zeros(len(entry.part.segment), bool)
-                living[entry.part.positions] = True
-                places = np.minimum(np.searchsorted(known, found), len(living) - 1)
-                found = found[living[places] & (known[places] == found)]
-            kept.append(found)
-        return np.concatenate(kept)
-
-    def living(self) -> list[tuple[SegmentRow, Part]]:
-        """Return all segments with their living documents.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If one cannot be read.
-        """
-        return [(entry.row, _readable(entry)) for entry in self._entries]
-
-    def entries(self) -> list[tuple[SegmentRow, Part | CorruptedIndexError]]:
-        """Return all segments with their living documents, or with what is wrong with one."""
-        return [(entry.row, entry.part) for entry in self._entries]
-
-    def groups(self, numbers: np.ndarray) -> Iterator[tuple[Part, np.ndarray]]:
-        """Yield living documents by segment, with where each of them stands in `numbers`."""
-        order = np.argsort(numbers, kind="stable")
-        owners = np.searchsorted(self._firsts, numbers[order], side="right") - 1
-        for owner in np.unique(owners):
-            chosen = order[owners == owner]
-            yield _pick(self._entries[owner], numbers[chosen]), chosen
+        kept = [state.keep_living(self._within(state, numbers)) for state in self.segments]
+        return np.concatenate([np.zeros(0, "int64"), *kept])
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
-        """Return the ids of living documents, given by number in any order."""
+        """Return the ids of living documents by number, in any order."""
         ids: list[Id] = [0] * len(numbers)
         owners = np.searchsorted(self._firsts, numbers, side="right") - 1
         for owner in set(owners.tolist()):
-            segment, places = _readable(self._entries[owner]).segment, np.flatnonzero(owners == owner)
+            segment, places = self.segments[owner].living.segment, np.flatnonzero(owners == owner)
             found = segment.ids(np.searchsorted(segment.numbers, numbers[places]))
             for place, id in zip(places.tolist(), found, strict=True):
                 ids[place] = id
         return ids
 
+    @staticmethod
+    def _within(state: SegmentState, numbers: np.ndarray) -> np.ndarray:
+        """Return those of ascending numbers that lie between the first and the last one of a segment."""
+        first, last = np.searchsorted(numbers, [state.row.first, state.row.last + 1])
+        return numbers[first:last]
 
-def load_snapshot(connection: Connection, segments: Segments, previous: Snapshot | None) -> Snapshot:
+
+def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapshot | None) -> Snapshot:
     """Return the snapshot of the transaction that `connection` is in; the previous one, if nothing has changed.
 
-    What is damaged is not remembered as such: it is opened again each time.
+    Segments that could not be read are tried again each time.
     """
     stamp = read_stamp(connection)
-    same = previous is not None and previous.stamp == stamp
-    if previous is not None and same and not previous.damaged:
+    is_same = previous is not None and previous.stamp == stamp
+    if previous is not None and is_same and not previous.damaged:
         return previous
-    generation = read_setting(connection, "generation")
-    dim = read_setting(connection, "dim")
-    entries = []
-    for row in read_segments(connection):
-        known = previous._named.get(row.name) if previous else None
-        if known is not None and known.row == row and isinstance(known.part, Part):
-            entries.append(known)
-            continue
-        segment = known.part.segment if known and isinstance(known.part, Part) else None
-        try:
-            entries.append(_Entry(row, open_part(connection, segments, row, dim, segment)))
-        except CorruptedIndexError as error:
-            entries.append(_Entry(row, error))
-    snapshot = Snapshot(generation, dim, entries, _load_ann_data(connection, segments, previous))
-    snapshot.stamp = stamp
-    return previous if previous is not None and same and previous.damaged == snapshot.damaged else snapshot
+    generation, dim = read_setting(connection, "generation"), read_setting(connection, "dim")
+    known = {state.row.name: state for state in previous.segments} if previous else {}
+    segments = [_load_segment(connection, store, row, dim, known.get(row.name)) for row in read_segments(connection)]
+    ann_data = _load_ann_data(connection, store, previous._ann_data if previous else None)
+    snapshot = Snapshot(generation, dim, segments, ann_data, stamp)
+    return previous if previous is not None and is_same and previous.damaged == snapshot.damaged else snapshot
 
 
-def _load_ann_data(connection: Connection, segments: Segments, previous: Snapshot | None) -> _AnnData | None:
-    row = read_ann_data(connection)
-    known = previous._ann_data if previous else None
-    if row is None or (known is not None and known.row == row and isinstance(known.arrays, dict)):
-        return known if row is not None else None
+def _load_segment(
+    connection: Connection, store: SegmentStore, row: SegmentRow, dim: int, known: SegmentState | None
+) -> SegmentState:
+    segment = None
+    if known is not None and isinstance(known.part, Part):
+        if known.row == row:
+            return known
+        segment = known.part.segment  # documents were removed from it since
     try:
-        return _AnnData(row, segments.open_arrays(row.name, row.files))
+        return SegmentState(row, open_part(connection, store, row, dim, segment))
     except CorruptedIndexError as error:
-        return _AnnData(row, error)
+        return SegmentState(row, error)
+
+
+def _load_ann_data(connection: Connection, store: SegmentStore, known: AnnData | None) -> AnnData | None:
+    row = read_ann_data(connection)
+    if row is None:
+        return None
+    if known is not None and known.row == row and isinstance(known.arrays, dict):
+        return known
+    try:
+        return AnnData(row, store.open_arrays(row.name, row.files))
+    except CorruptedIndexError as error:
+        return AnnData(row, error)
 
 
 def open_part(
-    connection: Connection, segments: Segments, row: SegmentRow, dim: int, segment: Segment | None = None
+    connection: Connection, store: SegmentStore, row: SegmentRow, dim: int, segment: Segment | None = None
 ) -> Part:
-    """Return a segment's living documents, opening it where it is not open yet.
+    """Return the living documents of a segment, which is opened unless it is given.
 
     Raises
     ------
     CorruptedIndexError
         If it cannot be read.
     """
-    segment = segment or segments.open(row, dim)
+    segment = segment or store.open(row, dim)
     if not row.removed:
         return Part(segment, np.arange(len(segment)))
     removed = np.array(tombstones(connection, row), dtype="int64")
     return Part(segment, np.flatnonzero(~np.isin(segment.numbers, removed, assume_unique=True)))
 
 
-def _pick(entry: _Entry, numbers: np.ndarray) -> Part:
-    """Return living documents of a segment, given by number as the catalog names them.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If the segment cannot be read, or one of them is not there or was removed.
-    """
-    segment, living = _readable(entry)
-    positions = np.searchsorted(segment.numbers, numbers)
-    found = segment.numbers[np.minimum(positions, len(segment) - 1)] == numbers
-    if not found.all() or (entry.row.removed and not np.isin(positions, living).all()):
-        raise CorruptedIndexError(
-            f"the catalog of this index is damaged: it names documents that its segment {entry.row.name} does not "
-            "hold. Put catalog.sqlite back from a copy or build the index anew."
-        )
-    return Part(segment, positions)
-
-
-def _readable(entry: _Entry) -> Part:
-    if isinstance(entry.part, Part):
-        return entry.part
-    raise CorruptedIndexError(
-        f"{entry.part}. Its {entry.row.documents - entry.row.removed} documents still have their texts and metadata "
-        "but not their vectors; all others can be read. verify() lists them: update() or "
-        "remove() them, or put the file back from a copy."
-    ) from entry.part
+def _unknown_documents(where: str) -> CorruptedIndexError:
+    return CorruptedIndexError(
+        f"the catalog of this index is damaged: it names documents that {where}. Put catalog.sqlite back from a copy "
+        "or build the index anew."
+    )

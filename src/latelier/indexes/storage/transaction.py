@@ -1,9 +1,10 @@
-"""One writing transaction: documents go into new segments, removed ones leave tombstones, small segments are merged.
+"""`Transaction`: the changes of one writing call, of which readers see all or none.
 
-Many small writes would make many small segments, each with a cost in every search. So a write takes in the trailing
-segments that are at most twice as large as what it writes, growing as it does, up to the size limit. Each segment is
-then more than twice as large as the next one: a thousand single documents make about ten segments, and each document
-has been rewritten about as often.
+Inserted documents become a new segment, removed ones leave tombstones, and small segments are merged. Many small
+writes would otherwise leave many small segments, each with a cost in every search. So an insert merges the trailing
+segments that have at most twice as many tokens as what it writes, which grows with each of them, up to a limit. Each
+segment is then more than twice as large as the next one: a thousand single documents make about ten segments, and
+each document has been rewritten about ten times.
 """
 
 from __future__ import annotations
@@ -11,141 +12,185 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import numpy as np
 
-from latelier.errors import CorruptedIndexError, EmbeddingsError
+from latelier.errors import CorruptedIndexError, EmbeddingsError, LatelierError
+from latelier.indexes.catalog import document_rows, segment_rows
 from latelier.indexes.catalog.connection import Connection
-from latelier.indexes.catalog.document_rows import find_numbers, insert_documents, remove_documents
+from latelier.indexes.catalog.pool import ConnectionPool
 from latelier.indexes.catalog.rows import damaged
-from latelier.indexes.catalog.segment_rows import (
-    AnnDataRow,
-    SegmentRow,
-    delete_segments,
-    read_ann_data,
-    read_segments,
-    write_ann_data,
-    write_segment,
-)
+from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow
 from latelier.indexes.catalog.settings import read_setting, write_setting
 from latelier.indexes.catalog.upgrade import upgrade
-from latelier.indexes.catalog.values import duplicate_ids
+from latelier.indexes.catalog.values import check_known, duplicate_ids
 from latelier.indexes.inputs import DocumentBatch
 from latelier.indexes.results import Id
-from latelier.indexes.storage.files import Segments
-from latelier.indexes.storage.segments import Part, Segment, document_arrays, merge_documents
+from latelier.indexes.storage.files import MemoryStore, SegmentStore
+from latelier.indexes.storage.segments import Arrays, Part, Segment
 from latelier.indexes.storage.snapshot import open_part
 
-__all__ = ["Arrays", "Merge", "Writer", "compaction"]
+__all__ = ["Transaction", "referenced_names"]
 
-Arrays = dict[str, np.ndarray]
-Merge = Callable[[Sequence[Part]], Arrays]
+T = TypeVar("T")
 
 
-class Writer:
-    """The changes of one transaction.
+class Transaction:
+    """The changes of one writing call.
+
+    `Transaction.open` leads it through its life:
+
+    1. It is opened when no other writer is left. Readers go on.
+    2. It starts with its first change. From here on, readers of an index in memory wait, so what takes long is done
+       before, see `prepare`. Readers of an index on disk never wait.
+    3. Each change writes the files of new segments, and then the rows of the catalog that refer to them.
+    4. At the end of the ``with`` block the catalog commits, and readers see all changes. The files of segments that
+       were dropped are deleted. If an error leaves the block, the catalog rolls back, and the files that were written
+       are deleted.
+
+    A process that is killed leaves the index as the last commit has made it, and at most files that `compact` deletes.
 
     Parameters
     ----------
-    connection
-        In its writing transaction.
-    segments
-        Where new segments are written.
-    merge
-        Makes the index's own arrays for the documents of several parts.
+    begin
+        Begins the transaction of the catalog, and returns its connection.
+    store
+        Where segments are written.
 
     Attributes
     ----------
     written, dropped
-        Names of the segments that are garbage if the transaction fails, and if it succeeds.
+        Names in the store that nothing refers to if the transaction fails, and if it succeeds.
     """
 
-    def __init__(self, connection: Connection, segments: Segments, merge: Merge) -> None:
+    def __init__(self, begin: Callable[[], Connection], store: SegmentStore) -> None:
         self.written: list[str] = []
         self.dropped: list[str] = []
-        self._connection = connection
-        self._segments = segments
-        self._merge = merge
-        self._rows = read_segments(connection)
-        self._dim = read_setting(connection, "dim")
-        self._first = self._next = read_setting(connection, "next_number")
-        if self._rows and self._next <= self._rows[-1].last:
-            raise damaged(f"its next number is {self._next}, which a document has already")
+        self._begin = begin
+        self._store = store
+        self._started: Connection | None = None
+        # As of the changes so far.
+        self._rows: list[SegmentRow] = []
+        self._dim: int | None = None
+        # The number of the first document that this transaction inserts, and of the next one.
+        self._first_number = self._next_number = 0
 
-    def insert(self, batch: DocumentBatch, *, replace: bool, limit: int) -> None:
-        """Insert documents as a segment, together with what small segments it takes in.
+    @classmethod
+    @contextmanager
+    def open(cls, pool: ConnectionPool, store: SegmentStore) -> Iterator[Transaction]:
+        """Wait until no one else writes, and open a transaction that commits at the end of the ``with`` block.
+
+        Parameters
+        ----------
+        pool
+            Connections to the catalog.
+        store
+            Where segments are written.
+        """
+        transaction: Transaction | None = None
+        try:
+            with pool.writing() as begin:
+                transaction = cls(begin, store)
+                yield transaction
+                transaction._make_generation()
+        except BaseException:
+            if transaction is not None:
+                _delete_unreferenced(pool, store, transaction.written)
+            raise
+        _delete_unreferenced(pool, store, transaction.dropped)
+
+    def prepare(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield items that take long to make: of an index in memory, all are made before the first one is yielded.
+
+        So no reader waits for them, if they are asked for before the first change.
+        """
+        return iter(list(items)) if isinstance(self._store, MemoryStore) else iter(items)
+
+    def insert(self, batch: DocumentBatch, *, replace: bool, max_tokens: int) -> None:
+        """Insert documents as a segment, merged with small segments before it.
 
         Parameters
         ----------
         batch
             At least one document.
         replace
-            Remove documents of the same ids that were there before this transaction.
-        limit
+            Remove documents of the same ids that were in the index before this transaction.
+        max_tokens
             Tokens up to which segments are merged.
 
         Raises
         ------
         DuplicateIdError
-            If an id comes twice, or is there already and is not to be replaced.
+            If an id comes twice, or is in the index already and not to be replaced.
         EmbeddingsError
-            If the dim is not the one of the index.
+            If the dim is not that of the index.
         """
-        documents = batch.documents
-        self._check_dim(batch.dim, documents[0].id)
-        replaced = self._check_ids([document.id for document in documents], replace)
-        self.remove(list(replaced.values()))
-        numbers = np.arange(self._next, self._next + len(documents))
-        own = document_arrays(numbers, [document.id for document in documents], batch.lengths)
-        parts = [
-            *self._take_in(int(batch.lengths.sum()), limit),
-            Part(Segment({**own, **batch.arrays}), np.arange(len(documents))),
-        ]
-        insert_documents(self._connection, self._next, documents)
-        self._next += len(documents)
-        if len(parts) == 1:
-            self._write(parts[0].segment)
-        else:
-            self._write(Segment({**merge_documents(parts), **self._merge(parts)}))
+        connection = self._start()
+        ids = [document.id for document in batch.documents]
+        self._check_dim(batch.dim, ids[0])
+        self._remove(self._find_replaced(ids, replace).values())
+        numbers = np.arange(self._next_number, self._next_number + len(ids))
+        segment = Segment.build(numbers, ids, batch.lengths, batch.arrays)
+        small = self._take_small_segments(segment.tokens, max_tokens)
+        document_rows.insert_documents(connection, self._next_number, batch.documents)
+        self._next_number += len(ids)
+        self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))]) if small else segment)
 
-    def remove(self, numbers: Sequence[int]) -> None:
-        """Remove documents; a segment with nothing left in it goes as a whole."""
-        firsts = [row.first for row in self._rows]
-        owners: dict[int, list[int]] = {}
-        for number in sorted(numbers):
-            owners.setdefault(bisect.bisect_right(firsts, number) - 1, []).append(number)
-        for owner, owned in owners.items():
-            row = self._rows[owner]
-            if owner < 0 or owned[-1] > row.last or row.removed + len(owned) > row.documents:
-                raise damaged("it names documents that are in no segment")
-            self._rows[owner] = remove_documents(self._connection, row, owned)
-        self._drop([row for row in self._rows if row.removed == row.documents])
+    def remove(self, ids: Sequence[Id]) -> None:
+        """Remove documents; a segment of which no document is left is dropped.
 
-    def upgrade(self) -> None:
-        """Bring a catalog of the first format up to date."""
-        upgrade(self._connection)
+        Raises
+        ------
+        UnknownIdError
+            If an id is not in the index.
+        """
+        if ids:
+            found = document_rows.find_numbers(self._start(), ids)
+            check_known(ids, found)
+            self._remove(found.values())
 
     def replace(self, rows: Sequence[SegmentRow], merged: Segment) -> None:
-        """Put one segment, made of their living documents, in the place of others."""
+        """Replace segments by one that holds their living documents."""
+        self._start()
         self._drop(rows)
         self._write(merged)
         self._rows.sort(key=lambda row: row.first)
 
-    def write_ann_data(self, arrays: Arrays | None) -> None:
-        """Put arrays made from the documents in the place of earlier ones; ``None`` leaves none."""
-        before = read_ann_data(self._connection)
+    def set_ann_data(self, arrays: Arrays | None) -> None:
+        """Replace the ANN data; ``None`` leaves the index without."""
+        connection = self._start()
+        before = segment_rows.read_ann_data(connection)
         if before is not None:
             self.dropped.append(before.name)
         row = None
         if arrays is not None:
-            row = AnnDataRow(*self._segments.write(arrays))
+            row = AnnDataRow(*self._store.write(arrays))
             self.written.append(row.name)
-        write_ann_data(self._connection, row)
+        segment_rows.write_ann_data(connection, row)
 
-    def finish(self) -> None:
-        """Make the changes a new generation."""
-        write_setting(self._connection, "next_number", self._next)
-        write_setting(self._connection, "generation", int(read_setting(self._connection, "generation")) + 1)
+    def upgrade(self) -> None:
+        """Bring a catalog of the first format to the newest one."""
+        upgrade(self._start())
+
+    def _start(self) -> Connection:
+        """Begin the transaction of the catalog with the first change; return its connection."""
+        if self._started is None:
+            connection = self._begin()
+            self._rows = segment_rows.read_segments(connection)
+            self._dim = read_setting(connection, "dim")
+            self._first_number = self._next_number = read_setting(connection, "next_number")
+            if self._rows and self._next_number <= self._rows[-1].last:
+                raise damaged(f"its next number is {self._next_number}, which a document has already")
+            self._started = connection
+        return self._started
+
+    def _make_generation(self) -> None:
+        """Count the changes, if there are any, as a new generation, by which readers notice them."""
+        if self._started is not None:
+            write_setting(self._started, "next_number", self._next_number)
+            write_setting(self._started, "generation", int(read_setting(self._started, "generation")) + 1)
 
     def _check_dim(self, dim: int, id: Id) -> None:
         expected = self._dim if self._rows else dim
@@ -155,28 +200,29 @@ class Writer:
             )
         if dim != self._dim:
             self._dim = dim
-            write_setting(self._connection, "dim", dim)
+            write_setting(self._start(), "dim", dim)
 
-    def _check_ids(self, ids: list[Id], replace: bool) -> dict[Id, int]:
-        present = find_numbers(self._connection, ids)
+    def _find_replaced(self, ids: list[Id], replace: bool) -> dict[Id, int]:
+        """Return the documents of these ids that are in the index already, with their numbers."""
+        present = document_rows.find_numbers(self._start(), ids)
         twice = [id for id, count in Counter(ids).items() if count > 1]
-        twice += [id for id, number in present.items() if number >= self._first]
+        twice += [id for id, number in present.items() if number >= self._first_number]
         if twice:
             raise duplicate_ids(twice, "came twice in this call; give every document an id of its own")
         if present and not replace:
             raise duplicate_ids(present, "is in the index already; update() replaces documents")
         return present
 
-    def _take_in(self, tokens: int, limit: int) -> list[Part]:
-        """Return the living documents of the trailing segments that are to be merged, and drop those segments."""
+    def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
+        """Drop the trailing segments that are to be merged with `tokens` new ones; return their living documents."""
         parts: list[Part] = []
         taken: list[SegmentRow] = []
         for row in reversed(self._rows):
-            if row.tokens > 2 * tokens or row.tokens + tokens > limit:
+            if row.tokens > 2 * tokens or row.tokens + tokens > max_tokens:
                 break
             try:
-                part = open_part(self._connection, self._segments, row, self._dim)
-                self._segments.check(part.segment.arrays, row.name, row.files)
+                part = open_part(self._start(), self._store, row, self._dim or 0)
+                self._store.compare_checksums(part.segment.arrays, row.name, row.files)
             except CorruptedIndexError:
                 break  # stays as it is, for verify to report
             parts.insert(0, part)
@@ -185,57 +231,50 @@ class Writer:
         self._drop(taken)
         return parts
 
+    def _remove(self, numbers: Iterable[int]) -> None:
+        """Remove documents by number."""
+        firsts = [row.first for row in self._rows]
+        by_owner: dict[int, list[int]] = {}
+        for number in sorted(numbers):
+            by_owner.setdefault(bisect.bisect_right(firsts, number) - 1, []).append(number)
+        for owner, owned in by_owner.items():
+            row = self._rows[owner]
+            if owner < 0 or owned[-1] > row.last or row.removed + len(owned) > row.documents:
+                raise damaged("it names documents that are in no segment")
+            self._rows[owner] = document_rows.remove_documents(self._start(), row, owned)
+        self._drop([row for row in self._rows if row.removed == row.documents])
+
     def _drop(self, rows: Sequence[SegmentRow]) -> None:
         names = {row.name for row in rows}
-        delete_segments(self._connection, names)
+        segment_rows.delete_segments(self._start(), names)
         self.dropped += names
         self._rows = [row for row in self._rows if row.name not in names]
 
     def _write(self, segment: Segment) -> None:
-        name, files = self._segments.write(segment.arrays)
+        name, files = self._store.write(segment.arrays)
         self.written.append(name)
-        numbers = segment.numbers
-        tokens = int(segment.offsets[-1])
-        row = SegmentRow(name, int(numbers[0]), int(numbers[-1]), len(segment), 0, tokens, files)
-        write_segment(self._connection, row)
+        first, last = int(segment.numbers[0]), int(segment.numbers[-1])
+        row = SegmentRow(name, first, last, len(segment), removed=0, tokens=segment.tokens, files=files)
+        segment_rows.write_segment(self._start(), row)
         self._rows.append(row)
 
 
-def compaction(
-    entries: Iterable[tuple[SegmentRow, Part | CorruptedIndexError]],
-    limit: int,
-    is_whole: Callable[[SegmentRow, Part | CorruptedIndexError], bool],
-) -> Iterator[tuple[list[SegmentRow], list[Part]]]:
-    """Yield which segments to merge into one.
+def referenced_names(connection: Connection) -> set[str]:
+    """Return the names of all segments and ANN data in the catalog."""
+    ann_data = segment_rows.read_ann_data(connection)
+    return {row.name for row in segment_rows.read_segments(connection)} | ({ann_data.name} if ann_data else set())
 
-    Segments without removed documents that fill at least half of the limit stay as they are, and so do damaged ones;
-    the runs between them are merged, as many as fit the limit.
 
-    Parameters
-    ----------
-    entries
-        All segments and their living documents, in the order of insertion.
-    limit
-        Tokens of a merged segment.
-    is_whole
-        Whether a segment may be copied; asked of those that would be.
+def _delete_unreferenced(pool: ConnectionPool, store: SegmentStore, names: Sequence[str]) -> None:
+    """Delete the files of those segments that the catalog does not name.
+
+    The catalog is asked in any case: a commit may have happened although the disk has reported an error, and in the
+    catalog of a stranger two rows may name one segment.
     """
-    run: list[tuple[SegmentRow, Part]] = []
-    tokens = 0
-    for row, part in entries:
-        size = int(part.lengths.sum()) if isinstance(part, Part) else 0
-        full = not row.removed and 2 * size >= limit
-        stays = full or not is_whole(row, part)
-        if stays or tokens + size > limit:
-            yield from _merger(run)
-            run, tokens = [], 0
-        if not stays and isinstance(part, Part):
-            run.append((row, part))
-            tokens += size
-    yield from _merger(run)
-
-
-def _merger(run: list[tuple[SegmentRow, Part]]) -> Iterator[tuple[list[SegmentRow], list[Part]]]:
-    rows, parts = [row for row, _ in run], [part for _, part in run]
-    if len(rows) > 1 or (rows and rows[0].removed):
-        yield rows, parts
+    if not names:
+        return
+    with suppress(LatelierError):
+        with pool.reading() as connection:
+            unreferenced = set(names) - referenced_names(connection)
+        if pool.is_in_place():  # otherwise these are the files of another index, which was moved here
+            store.delete(unreferenced)

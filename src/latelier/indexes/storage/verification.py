@@ -1,9 +1,8 @@
-"""Whether an index is intact: its catalog, and every file against its checksum."""
+"""Verification: every file of an index against its checksum, and every segment against the catalog."""
 
 from __future__ import annotations
 
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.catalog.connection import Connection
 from latelier.indexes.catalog.document_rows import ids_between
 from latelier.indexes.catalog.integrity import catalog_damages
 from latelier.indexes.catalog.pool import ConnectionPool
@@ -11,64 +10,62 @@ from latelier.indexes.catalog.rows import CATALOG
 from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow, read_ann_data, read_segments
 from latelier.indexes.catalog.settings import read_setting
 from latelier.indexes.results import Damage, VerifyReport
-from latelier.indexes.storage.files import Segments
+from latelier.indexes.storage.files import SegmentStore
 
 __all__ = ["verify"]
 
 
-def verify(connections: ConnectionPool, segments: Segments) -> VerifyReport:
-    """Read all files of an index; in memory there is none, and only the catalog is looked at.
+def verify(pool: ConnectionPool, store: SegmentStore) -> VerifyReport:
+    """Check the catalog and read all files of an index; one in memory has no files.
 
     Parameters
     ----------
-    connections, segments
-        Of the index.
+    pool
+        Connections to the catalog.
+    store
+        The segments.
     """
     damages: list[Damage] = []
     rows: list[SegmentRow] = []
-    derived, dim = None, 0
+    ann_data, dim = None, 0
     try:
-        with connections.reading() as connection:
+        with pool.reading() as connection:
             for damage in catalog_damages(connection):
                 damages.append(damage)
-            rows, derived = read_segments(connection), read_ann_data(connection)
+            rows, ann_data = read_segments(connection), read_ann_data(connection)
             dim = read_setting(connection, "dim") or 0
     except CorruptedIndexError as error:
         damages.append(Damage(CATALOG, str(error), ()))
     for row in rows:
-        damages += _segment_damages(connections, segments, row, dim)
-    if derived is not None:
-        damages += _ann_data_damages(connections, segments, derived)
-    files = sum(len(row.files) for row in rows) + (0 if derived is None else len(derived.files))
-    files += connections.where != "in memory"
+        damages += _segment_damages(pool, store, row, dim)
+    if ann_data is not None:
+        damages += _ann_data_damages(pool, store, ann_data)
+    files = sum(len(row.files) for row in rows) + (0 if ann_data is None else len(ann_data.files))
+    files += pool.where != "in memory"
     return VerifyReport(files=files, damages=tuple(damages))
 
 
-def _segment_damages(connections: ConnectionPool, segments: Segments, row: SegmentRow, dim: int) -> list[Damage]:
-    found = list(segments.damage(row.name, row.files))
+def _segment_damages(pool: ConnectionPool, store: SegmentStore, row: SegmentRow, dim: int) -> list[Damage]:
+    found = list(store.find_damage(row.name, row.files))
     if not found:
         try:
-            segments.open(row, dim)  # whether what was written fits to the catalog
+            store.open(row, dim)  # compares the arrays, which are as they were written, with the catalog
         except CorruptedIndexError as error:
             found = [(f"segments/{row.name}", str(error))]
     if not found:
         return []
-    with connections.reading() as connection:
+    with pool.reading() as connection:
         # While its files were read, a writer may have merged the segment into another one and deleted it.
-        if not _is_current(connection, row):
+        if row.name not in {current.name for current in read_segments(connection)}:
             return []
         ids = tuple(ids_between(connection, row.first, row.last))
     return [Damage(file, reason, ids) for file, reason in found]
 
 
-def _ann_data_damages(connections: ConnectionPool, segments: Segments, row: AnnDataRow) -> list[Damage]:
-    found = list(segments.damage(row.name, row.files))
-    with connections.reading() as connection:
+def _ann_data_damages(pool: ConnectionPool, store: SegmentStore, row: AnnDataRow) -> list[Damage]:
+    found = list(store.find_damage(row.name, row.files))
+    with pool.reading() as connection:
         if read_ann_data(connection) != row:
             return []
-    # No document is lost with what was made from them.
+    # ANN data is made from the documents: no document is damaged with it.
     return [Damage(file, reason, ()) for file, reason in found]
-
-
-def _is_current(connection: Connection, row: SegmentRow) -> bool:
-    return row.name in {current.name for current in read_segments(connection)}

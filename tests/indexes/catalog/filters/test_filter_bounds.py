@@ -225,7 +225,7 @@ def test_values_and_patterns_are_bounded(index):
 
 def test_a_hole_in_the_grammar_would_lead_nowhere(index):
     """What the grammar never writes, SQLite refuses while its authorizer is closed."""
-    with index._storage._connections.reading() as connection, connection.authorizer:
+    with index._storage._pool.reading() as connection, connection.authorizer:
         for statement in (
             "SELECT name FROM setting",
             "SELECT count(*) FROM document",

@@ -4,7 +4,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.storage.segments import Segment, document_arrays
+from latelier.indexes.storage.segments import Segment
 
 __all__ = ["DIMS", "LENGTHS", "CodedSample", "bit"]
 
@@ -21,7 +21,7 @@ class CodedSample:
         self.codec = Codec(bits, dim)
         self.arrays = self.codec.encode(TokenEmbeddings.from_list(self.vectors))
         numbers = np.arange(len(LENGTHS))
-        segment = Segment({**document_arrays(numbers, numbers.tolist(), LENGTHS), **self.arrays})
+        segment = Segment.build(numbers, numbers.tolist(), LENGTHS, self.arrays)
         self.documents = self.codec.locate(segment)
         self.chosen = np.array([6, 0, 3, 5, 1, 7, 2, 4])
 
