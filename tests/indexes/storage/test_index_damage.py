@@ -194,9 +194,8 @@ def test_a_full_disk_leaves_the_index_as_it_was(tmp_path, size):
 
     refused, records = in_child(write_much)
     assert len(refused) == 2
-    assert all(
-        ("could not write a segment" if size == 2**20 else "the catalog of the index") in reason for reason in refused
-    )
+    expected = "could not write a segment" if size == 2**20 else "the catalog of the index"
+    assert all(expected in reason for reason in refused)
     assert records == [["a", "x", {}], ["b", None, {}]]
     with indexes.open(folder) as index:
         assert contents(index) == before
