@@ -1,7 +1,7 @@
 """`Index`, the contract of every index: arguments, results and errors of each method.
 
 An index on this library's own storage derives from `latelier.indexes.stored.StoredIndex`, which implements all of it
-but a few hooks; an adapter to another engine derives from `Index` itself. One suite, in `tests/indexes`, tests them all.
+but a few hooks; an adapter to another engine derives from `Index` itself. One suite in `tests/indexes` tests all.
 
 Ids belong to the user, never change, and keep their type: 1 and "1" are two documents. A writing call is one
 transaction: other threads and processes see all of it or nothing, and after an error the index is as it was before.

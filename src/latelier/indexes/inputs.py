@@ -1,4 +1,4 @@
-"""What users hand in: documents and queries, checked and converted to packed embeddings before anything is stored.
+"""Documents and queries of users, checked and converted to packed embeddings before anything is stored or searched.
 
 Embeddings may be packed batches, lists of matrices or iterables of either, numpy or torch, of any floating type and
 device. `DocumentBatches` reads them together with ids, texts and metadata, in batches of bounded size, so that a
@@ -65,7 +65,7 @@ class DocumentBatches:
     batch_bytes
         A batch ends when it has reached this size: vectors, texts and metadata.
     show_progress
-        Count documents on stderr.
+        Show a progress bar on stderr.
 
     Examples
     --------
@@ -324,18 +324,19 @@ def _pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: s
     without = np.flatnonzero(np.diff(offsets) == 0)
     if without.size:
         raise EmbeddingsError(f"{names[without[0]]} has no token; every text needs at least one.")
-    finite = _finite(vectors, offsets, names, dtype)
-    if isinstance(items, TokenEmbeddings) and finite is source.vectors:
+    converted = _convert(vectors, offsets, names, dtype)
+    if isinstance(items, TokenEmbeddings) and converted is source.vectors:
         return source  # not converted; TokenEmbeddings has checked its offsets
-    return TokenEmbeddings(finite, offsets)
+    return TokenEmbeddings(converted, offsets)
 
 
 def _matrix(item: Any, name: str) -> np.ndarray:
+    """Return a matrix as a 2-D numpy array of a floating dtype, or raise an error."""
     if isinstance(item, torch.Tensor):
         try:
             item = item.detach().cpu()
             item = (item.float() if item.dtype == torch.bfloat16 else item).numpy()
-        except (RuntimeError, TypeError) as error:  # sparse, quantized, without numbers (meta), eight bits wide, ...
+        except (RuntimeError, TypeError) as error:  # sparse, quantized, on the device "meta", of an 8-bit float type
             raise EmbeddingsError(
                 f"{name} came with a torch tensor of {item.dtype}, {item.layout}, on {item.device}, which numpy cannot "
                 "hold; expected a dense one of float32, float16, bfloat16 or float64."
@@ -365,7 +366,8 @@ def _check_dim(received: int, expected: int, name: str) -> None:
         raise EmbeddingsError(f"{name} has dim 0; every token needs at least one number.")
 
 
-def _finite(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dtype: str) -> np.ndarray:
+def _convert(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dtype: str) -> np.ndarray:
+    """Return vectors of a dtype, or raise an error for NaN, infinity and numbers beyond its range."""
     with np.errstate(over="ignore"):
         converted = vectors.astype(dtype, copy=False)
     finite = np.isfinite(converted)

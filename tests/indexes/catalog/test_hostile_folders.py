@@ -102,7 +102,7 @@ def test_side_files_that_are_no_files_are_refused(tmp_path, suffix, make_file):
     folder = make(tmp_path / "index")
     make_file(folder / f"catalog.sqlite-{suffix}")
     for use in (indexes.open, indexes.Flat):
-        with pytest.raises(CorruptedIndexError, match=f"catalog.sqlite-{suffix} is no plain file"):
+        with pytest.raises(CorruptedIndexError, match=f"catalog.sqlite-{suffix} is not a regular file"):
             use(folder)
 
 
@@ -115,7 +115,7 @@ def test_a_journal_that_names_another_file_deletes_nothing(tmp_path):
     header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 0, 1, 512, page)
     record = struct.pack(">I", 1 << 20) + victim + struct.pack(">II", len(victim), sum(victim))
     (folder / "catalog.sqlite-journal").write_bytes(header.ljust(512, b"\0") + record + header[:8])
-    with pytest.raises(CorruptedIndexError, match="is not a journal that an index makes"):
+    with pytest.raises(CorruptedIndexError, match="is not a journal that an index writes"):
         indexes.open(folder)
     assert (tmp_path / "victim").exists()
 

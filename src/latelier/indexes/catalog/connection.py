@@ -14,7 +14,16 @@ from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.filters.authorizer import Authorizer
 from latelier.indexes.catalog.folder import sync_folder
 
-__all__ = ["WAIT_SECONDS", "Connection", "busy", "connect", "leave", "make_catalog", "read_uid", "translated"]
+__all__ = [
+    "WAIT_SECONDS",
+    "Connection",
+    "busy_error",
+    "connect",
+    "leave",
+    "make_catalog",
+    "read_uid",
+    "translate_errors",
+]
 
 # How long a writer waits for another one before it gives up.
 WAIT_SECONDS = 5.0
@@ -27,14 +36,14 @@ class Connection(sqlite3.Connection):
     ----------
     authorizer
         Within ``with connection.authorizer:`` only documents can be read.
-    serves_once
+    single_use
         Whether it cannot see the commits of others, so that each transaction needs a new one.
     inherited
         Whether it was in use when this process was forked, and belongs to the parent.
     """
 
     authorizer: Authorizer
-    serves_once = False
+    single_use = False
     inherited = False
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
@@ -64,7 +73,7 @@ def make_catalog(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"could not make the folder {path.parent}: {error.strerror or error}.") from error
-    with forks.using(), translated(str(path.parent)):
+    with forks.using(), translate_errors(str(path.parent)):
         connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
         try:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -130,7 +139,7 @@ def leave(connection: Connection) -> None:
 
 
 @contextmanager
-def translated(where: str) -> Iterator[None]:
+def translate_errors(where: str) -> Iterator[None]:
     """Raise SQLite's errors as errors of this library."""
     try:
         yield
@@ -141,7 +150,7 @@ def translated(where: str) -> Iterator[None]:
 def _translate(error: sqlite3.Error, where: str) -> LatelierError:
     reason = str(error)
     if "locked" in reason:
-        return busy(where)
+        return busy_error(where)
     if "readonly" in reason:
         return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
     if any(sign in reason for sign in ("malformed", "not a database", "Could not decode", "unsupported file format")):
@@ -160,7 +169,7 @@ def _inherited_error() -> StorageError:
     )
 
 
-def busy(where: str) -> StorageError:
+def busy_error(where: str) -> StorageError:
     """Return the error of a writer that has waited `WAIT_SECONDS` for another one."""
     return StorageError(
         f"another write to the index in {where} has gone on for {WAIT_SECONDS:g} seconds; try again when it is over."

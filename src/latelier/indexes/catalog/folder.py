@@ -10,7 +10,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.catalog.rows import CATALOG, damaged
 from latelier.utils.describing import describe
 
-__all__ = ["FileId", "OpenedFolder", "as_folder", "check_folder", "replaced", "sync_folder"]
+__all__ = ["FileId", "OpenedFolder", "as_folder", "check_folder", "replaced_error", "sync_folder"]
 
 # Device and inode of a file, which are the same for every path to it.
 FileId: TypeAlias = "tuple[int, int]"
@@ -84,10 +84,10 @@ def _check_side_files(folder: Path) -> None:
         if file.is_symlink():
             raise damaged(f"{file} is a link, which is not followed")
         if file.exists() and not file.is_file():
-            raise damaged(f"{file} is no plain file")
+            raise damaged(f"{file} is not a regular file")
     journal = folder / f"{CATALOG}-journal"
     if journal.is_file() and journal.read_bytes().endswith(_SUPER_JOURNAL):
-        raise damaged(f"{journal} is not a journal that an index makes")
+        raise damaged(f"{journal} is not a journal that an index writes")
 
 
 def sync_folder(folder: Path) -> None:
@@ -145,10 +145,10 @@ class OpenedFolder:
             If one was moved or replaced.
         """
         if not self.is_same(segments=segments):
-            raise replaced(self._folder_path)
+            raise replaced_error(self._folder_path)
 
 
-def replaced(folder: Path) -> StorageError:
+def replaced_error(folder: Path) -> StorageError:
     """Return the error for a folder that does not hold the index that was opened any more."""
     return StorageError(
         f"the index in {folder} was replaced or moved since it was opened; nothing was changed. Open it again with "

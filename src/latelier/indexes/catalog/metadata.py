@@ -103,7 +103,7 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
 
 
 def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
-    """Add columns for keys that have none, as long as there are fewer than 500."""
+    """Add columns for keys without one, up to 500 in all."""
     known = {field.folded for field in known_fields(connection)}
     for key in dict.fromkeys(keys):
         folded = fold_name(key)

@@ -19,8 +19,8 @@ from typing import TypeAlias
 from latelier.errors import InvalidArgumentError, ReadOnlyIndexError, StorageError
 from latelier.indexes.catalog import connection as sqlite
 from latelier.indexes.catalog import forks
-from latelier.indexes.catalog.connection import Connection, connect, leave, translated
-from latelier.indexes.catalog.folder import FileId, OpenedFolder, replaced
+from latelier.indexes.catalog.connection import Connection, connect, leave, translate_errors
+from latelier.indexes.catalog.folder import FileId, OpenedFolder, replaced_error
 
 __all__ = ["ConnectionPool", "FilePool", "MemoryPool"]
 
@@ -45,7 +45,7 @@ class MemoryPool:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Take the connection, so that nothing changes while it is used."""
-        with forks.using(), self._lock.current, translated(self.where):
+        with forks.using(), self._lock.current, translate_errors(self.where):
             _check_open(self._closed, self.where)
             yield self._connection
 
@@ -57,7 +57,7 @@ class MemoryPool:
         """
         _check_open(self._closed, self.where)
         forks.check_usable()
-        with _one_writer(self._writer, self.where), translated(self.where), ExitStack() as transaction:
+        with _one_writer(self._writer, self.where), translate_errors(self.where), ExitStack() as transaction:
             begun: Connection | None = None
 
             def begin() -> Connection:
@@ -170,7 +170,7 @@ class FilePool:
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[Connection]:
         _check_open(self._closed, self.where)
-        with forks.using(), translated(self.where):
+        with forks.using(), translate_errors(self.where):
             connection = self._take()
             try:
                 connection.execute(begin)
@@ -195,7 +195,7 @@ class FilePool:
         if connection.inherited:
             return
         # Without SQLite's shared files a connection does not notice the commits of others, so it is used once.
-        if self._closed or connection.serves_once or forks.is_fork_near():
+        if self._closed or connection.single_use or forks.is_fork_near():
             connection.close()
         else:
             self._idle.append(connection)
@@ -221,7 +221,7 @@ class FilePool:
         try:
             # SQLite opens the log by its name: the catalog must not have been replaced in between.
             if found != self._folder.find():
-                raise replaced(self.path.parent)
+                raise replaced_error(self.path.parent)
             self._check_uid(connection)
         except BaseException:
             connection.close()
@@ -233,7 +233,7 @@ class FilePool:
         """Compare the random name of the index: its file may have been overwritten in place."""
         found = sqlite.read_uid(connection)
         if self._uid is not None and found != self._uid:
-            raise replaced(self.path.parent)
+            raise replaced_error(self.path.parent)
         self._uid = found
 
     def _connect(self) -> Connection:
@@ -253,7 +253,7 @@ class FilePool:
                 connection = connect(f"{uri}?mode=ro&vfs=unix-none", alone=True)
             else:
                 raise
-            connection.serves_once = True
+            connection.single_use = True
             return connection
 
 
@@ -289,7 +289,7 @@ def _one_writer(lock: forks.Lock, where: str) -> Iterator[None]:
     """Let one thread of this process write at a time, as SQLite does with processes."""
     held = lock.current
     if not held.acquire(timeout=sqlite.WAIT_SECONDS):
-        raise sqlite.busy(where)
+        raise sqlite.busy_error(where)
     try:
         yield
     finally:

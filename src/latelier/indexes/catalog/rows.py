@@ -141,7 +141,7 @@ def parse_json(value: object, what: str) -> Any:
     try:
         return json.loads(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RecursionError) as error:
-        raise damaged(f"its {what} is no JSON") from error
+        raise damaged(f"its {what} is not JSON") from error
 
 
 def damaged(reason: str) -> CorruptedIndexError:

@@ -126,7 +126,7 @@ def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, 
 def check_tables(connection: sqlite3.Connection) -> None:
     """Check that the catalog has the tables of its format and nothing else.
 
-    A view or a trigger of a stranger's would change what is read and written.
+    In an index from a stranger, a view or a trigger could change what is read and written.
 
     Raises
     ------

@@ -80,7 +80,7 @@ def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
             raise damaged(f"its segment {row.name!r:.60} has values of a wrong type")
         count = row.last - row.first + 1
         if not (next_first <= row.first and 0 <= row.removed < row.documents <= min(count, row.tokens)):
-            raise damaged(f"its segment {row.name!r:.60} does not fit to the others")
+            raise damaged(f"its segment {row.name!r:.60} has numbers or counts that cannot be true")
         if row.last >= 2**62 or not isinstance(files := parse_json(row.files, "list of files"), dict):
             raise damaged(f"its segment {row.name!r:.60} has no list of files")
         rows.append(row._replace(files=files))
@@ -116,7 +116,7 @@ def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     numbers = [n for _, n in select_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
     fits = all(type(number) is int and row.first <= number <= row.last for number in numbers)
     if not fits or len(numbers) != row.removed:
-        raise damaged(f"its segment {row.name!r:.60} has not the {row.removed} removed documents that it should have")
+        raise damaged(f"its segment {row.name!r:.60} does not have the {row.removed} removed documents that it counts")
     return numbers
 
 

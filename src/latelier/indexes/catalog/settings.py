@@ -122,5 +122,5 @@ def _user_setting_names(connection: sqlite3.Connection) -> list[str]:
     """Return the names in alphabetical order."""
     names = [name for name, _ in select_rows(connection, "user_setting", "ORDER BY name")]
     if not all(isinstance(name, str) for name in names):
-        raise damaged("it has settings whose names are no text")
+        raise damaged("it has settings whose names are not text")
     return names

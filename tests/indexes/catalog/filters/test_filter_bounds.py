@@ -202,7 +202,7 @@ def test_filters_are_bounded_in_every_way(index):
         ("hex(" * 8 + "items" + ")" * 8, "may grow to 510 times those of a document, of at most 256"),
         (" || ".join(["items"] * 300), "may grow to 257 times"),
         (" ISNULL || ".join([" || ".join(["items"] * 100)] * 3), "may grow to 257 times"),
-        ("replace(items, 'x', ?) = ''", r"replace\(\) puts in at most 16 characters"),
+        ("replace(items, 'x', ?) = ''", r"the replacement of replace\(\) has at most 16 characters"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message) as error:
             found(index, filter, parameters=["x" * 17] if "?" in filter else [])
@@ -215,7 +215,7 @@ def test_filters_are_bounded_in_every_way(index):
 @pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.11 and later set SQLite's limits")
 def test_values_and_patterns_are_bounded(index):
     large = "x" * (40 << 20)
-    with pytest.raises(InvalidArgumentError, match="too big; here a value takes up to 64 MiB"):
+    with pytest.raises(InvalidArgumentError, match="too big; a value may have up to 64 MiB"):
         found(index, "length(? || ?) > 0", parameters=[large, large])
     with pytest.raises(InvalidArgumentError, match="pattern too complex"):
         found(index, "items LIKE ?", parameters=["%a" * 501])

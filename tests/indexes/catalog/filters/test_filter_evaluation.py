@@ -155,7 +155,7 @@ def test_more_keys_than_columns_are_reached_through_the_json(attacked):
     ("filter", "parameters", "message"),
     [
         ("yaer > 2020", (), r"unknown field 'yaer'. Did you mean 'year'\? The fields are: year, lang, open"),
-        ('"lagn" = 1', (), r"unknown field 'lagn'. Did you mean 'lang'\?.* Strings take single quotes"),
+        ('"lagn" = 1', (), r"unknown field 'lagn'. Did you mean 'lang'\?.* Write strings in single quotes"),
         ("zzzzz = 1", (), r"'zzzzz'. The fields are: year.*, id, text, metadata\.$"),
         ("year >", (), r"filter 'year >' is rejected at its end: expected a field, a value, \? or '\('"),
         ("year > ?", (), r"'year > \?' cannot be evaluated: received 0 values, but it has 1 "),

@@ -17,7 +17,7 @@ from latelier.indexes.catalog.filters.sql import Filter
 
 __all__ = ["SelectionCache", "selection_key"]
 
-# The most bytes kept for one commit, and what a selection takes beside its numbers.
+# The most bytes kept for one commit, and the bytes that a selection needs beside its numbers.
 _BYTES, _OVERHEAD = 1 << 24, 1 << 10
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 

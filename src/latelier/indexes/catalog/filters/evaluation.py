@@ -122,14 +122,14 @@ def _reject(name: FieldName, fields: Sequence[Field]) -> str:
     near = difflib.get_close_matches(fold_name(spelled), map(fold_name, spellings), n=1)
     hint = f". Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else "."
     shown = ", ".join(spellings[:30]) + (f" and {len(spellings) - 30} more" if len(spellings) > 30 else "")
-    quotes = " Strings take single quotes." if name.token.kind == "name" else ""
+    quotes = " Write strings in single quotes." if name.token.kind == "name" else ""
     reason = f"unknown field {shorten(spelled)!r}{hint}{quotes} The fields are: {shown}"
     raise rejection(name.expression, name.token, reason)
 
 
 def _explain(reason: str, filter: Filter) -> str:
     if "too big" in reason:
-        reason += f"; here a value takes up to {MOST_BYTES >> 20} MiB"
+        reason += f"; a value may have up to {MOST_BYTES >> 20} MiB"
     if "stack overflow" in reason or "too large (maximum depth" in reason:
         reason += "; nest less, and write many alternatives as x IN (...)"
     return f"the filter {shorten(filter.expression, 200)!r} cannot be evaluated: {shorten(reason, 300)}."

@@ -255,7 +255,7 @@ class _Parser(SqlWriter):
         if token.text in _AGGREGATES:
             self.reject(f"{token.text}() needs many documents, and a filter sees one at a time")
         if token.text not in _RESERVED:
-            self.reject(f"there is no such function here; there are {', '.join(sorted(FUNCTIONS))}")
+            self.reject(f"filters have no such function, only {', '.join(sorted(FUNCTIONS))}")
         return False
 
     def _call(self) -> int:
@@ -283,7 +283,8 @@ class _Parser(SqlWriter):
         if alone and token.kind == "parameter":
             self.replacements.add(self.parameter)
         elif not (alone and token.kind in ("string", "number") and len(token.text) <= MOST_REPLACEMENT):
-            self.reject(f"replace() puts in a string of at most {MOST_REPLACEMENT} characters, or a parameter", token)
+            expected = f"a string of at most {MOST_REPLACEMENT} characters, or a parameter"
+            self.reject(f"the replacement of replace() has to be {expected}", token)
 
     def _grow(self, size: int) -> None:
         self.grown += size
@@ -301,7 +302,7 @@ class _Parser(SqlWriter):
             columns = {name: sql for name, sql in self.scopes}
             folded, column = fold_name(token.text), fold_name(self.take().text)
             if folded not in columns or column not in _LIST_COLUMNS:
-                self.reject("a point stands only between json_each, or its name, and one of its columns", token)
+                self.reject("a dot may only join json_each, or its name, and one of its columns", token)
             return f"{columns[folded]}.{column}"
         if self.scopes and fold_name(token.text) in _LIST_COLUMNS:
             return f"{self.scopes[-1][1]}.{fold_name(token.text)}"
@@ -325,7 +326,7 @@ class _Parser(SqlWriter):
         self.expect("from")
         name = self._table()
         if len(selected) == 2 and fold_name(selected[0].text) != name:
-            self.reject(f"the list is called {name!r} here", selected[0])
+            self.reject(f"the name of the list is {name!r}", selected[0])
         self.written.append(f"AS {sql}")
         self.scopes.append((name, sql))
         if self.accept("where"):

@@ -81,7 +81,7 @@ class Filter(NamedTuple):
                 raise self._bind_error(f"received {len(values)} values, but it has {len(self.slots)} ? or :name")
         for slot in self.replacements:
             if isinstance(values[slot], (str, bytes)) and len(values[slot]) > MOST_REPLACEMENT:
-                raise self._bind_error(f"replace() puts in at most {MOST_REPLACEMENT} characters")
+                raise self._bind_error(f"the replacement of replace() has at most {MOST_REPLACEMENT} characters")
         return values
 
     def _bind_error(self, reason: str) -> InvalidArgumentError:
@@ -163,7 +163,7 @@ class SqlWriter(TokenReader):
         if token.text == "select" and token.kind == "word":
             reason = SUBQUERY
         elif token.text == "," and token.kind == "mark":
-            reason += "; several values stand only after IN and in the call of a function"
+            reason += "; several values are allowed only after IN and in the call of a function"
         raise rejection(self.expression, token, reason)
 
     def write_literal(self) -> None:

@@ -116,7 +116,7 @@ def tokenize(expression: str) -> list[Token]:
     broken = _SURROGATE.search(expression)
     if broken:
         token = Token("", broken[0], broken.start(), broken[0])
-        raise rejection(expression, token, "half of a surrogate pair is no character")
+        raise rejection(expression, token, "half of a surrogate pair is not a character")
     tokens, position = [], 0
     while position < len(expression):
         found = _TOKEN.match(expression, position)
@@ -152,7 +152,8 @@ def _unreadable(expression: str, position: int) -> InvalidArgumentError:
     elif start in ("?", ":", "@", "$"):
         reason = "a parameter is written ?, ?1 or :name"
     else:
-        reason = _UNEXPECTED.get(start, "no filter holds this character; names take double quotes, strings single ones")
+        expected = "write names in double quotes, strings in single ones"
+        reason = _UNEXPECTED.get(start, f"a filter cannot hold this character; {expected}")
     return rejection(expression, Token("", start, position, start), reason)
 
 
