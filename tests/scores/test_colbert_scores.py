@@ -301,7 +301,10 @@ def test_permuting_documents_and_tokens_permutes_the_scores(lengths, order, back
         (lambda: colbert_kd_scores(torch.randn(2, 3, 4), torch.randn(3, 2, 3, 4)), "in groups of 2"),
         (lambda: colbert_scores([torch.randn(2, 4), torch.randn(4)], torch.randn(1, 2, 4)), r"text 1 .*shape \(4,\)"),
         (lambda: colbert_kd_scores([torch.randn(2, 4)] * 2, [[torch.randn(1, 4)], []]), r"groups of \[0, 1\]"),
-        (lambda: colbert_scores([None, "x"], torch.randn(1, 2, 4)), "text 1 came as str that is no matrix of numbers"),
+        (
+            lambda: colbert_scores([None, "x"], torch.randn(1, 2, 4)),
+            "text 1 is of type str and not a matrix of numbers",
+        ),
         (lambda: colbert_scores(np.array([[["a"]]]), torch.randn(1, 2, 4)), "received an array of dtype <U1"),
         (lambda: colbert_scores([torch.randn(2, 4)], [[1.0], [2.0, 3.0]]), r"text 0 .*shape \(1,\)"),
         (

@@ -1,6 +1,6 @@
-"""The ``latelier`` command: its options, its sub-commands, and how its errors are shown.
+"""The ``latelier`` command: its options and sub-commands.
 
-Nothing here or in the files of the commands imports torch before a command runs, so that ``--help`` is quick.
+Modules of commands import torch and numpy inside of functions only, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["app", "main"]
 
 
 class _Commands(TyperGroup):
-    """Says what went wrong in one message, unless ``--debug`` asks for the traceback."""
+    """A group that turns exceptions into one message, or with ``--debug`` into their traceback."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with messages(debug=False):
@@ -64,7 +64,7 @@ def options(
     """Late-interaction (ColBERT) retrieval: index your documents, search them by meaning.
 
     \b
-    Try it, with nothing to prepare:
+    Try it on the documentation of Python:
       latelier demo
     """  # noqa: D301 (\b keeps the lines of a block apart)
 
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     Parameters
     ----------
     arguments
-        Default: those that the process was started with.
+        Default: the arguments of the process.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""``latelier demo``: search the documentation of Python itself, with nothing to prepare."""
+"""``latelier demo``: search the docstrings of Python's standard library."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def demo(
     query: Annotated[
         str | None, typer.Argument(metavar="QUERY", help="A question; default: five prepared ones, then yours.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many answers to a question.")] = 3,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of results per question.")] = 3,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
     """Search Python's own documentation by meaning.
 
     The first run indexes the docstrings of your Python's standard library, which takes minutes on a laptop; later runs
-    answer at once. The index is kept in your cache folder (LATELIER_CACHE names another one). Below each best answer:
-    which word of the question was answered by which word of the text, and what that added to the score.
+    answer at once. The index is kept in your cache folder (LATELIER_CACHE names another one). The line below the best
+    result shows which word of the question matched which word of the text, and its contribution to the score.
 
     \b
     Example:

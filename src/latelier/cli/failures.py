@@ -1,4 +1,4 @@
-"""What the command line says when something goes wrong: one message and an exit status, no traceback."""
+"""Exceptions as one message on standard error and an exit status, without a traceback."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from latelier.utils.describing import cut
 
 __all__ = ["messages", "prepare_streams"]
 
-_INTERRUPTED = 130  # as shells number the signal of Ctrl-C
+_INTERRUPTED = 130  # as in shells: 128 + SIGINT
 _LONGEST = 4000
-# typer brings click under a name of its own since 0.2x; the class is the same in both.
+# Newer versions of typer vendor click: its UsageError is reached through typer.
 _UsageError: Any = typer.BadParameter.__base__
 
 
@@ -31,19 +31,19 @@ def messages(debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except _UsageError as error:
-        error.message = printable(error.message, lines=True)  # which names arguments as they were typed
+        error.message = printable(error.message, lines=True)  # it quotes arguments as they were typed
         raise
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     except BaseException as error:
         if debug or getattr(error, "errno", None) == errno.EPIPE or not isinstance(error, Exception):
-            raise  # typer ends quietly where nobody reads the output any more
+            raise  # on EPIPE, a closed pipe, typer exits without a message
         typer.echo(cut(printable(_message(error), lines=True), _LONGEST), err=True)
         raise typer.Exit(1) from error
 
 
 def prepare_streams() -> None:
-    """Let output that the locale cannot hold be written out, and warnings be one line each."""
+    """Escape characters that the locale cannot encode, and print each warning on one line."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -59,7 +59,7 @@ def _message(error: Exception) -> str:
         return f"Error: {error}."
     return (
         f"Error: {type(error).__name__}: {error}\n"
-        "That should not happen. 'latelier --debug ...' shows where it did; please report it."
+        "This is a bug: please report it, with the traceback that 'latelier --debug ...' shows."
     )
 
 

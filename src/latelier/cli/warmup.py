@@ -1,4 +1,4 @@
-"""``latelier warmup``: compile the kernels now rather than in the first search."""
+"""``latelier warmup``: compile the kernels before the first search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["warmup"]
 
 
 def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Compile the CPU kernels now; every later process reads them from a cache.
+    """Compile the CPU kernels now; later processes load them from a cache.
 
     \b
     Example:

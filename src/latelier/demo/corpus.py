@@ -69,7 +69,7 @@ def standard_library_documents() -> Iterator[LibraryDocument]:
     Examples
     --------
     >>> from latelier.demo import standard_library_documents
-    >>> documents = {document["id"]: document for document in standard_library_documents()}
+    >>> documents = {d["id"]: d for d in standard_library_documents()}
     >>> len(documents) > 5000
     True
     >>> documents["threading.Thread.join"]["text"].splitlines()[:2]

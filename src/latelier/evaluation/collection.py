@@ -96,10 +96,13 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     --------
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "corpus.jsonl").write_text('{"_id": "d1", "title": "Paris", "text": "Capital of France."}')
-    >>> _ = (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "capital of france"}')
     >>> (folder / "qrels").mkdir()
-    >>> _ = (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1")
+    >>> for name, text in {
+    ...     "corpus.jsonl": '{"_id": "d1", "title": "Paris", "text": "Big."}',
+    ...     "queries.jsonl": '{"_id": "q1", "text": "capital of france"}',
+    ...     "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq1\td1\t1",
+    ... }.items():
+    ...     _ = (folder / name).write_text(text)
     >>> load_beir(folder)
     Collection(1 document, 1 query, 1 qrel)
     """

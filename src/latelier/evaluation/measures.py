@@ -37,8 +37,8 @@ class Evaluation(dict[str, float]):
 
     Examples
     --------
-    >>> Evaluation({"nDCG@10": 0.5}, {"q1": {"nDCG@10": 0.25}, "q2": {"nDCG@10": 0.75}})
-    nDCG@10  0.5000
+    >>> Evaluation({"RR": 0.5}, {"q1": {"RR": 0.25}, "q2": {"RR": 0.75}})
+    RR  0.5000
     (mean of 2 queries)
     """
 
@@ -88,7 +88,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     Examples
     --------
     >>> run = {"q1": {"d1": 0.9, "d2": 0.8}, "q2": {"d1": 0.3, "d3": 0.2}}
-    >>> evaluation = evaluate(run, {"q1": {"d1": 1}, "q2": {"d3": 1}}, ["nDCG@10", "RR@10"])
+    >>> qrels = {"q1": {"d1": 1}, "q2": {"d3": 1}}
+    >>> evaluation = evaluate(run, qrels, ["nDCG@10", "RR@10"])
     >>> evaluation
     nDCG@10  0.8155
     RR@10    0.7500

@@ -1,4 +1,4 @@
-"""Second-stage ranking: put the candidates of another retriever in the order of their MaxSim scores."""
+"""Second-stage ranking: order the candidates of another retriever by their MaxSim scores."""
 
 from latelier.rank.reranking import rerank
 

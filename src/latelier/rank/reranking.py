@@ -1,8 +1,7 @@
-"""`rerank`: late interaction over the candidates that something else has found (BM25, a dense model, a reader's list).
+"""`rerank`: MaxSim scores for the candidates of a first-stage retriever, such as BM25 or a dense model.
 
-The arguments are PyLate's, so its calls by name work here, and results are read as there. Each query is scored against
-its own candidates without padding: a document whose true score is negative keeps it, where zero-padding would lift it
-to 0.
+Arguments and results have PyLate's names. Each query is scored against its own candidates without padding, so negative
+scores stay negative; zero padding would raise them to 0.
 """
 
 from __future__ import annotations
@@ -38,30 +37,31 @@ def rerank(
     Parameters
     ----------
     documents_ids
-        One list of ids per query; the lists may differ in length, and an empty one gives an empty result.
+        One list of ids per query. The lists may differ in length; an empty list has an empty result.
     queries_embeddings
         `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, padded ``(queries, tokens, dim)``, or one matrix for
         one query.
     documents_embeddings
-        For each query the embeddings of its candidates, in the order of their ids: `TokenEmbeddings`, a list of
-        ``(tokens, dim)`` matrices, or padded ``(candidates, tokens, dim)``, where rows of zeros are padding.
+        The embeddings of each query's candidates, in the order of their ids: `TokenEmbeddings`, a list of
+        ``(tokens, dim)`` matrices, or padded ``(candidates, tokens, dim)``, where zero rows are padding.
     k
-        Keep the best `k` of each query; None keeps all.
+        Return the best `k` candidates of each query; None returns all.
     device
-        Where to compute; None computes where the documents are.
+        Where to compute; None is the device of the documents.
 
     Returns
     -------
     list of list of Hit
-        ``(id, score)``, best first; equal scores in the order given. ``hit["id"]`` and ``hit["score"]`` work too.
+        ``(id, score)``, best first; candidates of equal score keep their order. ``hit["id"]`` and ``hit["score"]``
+        work too.
 
     Raises
     ------
     InvalidArgumentError
-        If the numbers of queries, lists of ids and lists of embeddings differ, those of one query's ids and
-        embeddings do, `k` is no integer of at least 1, or the device is missing.
+        If there are not as many queries as lists of ids and lists of embeddings, a query has not as many ids as
+        embeddings, `k` is not an integer of at least 1, or the device is missing.
     EmbeddingsError
-        If a candidate has no token, or the shapes do not fit together.
+        If a candidate has no tokens, or the shapes do not fit together.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def _rank(i: int, ids: Any, query: Any, documents: Any, place: torch.device | No
         )
     if not counts[0]:
         return []
-    # A query as nested lists is one matrix too.
+    # A query given as nested lists is one matrix.
     queries = query if is_array(query) else [query]
     scores = colbert_scores(queries, _move(documents, place))[0].detach().cpu().numpy()
     if len(scores) != counts[0]:
@@ -117,6 +117,8 @@ def _rank(i: int, ids: Any, query: Any, documents: Any, place: torch.device | No
             f"documents_embeddings[{i}] holds {len(scores)} documents; expected {counts[0]}, one matrix per id."
         )
     if np.isneginf(scores).any():
-        raise EmbeddingsError(f"candidate {ids[int(np.argmin(scores))]!r} of query {i} has no token, so no score.")
+        raise EmbeddingsError(
+            f"candidate {ids[int(np.argmin(scores))]!r} of query {i} has no tokens, so it has no score."
+        )
     best = np.argsort(-scores, kind="stable")[:k]
     return [Hit(ids[j], float(scores[j])) for j in best]

@@ -1,4 +1,4 @@
-"""Text in, ranked documents out: a model and an index together."""
+"""Searching documents by text: a model and an index behind one interface."""
 
 from latelier.retrieve.explanation import Explanation, TokenMatch, WordMatch
 from latelier.retrieve.retriever import Result, Retriever

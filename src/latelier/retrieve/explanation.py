@@ -1,8 +1,7 @@
-"""`Explanation`: why a document got its score, token by token and word by word.
+"""`Explanation`: the terms of a document's MaxSim score, by token and by word.
 
-MaxSim is a sum with one term per query token, the similarity of the document token that matches it best. So a score
-can be taken apart exactly, which no single-vector model offers. Models see pieces of words; for people the pieces are
-joined again, and the terms of a word's pieces added.
+The score is a sum with one term per query token, its similarity with the best matching document token. The subword
+tokens are joined to words again, and the terms of a word's tokens are added.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ __all__ = ["Explanation", "TokenMatch", "WordMatch", "explain_alignment"]
 
 
 class TokenMatch(NamedTuple):
-    """One term of a score: a query token, the document token that matches it best, where, and how well.
+    """One term of a score: a query token, the document token that matches it best, its position and the similarity.
 
     Examples
     --------
-    >>> TokenMatch(token="fruit", matched="banana", position=1, similarity=0.5).matched
+    >>> TokenMatch("fruit", matched="banana", position=1, similarity=0.5).matched
     'banana'
     """
 
@@ -33,11 +32,11 @@ class TokenMatch(NamedTuple):
 
 
 class WordMatch(NamedTuple):
-    """The terms of one query word together: what it adds to the score, and the document word that adds most to it.
+    """One query word, the document word that contributes most to its score, and the sum of its tokens' terms.
 
     Examples
     --------
-    >>> WordMatch(word="unhealthy", matched="healthy", contribution=1.75).contribution
+    >>> WordMatch("unhealthy", matched="healthy", contribution=1.75).contribution
     1.75
     """
 
@@ -48,26 +47,26 @@ class WordMatch(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """One document's score, taken apart.
+    """The terms of one document's score; prints as a table of words.
 
     Parameters
     ----------
     id
-        The document.
+        The document's id.
     query
         The query's text.
     tokens
         One match per query token, in order; the similarities sum to the score.
     query_words, document_words
-        The words that the tokens are pieces of: text and token positions.
+        The words that the tokens form: text and token positions.
     special
-        Tokens of the tokenizer's own, such as ``[CLS]``; the table sums them up in one line.
+        Special tokens of the tokenizer, such as ``[CLS]``; the table sums their terms in one line.
 
     Examples
     --------
     >>> from latelier.retrieve import Retriever
     >>> retriever = Retriever(device="cpu")
-    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
+    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far.")])
     >>> explanation = retriever.explain("unhealthy fruit", "a")
     >>> [match.token for match in explanation.tokens]
     ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruit', '[SEP]']
@@ -93,7 +92,7 @@ class Explanation:
         Returns
         -------
         list of WordMatch
-            The contributions sum to the score. Special tokens are words of their own.
+            The contributions sum to the score. Each special token is a word.
         """
         word_at = {position: word for word, positions in self.document_words for position in positions}
         matches = []
@@ -107,7 +106,7 @@ class Explanation:
         return matches
 
     def __repr__(self) -> str:
-        """Return a table: the words of the query, what they matched, and what each adds to the score."""
+        """Return a table: the words of the query, their matches, and their contributions to the score."""
         words = self.words()
         rows = [(match.word, match.matched, match.contribution) for match in words if match.word not in self.special]
         special = [match.contribution for match in words if match.word in self.special]
@@ -123,48 +122,48 @@ def explain_alignment(
     id: Id,
     query: str,
     alignment: Alignment,
-    pieces: tuple[Sequence[str], Sequence[str]],
+    tokens: tuple[Sequence[str], Sequence[str]],
     special: Collection[str],
     join: Callable[[list[str]], str],
 ) -> Explanation:
-    """Put names to the positions and similarities of an alignment.
+    """Build the explanation of an alignment from the tokens of the query and of the document.
 
     Parameters
     ----------
     id, query
-        What was asked.
+        The document's id and the query's text.
     alignment
-        Of the query with the document.
-    pieces
-        The word pieces of the query and of the document, one per row of their embeddings.
+        The alignment of the query with the document.
+    tokens
+        The tokens of the query and of the document, one per row of their embeddings.
     special
         The tokenizer's special tokens.
     join
-        Makes a word of its pieces.
+        Returns the word that a list of tokens forms.
     """
-    left, right = pieces
-    tokens = tuple(
+    left, right = tokens
+    matches = tuple(
         TokenMatch(token, right[position], int(position), float(similarity))
         for token, position, similarity in zip(left, alignment.positions, alignment.similarities, strict=True)
     )
-    # GPT's and SentencePiece's tokenizers mark where a word begins, BERT's where it goes on.
-    marks_begin = any(piece.startswith(("Ġ", "▁")) for piece in (*left, *right))
-    words = [_words(side, frozenset(special), marks_begin, join) for side in pieces]
-    return Explanation(id, query, tokens, words[0], words[1], frozenset(special))
+    # GPT's and SentencePiece's tokenizers mark the first token of a word, BERT's mark the others.
+    marks_begin = any(token.startswith(("Ġ", "▁")) for token in (*left, *right))
+    words = [_words(side, frozenset(special), marks_begin, join) for side in tokens]
+    return Explanation(id, query, matches, words[0], words[1], frozenset(special))
 
 
 def _words(
-    pieces: Sequence[str], special: frozenset[str], marks_begin: bool, join: Callable[[list[str]], str]
+    tokens: Sequence[str], special: frozenset[str], marks_begin: bool, join: Callable[[list[str]], str]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     groups: list[list[int]] = []
-    for position, piece in enumerate(pieces):
-        goes_on = not piece.startswith(("Ġ", "▁")) if marks_begin else piece.startswith("##")
-        if goes_on and groups and piece not in special and pieces[position - 1] not in special:
+    for position, token in enumerate(tokens):
+        continues = not token.startswith(("Ġ", "▁")) if marks_begin else token.startswith("##")
+        if continues and groups and token not in special and tokens[position - 1] not in special:
             groups[-1].append(position)
         else:
             groups.append([position])
-    return tuple((_join([pieces[i] for i in group], special, join), tuple(group)) for group in groups)
+    return tuple((_join([tokens[i] for i in group], special, join), tuple(group)) for group in groups)
 
 
-def _join(pieces: list[str], special: frozenset[str], join: Callable[[list[str]], str]) -> str:
-    return pieces[0] if pieces[0] in special else join(pieces).strip().removeprefix("##")
+def _join(tokens: list[str], special: frozenset[str], join: Callable[[list[str]], str]) -> str:
+    return tokens[0] if tokens[0] in special else join(tokens).strip().removeprefix("##")

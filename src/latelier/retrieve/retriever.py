@@ -75,13 +75,15 @@ class Retriever:
     Examples
     --------
     >>> retriever = Retriever(device="cpu")
-    >>> retriever.add(["Bananas are healthy.", "The moon is far away.", "Berlin is in Germany."])
+    >>> retriever.add(["Bananas are healthy.", "The moon is far away."])
     >>> result = retriever.search("unhealthy fruit", k=1)[0]
     >>> result.id, result.text
     (0, 'Bananas are healthy.')
-    >>> retriever.add([{"id": "paris", "title": "Paris", "text": "Capital of France.", "country": "fr"}])
-    >>> retriever.search("capital city", k=1, filter="country = ?", parameters=("fr",))[0].id
-    'paris'
+    >>> record = {"id": "paris", "text": "Capital of France.", "country": "fr"}
+    >>> retriever.add([record])
+    >>> found = retriever.search("city", filter="country = ?", parameters=("fr",))
+    >>> [result.id for result in found]
+    ['paris']
     >>> retriever.search(["unhealthy fruit", "   "])
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: queries[1] is '   '; expected a text that is not empty.
@@ -351,8 +353,9 @@ class Retriever:
         Examples
         --------
         >>> retriever = Retriever(device="cpu")
-        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
-        >>> {query: list(found) for query, found in retriever.run({"q1": "fruit"}).items()}
+        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon.")])
+        >>> run = retriever.run({"q1": "fruit"})
+        >>> {query: list(found) for query, found in run.items()}
         {'q1': ['a', 'b']}
         """
         if not isinstance(queries, Mapping):
@@ -394,19 +397,19 @@ class Retriever:
             document = self.index.get_embeddings([id])[0]
             text = self.index.get([id])[0].text
         if text is None:
-            raise LatelierError(f"document {id!r} was stored without its text, so its rows cannot be named.")
-        pieces = self.model.tokens(query, is_query=True), self.model.tokens(text, is_query=False)
-        if len(pieces[1]) != len(document):
+            raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
+        tokens = self.model.tokens(query, is_query=True), self.model.tokens(text, is_query=False)
+        if len(tokens[1]) != len(document):
             raise LatelierError(
-                f"document {id!r} has {len(document)} rows, but its text has {len(pieces[1])} tokens for this model; "
-                "rows of pooled tokens have no names."
+                f"document {id!r} has {len(document)} rows, but its text has {len(tokens[1])} tokens for this model; "
+                "documents with pooled tokens cannot be explained."
             )
         tokenizer: Any = self.model.tokenizer
         return explain_alignment(
             id,
             query,
             align(vectors, document),
-            pieces,
+            tokens,
             tokenizer.all_special_tokens,
             tokenizer.convert_tokens_to_string,
         )
