@@ -9,7 +9,7 @@ whose numba type names it: it is compiled, and cached on disk, once for each.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
@@ -23,7 +23,8 @@ from latelier.kernels.multiply import avx512vnni, generic
 
 __all__ = ["INSTRUCTION_SETS", "InstructionSet", "InstructionSetType", "instruction_set", "supported"]
 
-_Groups: TypeAlias = Sequence[tuple[ir.Value, ir.Value]]
+# See `latelier.kernels.multiply`.
+_MultiplyBytes: TypeAlias = Callable[..., list[ir.Value]]
 _VARIABLE = "LATELIER_KERNELS"
 
 
@@ -46,7 +47,7 @@ class InstructionSet:
 
     name: str
     features: tuple[str, ...]
-    multiply_bytes: Callable[[ir.IRBuilder, ir.Value, _Groups, ir.Value, int], list[ir.Value]] = field(repr=False)
+    multiply_bytes: _MultiplyBytes = field(repr=False)
     has_one_pass: bool = False
 
     @property
@@ -140,7 +141,7 @@ class InstructionSetType(types.Opaque):
         super().__init__(name=f"InstructionSet({name})")
 
     @property
-    def multiply_bytes(self) -> Callable[[ir.IRBuilder, ir.Value, _Groups, ir.Value, int], list[ir.Value]]:
+    def multiply_bytes(self) -> _MultiplyBytes:
         """Emits the multiplication."""
         return INSTRUCTION_SETS[self.instruction_set].multiply_bytes
 

@@ -1,17 +1,18 @@
-"""Floating-point MaxSim in one pass, for processors with AVX-512: no score matrix is ever written.
+"""Floating-point MaxSim in one pass, for processors with AVX-512: no matrix of similarities is ever written.
 
-A matrix product as narrow as a query runs at half the speed of the processor and then its result has to be read
-again for the maxima. Here sixteen query tokens are the lanes of a register, eight document tokens are scored at a
-time, and the running maximum stays in a register too. Sums are float32 for every type of number.
+A matrix product as narrow as a query runs at half the processor's speed, and its result has to be read again for the
+maxima. Here sixteen query tokens fill the lanes of a register, eight document tokens are scored at a time, and the
+running maximum stays in a register too. Sums are float32 for every dtype.
 
 Half-precision documents are widened to float32 eight tokens at a time, while the eight before them are multiplied.
-Where queries are bfloat16 too and the processor multiplies that (AVX512_BF16), nothing is widened, and it takes half
-the time; numbers below 1.2e-38 then count as zero.
+Where queries are bfloat16 too and the processor multiplies bfloat16 (AVX512_BF16), nothing is widened, and it takes
+half the time; numbers below 1.2e-38 then count as zero.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -22,13 +23,12 @@ from numba.extending import intrinsic
 from latelier.kernels.convert import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
-from latelier.kernels.tiles import Tile, dot_products
 
-__all__ = ["pack_queries", "score_range"]
+__all__ = ["Documents", "Queries", "pack_queries", "score_range"]
 
 
 class _BFloat(ir.Type):
-    """A type of LLVM that llvmlite has no word for."""
+    """LLVM's bfloat16, a type that llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -40,8 +40,45 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-# LLVM 16 spells the operands of the dot product as bfloat16, earlier releases as words.
+# LLVM 16 declares the operands of the dot product as bfloat16, earlier releases as 32-bit words.
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES) if llvm.llvm_version_info[0] >= 16 else INTS
+
+
+class Documents(NamedTuple):
+    """Documents to score, at their addresses in memory, which the caller keeps alive.
+
+    Parameters
+    ----------
+    addresses
+        Of each document's rows ``(tokens, dim)``, ``(documents,)`` int64.
+    lengths
+        Number of rows of each document, ``(documents,)`` int64.
+    row_bytes
+        Bytes per row.
+    numbers
+        What a row holds: `WORDS`, the same as those of the queries; `FLOAT16` or `BFLOAT16`, which are widened to the
+        float32 of the queries.
+    """
+
+    addresses: np.ndarray
+    lengths: np.ndarray
+    row_bytes: int
+    numbers: int
+
+
+class Queries(NamedTuple):
+    """Queries to score.
+
+    Parameters
+    ----------
+    packed
+        From `pack_queries`.
+    offsets
+        ``(queries + 1,)`` int64.
+    """
+
+    packed: np.ndarray
+    offsets: np.ndarray
 
 
 def _max_of(groups: int) -> Any:
@@ -70,9 +107,9 @@ def _max_of(groups: int) -> Any:
             query = builder.add(data, builder.mul(group, builder.mul(words, constant(4 * LANES))))
             begin = [ir.Constant(FLOATS, [0.0] * LANES)] * groups
             float32 = signature.args[1].dtype == types.float32
-            sums = dot_products(
+            sums = _dot_products(
                 builder,
-                Tile(rows, query, words),
+                _Tile(rows, query, words),
                 begin,
                 ir.FloatType() if float32 else ir.IntType(32),
                 _multiply_floats(builder) if float32 else _multiply_pairs(builder),
@@ -113,6 +150,77 @@ def _multiply_pairs(builder: ir.IRBuilder) -> Any:
 _max_of_one, _max_of_two = _max_of(1), _max_of(2)
 
 
+class _Tile(NamedTuple):
+    """Eight rows and some groups of query tokens, as 64-bit integers of the program that is emitted.
+
+    Parameters
+    ----------
+    rows
+        Address of eight rows of `words` words.
+    query
+        Address of groups of packed query tokens, ``(groups, words, 16)`` words.
+    words
+        Words of a row.
+    """
+
+    rows: ir.Value
+    query: ir.Value
+    words: ir.Value
+
+
+def _dot_products(
+    builder: ir.IRBuilder,
+    tile: _Tile,
+    start: Sequence[ir.Value],
+    word: ir.Type,
+    multiply: Callable[[ir.Value, ir.Value, ir.Value], ir.Value],
+    meanwhile: Callable[[ir.Value], None],
+) -> list[list[ir.Value]]:
+    """Emit the dot products of eight rows with one or two groups of sixteen query tokens: one loop over the words.
+
+    A word of four bytes is one float32 or two bfloat16. A row's word is copied to all lanes and multiplied by that word
+    of sixteen query tokens, so nothing has to be added up across lanes. Two groups at a time halve the copying.
+
+    Parameters
+    ----------
+    builder
+        Emits the instructions.
+    tile
+        The rows and query tokens.
+    start
+        For each group of query tokens the initial sums, a vector of 16.
+    word
+        Type of four bytes, as which rows and query tokens are read.
+    multiply
+        From sums, a row's word in all lanes and a word of each query token, returns the sums with the products added.
+    meanwhile
+        Emits what else is to be done for each word, from the number of the word: rows that are needed next are
+        prefetched, as memory takes as long as the multiplication otherwise.
+
+    Returns
+    -------
+    list of list
+        For each of the eight rows and each group, the sums.
+    """
+    lanes_type = ir.VectorType(word, LANES)
+    sums = [[cgutils.alloca_once_value(builder, value) for value in start] for _ in range(ROWS)]
+    row_bytes, group_bytes = builder.mul(tile.words, constant(4)), builder.mul(tile.words, constant(4 * LANES))
+    with cgutils.for_range(builder, tile.words) as loop:
+        here = builder.add(tile.query, builder.mul(loop.index, constant(4 * LANES)))
+        lanes = []
+        for _ in start:
+            lanes.append(builder.load(at(builder, here, lanes_type), align=4))
+            here = builder.add(here, group_bytes)
+        meanwhile(loop.index)
+        place = builder.add(tile.rows, builder.mul(loop.index, constant(4)))
+        for totals in sums:
+            row = splat(builder, builder.load(at(builder, place, word), align=4), lanes_type)
+            for total, tokens in zip(totals, lanes, strict=True):
+                builder.store(multiply(builder.load(total), row, tokens), total)
+            place = builder.add(place, row_bytes)
+    return [[builder.load(total) for total in totals] for totals in sums]
+
+
 def pack_queries(vectors: np.ndarray) -> np.ndarray:
     """Arrange query tokens as the kernel reads them: groups of 16 tokens, word by word, zeros where tokens are missing.
 
@@ -142,24 +250,15 @@ def pack_queries(vectors: np.ndarray) -> np.ndarray:
 
 
 @kernel()
-def score_range(
-    documents: tuple[np.ndarray, np.ndarray, int, int],
-    queries: tuple[np.ndarray, np.ndarray],
-    scores: np.ndarray,
-    positions: np.ndarray,
-    column: int,
-) -> None:
+def score_range(documents: Documents, queries: Queries, scores: np.ndarray, positions: np.ndarray, column: int) -> None:
     """Score documents against queries.
 
     Parameters
     ----------
     documents
-        Where each document's rows ``(tokens, dim)`` begin in memory, ``(documents,)`` int64, and how many they are,
-        ``(documents,)`` int64: addresses, so that documents need not be copied together to be scored; the caller
-        keeps the memory alive. Then the bytes of a row, and what is in it: `WORDS`, such as those of the queries, or
-        `FLOAT16` or `BFLOAT16` to be widened to the float32 of the queries.
+        The documents.
     queries
-        From `pack_queries`; offsets ``(queries + 1,)`` int64.
+        The queries.
     scores
         ``(queries, n)`` float32, written in place.
     positions
@@ -201,7 +300,7 @@ def _maxima(
     groups, best_at, where_at = packed.shape[0], best.ctypes.data, where.ctypes.data
     in_place = numbers == WORDS and tokens >= ROWS
     for token in range(0, tokens, ROWS):
-        # The last step reaches back to score eight rows again, some of them twice: a maximum does not mind.
+        # The last step starts eight rows before the end and scores some rows twice, which changes no maximum.
         first, after = max(0, min(token, tokens - ROWS)), min(token + ROWS, tokens - ROWS)
         rows, coming = address + first * row_bytes, address + after * row_bytes
         step = token // ROWS % 2

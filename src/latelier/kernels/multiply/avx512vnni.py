@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -17,7 +17,12 @@ _OPERAND = ir.VectorType(ir.IntType(8), 64) if llvm.llvm_version_info[0] >= 21 e
 
 
 def multiply_bytes(
-    builder: ir.IRBuilder, rows: ir.Value, groups: Sequence[tuple[ir.Value, ir.Value]], words: ir.Value, count: int
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    groups: Sequence[tuple[ir.Value, ir.Value]],
+    words: ir.Value,
+    count: int,
+    meanwhile: Callable[[ir.Value], None] | None = None,
 ) -> list[ir.Value]:
     """Emit the dot products of some rows with groups of sixteen vectors, all groups in one loop over the words.
 
@@ -33,6 +38,8 @@ def multiply_bytes(
         Words of four bytes in a row.
     count
         Number of rows.
+    meanwhile
+        Emits what else is to be done for each word, from the number of the word.
 
     Returns
     -------
@@ -46,6 +53,8 @@ def multiply_bytes(
         splats = []
         for word in load_words(builder, rows, words, loop.index, count):
             splats.append(builder.bitcast(splat(builder, word, INTS), _OPERAND))
+        if meanwhile:
+            meanwhile(loop.index)
         for (vectors, _), totals in zip(groups, sums, strict=True):
             column = builder.add(vectors, builder.mul(loop.index, constant(4 * LANES)))
             packed = builder.bitcast(builder.load(at(builder, column, INTS), align=4), _OPERAND)

@@ -5,7 +5,7 @@ LLVM makes one instruction of a pair's multiplication where the processor has it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -21,7 +21,12 @@ _PARTS, _ROWS = 4, 2
 
 
 def multiply_bytes(
-    builder: ir.IRBuilder, rows: ir.Value, groups: Sequence[tuple[ir.Value, ir.Value]], words: ir.Value, count: int
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    groups: Sequence[tuple[ir.Value, ir.Value]],
+    words: ir.Value,
+    count: int,
+    meanwhile: Callable[[ir.Value], None] | None = None,
 ) -> list[ir.Value]:
     """Emit the dot products of some rows with groups of sixteen vectors, one loop for each group and two rows.
 
@@ -37,6 +42,8 @@ def multiply_bytes(
         Words of four bytes in a row.
     count
         Number of rows.
+    meanwhile
+        Emits what else is to be done for each word, from the number of the word.
 
     Returns
     -------
@@ -48,19 +55,27 @@ def multiply_bytes(
         begin = builder.load(at(builder, start, INTS), align=4)
         for first in range(0, count, _ROWS):
             here = builder.add(rows, builder.mul(words, constant(4 * first)))
-            for total in _multiply_rows(builder, here, vectors, words, min(_ROWS, count - first)):
+            for total in _multiply_rows(builder, here, vectors, words, min(_ROWS, count - first), meanwhile):
                 sums.append(builder.add(total, begin))
+            meanwhile = None  # done by the first loop
     return sums
 
 
 def _multiply_rows(
-    builder: ir.IRBuilder, rows: ir.Value, vectors: ir.Value, words: ir.Value, count: int
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    vectors: ir.Value,
+    words: ir.Value,
+    count: int,
+    meanwhile: Callable[[ir.Value], None] | None,
 ) -> list[ir.Value]:
     """Emit the dot products of one or two rows with one group of vectors, without its starting sums."""
     shorts, pairs = ir.VectorType(ir.IntType(16), 16), ir.VectorType(_WORD, 8)
     zero = ir.Constant(pairs, [0] * 8)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(_PARTS)] for _ in range(count)]
     with cgutils.for_range(builder, words) as loop:
+        if meanwhile:
+            meanwhile(loop.index)
         column = builder.add(vectors, builder.mul(loop.index, constant(4 * LANES)))
         parts = []
         for part in range(_PARTS):

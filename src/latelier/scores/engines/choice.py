@@ -69,7 +69,7 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
 
 
 def _best(queries: Side, documents: Side) -> str:
-    if is_installed() and _ENGINES["fused"].unfit(queries, documents) is None:
+    if _ENGINES["fused"].unfit(queries, documents) is None and is_installed():
         return "fused"
     double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
     if _ENGINES["packed"].unfit(queries, documents) or (double and needs_gradient(queries, documents)):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.cpu import instruction_set
+from latelier.kernels.cpu import InstructionSet, instruction_set
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
 from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
@@ -68,24 +68,27 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """
     left, right = (side.to("cpu").to("int8").to("numpy") for side in (queries, documents))
     scores = np.empty((len(left), len(right)), dtype=np.float32)
-    if instruction_set().has_one_pass and left.num_tokens:
-        _score_in_one_pass(left, right, scores)
+    isa = instruction_set()
+    if isa.has_one_pass and left.num_tokens:
+        _score_in_one_pass(isa, left, right, scores)
     else:
         _score_products(left, right, scores)
     return scores
 
 
-def _score_in_one_pass(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
-    from latelier.kernels.int8_maxsim import pack_queries, score_range
+def _score_in_one_pass(
+    isa: InstructionSet, queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray
+) -> None:
+    from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
 
-    packed, start = pack_queries(queries.vectors)
-    left = (packed, start, np.ascontiguousarray(queries.scales), queries.offsets)
+    packed = pack_queries(queries.vectors, np.ascontiguousarray(queries.scales), queries.offsets)
     # The kernel reads words of four bytes.
     codes = np.pad(documents.vectors, ((0, 0), (0, -documents.dim % 4))) if documents.dim % 4 else documents.vectors
-    codes, scales, offsets = np.ascontiguousarray(codes), np.ascontiguousarray(documents.scales), documents.offsets
+    codes, offsets = np.ascontiguousarray(codes), documents.offsets
+    token_scales = np.ascontiguousarray(documents.scales)
 
     def score(first: int, last: int) -> None:
-        score_range((codes, scales, offsets[first : last + 1]), left, scores, first)
+        score_range(isa, Documents(codes, token_scales, offsets[first : last + 1]), packed, scores, first)
 
     for_ranges(score, offsets, queries.vectors.size)
 

@@ -131,15 +131,15 @@ def _score_in_one_pass(
     positions: np.ndarray,
 ) -> None:
     from latelier.kernels.convert import BFLOAT16, FLOAT16, WORDS
-    from latelier.kernels.float_maxsim import pack_queries, score_range
+    from latelier.kernels.float_maxsim import Documents, Queries, pack_queries, score_range
 
     pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
     packed = pack_queries(queries.vectors.detach().contiguous().view(torch.int16).numpy() if pairs else _rows(queries))
     numbers = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
 
     def score(first: int, last: int) -> None:
-        rows = documents.addresses[first:last], documents.lengths[first:last], documents.row_bytes, numbers
-        score_range(rows, (packed, queries.offsets), scores, positions, first)
+        block = Documents(documents.addresses[first:last], documents.lengths[first:last], documents.row_bytes, numbers)
+        score_range(block, Queries(packed, queries.offsets), scores, positions, first)
 
     for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
 

@@ -24,8 +24,9 @@ from latelier.indexes.ivf.kernels.codes import (
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery
 from latelier.kernels.cpu import InstructionSet
+from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
-from latelier.kernels.simd import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
+from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["centroid_dots", "nearest_centroids", "rerank_scores"]
 
@@ -55,19 +56,7 @@ def _max_of(count: int) -> Any:
                 )
                 for place in range(count)
             ]
-            sums = isa.multiply_bytes(builder, rows, digits, words, ROWS)
-            highest = builder.load(at(builder, best, FLOATS), align=4)
-            finer = ir.Constant(FLOATS, [float(np.float32(1 / 254))] * LANES)
-            for r in range(ROWS):
-                value = builder.sitofp(sums[(count - 1) * ROWS + r], FLOATS)
-                for place in range(count - 2, -1, -1):
-                    coarse = builder.sitofp(sums[place * ROWS + r], FLOATS)
-                    value = builder.fadd(coarse, builder.fmul(value, finer))
-                scale_at = at(builder, builder.add(scales, constant(4 * r)), ir.FloatType())
-                scale = splat(builder, builder.load(scale_at, align=4), FLOATS)
-                value = builder.fmul(value, scale)
-                highest = builder.select(builder.fcmp_ordered(">", value, highest), value, highest)
-            builder.store(highest, at(builder, best, FLOATS), align=4)
+            emit_maxima(builder, isa, (rows, scales, best), digits, words)
             return context.get_dummy_value()
 
         return signature, generate
