@@ -88,7 +88,11 @@ def instruction_set() -> InstructionSet:
     >>> instruction_set().name in INSTRUCTION_SETS
     True
     """
-    name = os.environ.get(_VARIABLE)
+    return _choose(os.environ.get(_VARIABLE))
+
+
+@cache
+def _choose(name: str | None) -> InstructionSet:
     if name is None:
         return supported()[0]
     if name not in INSTRUCTION_SETS:
