@@ -1,4 +1,4 @@
-"""``latelier train``: trains, measures on what it held out, and saves a model that others load."""
+"""``latelier train``: trains, validates, and saves a model that others load."""
 
 import json
 
@@ -8,7 +8,6 @@ from sentence_transformers import MultiVectorEncoder
 
 from latelier.losses import Contrastive
 from latelier.models import ColBERT
-from latelier.training import train_model as train_session
 
 THINGS = [
     "apple",
@@ -68,11 +67,11 @@ def test_pairs_with_mined_negatives(train, tmp_path, small):
     result = train(PAIRS, "--mine", 1, "--batch-size", 8, "--epochs", 4, "--learning-rate", 1e-3, "--json")
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
-    assert (answer["rows"], answer["held_out"], answer["steps"]) == (22, 2, 12)
+    assert (answer["rows"], answer["validation_queries"], answer["steps"]) == (22, 2, 12)
     assert set(answer["before"]) == set(answer["after"]) == {"success@1", "ndcg@10"}
     assert answer["after"]["ndcg@10"] >= answer["before"]["ndcg@10"] > 0
     assert "Mined negatives for 22 rows." in result.stderr
-    assert "step 12/12: held out: success@1" in result.stderr
+    assert "step 12/12: validation: success@1" in result.stderr
     texts = ["what is a river?", "A river is a thing."]
     ours, theirs = (kind(str(tmp_path / "out"), device="cpu") for kind in (ColBERT, MultiVectorEncoder))
     before = ColBERT(str(small), device="cpu").encode_document(texts)
@@ -101,7 +100,8 @@ def test_batches_of_neighbours(train, minilm, monkeypatch):
         for a, b in zip(THINGS[::2], THINGS[1::2], strict=True)
         for name, other in ((a, b), (b, a))
     ]
-    result = train(rows, "--neighbours", 1, "--batch-size", 2, "--epochs", 2, "--held-out", 0, "--json", model=minilm)
+    options = ["--neighbours", 1, "--batch-size", 2, "--epochs", 2, "--validation-queries", 0, "--json"]
+    result = train(rows, *options, model=minilm)
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     assert (answer["rows"], answer["steps"]) == (24, 24)
@@ -112,7 +112,7 @@ def test_batches_of_neighbours(train, minilm, monkeypatch):
 
 
 def test_large_batches_go_in_mini_batches(train, tmp_path):
-    result = train(PAIRS[:12], "--batch-size", 64, "--held-out", 0)
+    result = train(PAIRS[:12], "--batch-size", 64, "--validation-queries", 0)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [f"{tmp_path / 'out'}: trained on 12 rows, 1 steps."]
     assert "loss:CachedContrastive" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -128,13 +128,6 @@ def test_scores_are_distilled(train, tmp_path, scale, normalize):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "loss:Distillation" in card
     assert f'"normalize_scores": {str(normalize).lower()}' in card
-
-
-def test_dense_models_start_as_they_are_or_with_the_recipe(minilm):
-    assert train_session._make_model(minilm, False, None, "cpu", seed=0).embedding_size == 384
-    assert train_session._make_model(minilm, False, 32, "cpu", seed=0).embedding_size == 32
-    recipe = train_session._make_model(minilm, True, 32, "cpu", seed=0)
-    assert (recipe.embedding_size, recipe.prompts["query"]) == (32, "[Q] ")
 
 
 def test_faulty_rows_are_named(train, tmp_path):
@@ -170,10 +163,10 @@ def test_what_is_there_is_not_replaced(train, tmp_path):
 def test_scored_rows_are_not_mined(train):
     result = train([{"query": p["query"], "documents": [p["positive"]], "scores": [1]} for p in PAIRS], "--mine", 1)
     assert result.exit_code == 1
-    assert "the rows have a teacher's scores, which mined negatives would lack; leave out --mine" in result.stderr
+    assert "the rows have a teacher's scores, which mined negatives would lack; leave out mine" in result.stderr
 
 
 def test_too_little_to_train_on(train):
     result = train(PAIRS[:1])
     assert result.exit_code == 1
-    assert "leaves 1 rows to train on; expected at least 2" in result.stderr
+    assert "leave 1 rows to train on; expected at least 2" in result.stderr

@@ -51,6 +51,12 @@ def test_zero_where_it_is_accepted():
         check_number("weight", -1, zero=True)
 
 
+def test_the_largest_number():
+    check_number("epochs", 1e6, most=1e6)
+    with pytest.raises(InvalidArgumentError, match=r"epochs=2000000\.0; expected a positive number of at most 1e\+06"):
+        check_number("epochs", 2e6, most=1e6)
+
+
 def test_entries():
     assert [count_entries(each, "ids") for each in (["a"], ("a", "b"), np.ones((3, 2)), torch.ones(4))] == [1, 2, 3, 4]
 

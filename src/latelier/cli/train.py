@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ __all__ = ["Start", "train"]
 
 
 class Start(str, Enum):
-    """What is built around a dense model before training."""
+    """How a dense model becomes a late-interaction model before training."""
 
     DENSE = "dense"
     COLBERT = "colbert"
@@ -24,55 +25,74 @@ def train(
     *,
     model: Annotated[str | None, typer.Option(help="Name or folder; default: all-MiniLM-L6-v2.")] = None,
     start: Annotated[
-        Start, typer.Option(help="Around a dense model: its token vectors as they are, or the whole ColBERT recipe.")
+        Start,
+        typer.Option(help="For a dense model: use its token vectors, or add markers, query expansion and a new head."),
     ] = Start.DENSE,
-    dims: Annotated[int | None, typer.Option(min=1, help="Dimensions per token; default: as the model has.")] = None,
-    queries: Annotated[Path | None, typer.Option(help="Query texts, where FILE holds ids.")] = None,
-    documents: Annotated[Path | None, typer.Option(help="Document texts, where FILE holds ids.")] = None,
+    dims: Annotated[int | None, typer.Option(min=1, help="Dimensions per token; default: the model's own.")] = None,
+    queries: Annotated[Path | None, typer.Option(help="File with query texts, if FILE holds ids.")] = None,
+    documents: Annotated[Path | None, typer.Option(help="File with document texts, if FILE holds ids.")] = None,
     mine: Annotated[
-        int, typer.Option(min=0, help="Hard negatives to find for each pair among all documents of FILE.")
+        int, typer.Option(min=0, help="Hard negatives to mine for each pair among all documents of FILE.")
     ] = 0,
     neighbours: Annotated[
         int,
-        typer.Option(
-            min=0, help="Pairs to put into a pair's batch whose documents it is confused with: hard, at no cost."
-        ),
+        typer.Option(min=0, help="Group each pair with N pairs whose positives are its mined hard negatives."),
     ] = 0,
-    epochs: Annotated[float, typer.Option(min=0.0, max=1e6, help="How often to go through the data.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Queries that are contrasted with one another.")] = 32,
-    learning_rate: Annotated[float, typer.Option(min=0.0, max=1e6, help="Highest learning rate.")] = 3e-5,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Scores are divided by it.")] = 0.2,
-    held_out: Annotated[int, typer.Option(min=0, help="Most queries to measure on instead; a tenth at most.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the order and of what is held out.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best there is.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    epochs: Annotated[float, typer.Option(min=0.0, max=1e6, help="Passes through the data.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 32,
+    learning_rate: Annotated[float, typer.Option(min=0.0, max=1e6, help="Peak learning rate.")] = 3e-5,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Divisor of the scores in the contrastive loss.")] = 0.2,
+    validation_queries: Annotated[
+        int, typer.Option(min=0, help="Maximum number of validation queries (at most 10% of the data).")
+    ] = 200,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the validation split and the order.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train a late-interaction model and save it.
 
     \b
-    FILE holds one row per line, of any of these forms:
+    FILE holds one row per line, in any of these formats:
       {"query": "...", "positive": "...", "negative": "optional, also a list"}
       {"query": "...", "pos": ["..."], "neg": ["..."], "pos_scores": [...], "neg_scores": [...]}
       {"query_id": 1, "document_ids": [...], "scores": [...]}   with --queries and --documents
 
-    Rows with scores are distilled, others contrasted. Some queries are held out, to measure on before, during and
-    after training; the model that did best on them is saved, and loads in plain sentence-transformers, too.
+    Rows with scores are trained by distillation, others with a contrastive loss. Some queries are split off for
+    validation before, during and after training; the best checkpoint is saved, and loads in plain
+    sentence-transformers, too.
 
     \b
     Example:
       latelier train pairs.jsonl --neighbours 7 --output ./my-model
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import print_json, printable
-    from latelier.training.train_model import Settings, run
+    from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+    from latelier.data import load_training_set
+    from latelier.training import TrainingOptions
+    from latelier.training import train as run_training
 
-    settings = Settings(epochs, batch_size, learning_rate, temperature, mine, neighbours, held_out, seed)
-    texts = {name: str(path) for name, path in (("queries", queries), ("documents", documents)) if path is not None}
-    result = run(file, output, (model, start is Start.COLBERT, dims, device), texts, settings)
+    quiet_loading()
+    options = TrainingOptions(
+        start=start.value,
+        dims=dims,
+        device=device,
+        mine=mine,
+        neighbours=neighbours,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        temperature=temperature,
+        validation_queries=validation_queries,
+        seed=seed,
+    )
+    report = run_training(
+        load_training_set(file, queries=queries, documents=documents),
+        output,
+        model,
+        options=options,
+        on_progress=lambda line: typer.echo(line, err=True),
+        show_progress=show_progress(),
+    )
     if json_output:
-        print_json(result)
-        return
-    typer.echo(f"{printable(str(output))}: trained on {result['rows']:,} rows, {result['steps']:,} steps.")
-    for name, before in result["before"].items():
-        typer.echo(
-            f"  {name:12} {before:.3f} before, {result['after'][name]:.3f} after, on {result['held_out']} queries"
-        )
+        print_json({**asdict(report), "model": str(report.model)})
+    else:
+        typer.echo(printable(str(report), lines=True))

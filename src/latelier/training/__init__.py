@@ -1,1 +1,11 @@
-"""`train`: what ``latelier train`` does, as a function."""
+"""Training from a file to a saved model in one call, as ``latelier train`` does it.
+
+`train` loads the data, splits off validation queries, mines hard negatives, chooses a loss, runs the trainer of
+sentence-transformers, and measures before and after. For anything else, use that trainer with `latelier.losses`.
+"""
+
+from latelier.training.options import TrainingOptions
+from latelier.training.report import TrainingReport
+from latelier.training.run import train
+
+__all__ = ["TrainingOptions", "TrainingReport", "train"]

@@ -77,7 +77,7 @@ def is_count(value: Any, least: int = 1, most: float | None = None) -> bool:
     return is_integer and bool(least <= value <= (sys.maxsize if most is None else most))
 
 
-def check_number(name: str, value: Any, *, zero: bool = False) -> None:
+def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys.float_info.max) -> None:
     """Check a number that must be finite and above 0, such as a temperature.
 
     Parameters
@@ -88,6 +88,8 @@ def check_number(name: str, value: Any, *, zero: bool = False) -> None:
         What was given: an `int` or a `float`.
     zero
         Accept 0 too.
+    most
+        The largest number that is accepted.
 
     Raises
     ------
@@ -102,9 +104,12 @@ def check_number(name: str, value: Any, *, zero: bool = False) -> None:
     latelier.errors.InvalidArgumentError: received temperature=-1; expected a positive number, such as 1.0.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= sys.float_info.max or (value == 0 and not zero):
+    if not is_number or not 0 <= value <= most or (value == 0 and not zero):
+        limit = "" if most == sys.float_info.max else f" of at most {most:g}"
         none = ", or 0" if zero else ""
-        raise InvalidArgumentError(f"received {name}={short(value)}; expected a positive number, such as 1.0{none}.")
+        raise InvalidArgumentError(
+            f"received {name}={short(value)}; expected a positive number{limit}, such as 1.0{none}."
+        )
 
 
 def count_entries(values: object, name: str, expected: str = "a list") -> int:

@@ -1,0 +1,72 @@
+"""`train`: the same as the command, as a function; see also the tests of the command."""
+
+import pytest
+import torch
+
+from latelier.data import TrainingSet
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT
+from latelier.training import TrainingOptions, train
+from latelier.training.run import build_model
+
+PAIRS = TrainingSet([f"what is {i}?" for i in range(12)], [[f"{i} is a number."] for i in range(12)])
+
+
+@pytest.fixture
+def options():
+    return TrainingOptions(batch_size=6, learning_rate=1e-3, validation_queries=0)
+
+
+def test_a_model_is_trained_in_place_and_saved(model, options, tmp_path):
+    lines = []
+    report = train(
+        PAIRS, tmp_path / "out", model, validation=PAIRS.select([0, 1]), options=options, on_progress=lines.append
+    )
+    assert (report.model, report.rows, report.steps, report.validation_queries) == (tmp_path / "out", 12, 2, 2)
+    assert str(report).splitlines()[0] == f"{tmp_path / 'out'}: trained on 12 rows, 2 steps."
+    assert set(report.before) == set(report.after) == {"success@1", "ndcg@10"}
+    assert any(line.startswith("step 2/2: validation: success@1 ") for line in lines)
+    saved = ColBERT(str(tmp_path / "out"), device="cpu").encode_query("what is 3?")
+    torch.testing.assert_close(saved, model.encode_query("what is 3?"))
+
+
+def test_without_validation_and_progress_nothing_is_measured_or_printed(model, options, tmp_path, capfd):
+    before = model.encode_query("what is 3?")
+    report = train(PAIRS, tmp_path / "out", model, options=options)
+    assert report.before == report.after == {}
+    assert str(report).count("\n") == 0
+    assert "loss" not in "".join(capfd.readouterr())
+    assert (model.encode_query("what is 3?") - before).abs().max() > 1e-3
+
+
+def test_dense_models_start_as_they_are_or_with_a_new_head(minilm):
+    assert build_model(minilm, TrainingOptions(device="cpu")).embedding_size == 384
+    assert build_model(minilm, TrainingOptions(dims=32, device="cpu")).embedding_size == 32
+    full = build_model(minilm, TrainingOptions(start="colbert", dims=32, device="cpu"))
+    assert (full.embedding_size, full.prompts["query"]) == (32, "[Q] ")
+
+
+@pytest.mark.parametrize("option", [{"start": "colbert"}, {"dims": 32}, {"device": "cpu"}])
+def test_options_of_named_models_do_not_go_with_a_model(model, tmp_path, option):
+    with pytest.raises(InvalidArgumentError, match="received start, dims or device together with a ColBERT"):
+        train(PAIRS, tmp_path / "out", model, options=TrainingOptions(**option))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"start": "sparse"}, "received start='sparse'; expected 'dense' or 'colbert'"),
+        ({"dims": 0}, "received dims=0; expected an integer of at least 1, or None"),
+        ({"mine": -1}, "received mine=-1; expected an integer of at least 0"),
+        ({"neighbours": 1.5}, "received neighbours=1.5; expected an integer of at least 0"),
+        ({"validation_queries": None}, "received validation_queries=None; expected an integer of at least 0"),
+        ({"batch_size": 0}, "received batch_size=0; expected an integer of at least 1"),
+        ({"seed": 2**32}, "received seed=4294967296; expected an integer from 0 to 4294967295"),
+        ({"epochs": float("inf")}, "received epochs=inf; expected a positive number of at most 1e\\+06"),
+        ({"learning_rate": -1.0}, "received learning_rate=-1.0; expected a positive number"),
+        ({"temperature": 0}, "received temperature=0; expected a positive number"),
+    ],
+)
+def test_options_out_of_range_are_rejected(option, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        TrainingOptions(**option)
