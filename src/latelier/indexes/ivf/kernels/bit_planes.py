@@ -1,7 +1,7 @@
-"""Bit planes: the same bit of many small integers, 32 to a word. Taken out of bytes, and put together to bytes again.
+"""Bit planes: the same bit of many small integers, 32 to a word. Bytes are split into planes, and merged again.
 
-LLVM's vectors of single bits are the masks of AVX-512, one instruction per plane and word; other processors get what
-LLVM makes of them.
+On AVX-512, LLVM's vectors of single bits are mask registers, so a plane takes one instruction per word; elsewhere LLVM
+generates several.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def take_plane(typing_context: Any, rows: Any, bit: Any, plane: Any, words: Any)
 
 
 def _merge_of(bits: int) -> Any:
-    """Make the instruction sequence for integers of `bits` bits."""
+    """Make the instruction sequence that merges `bits` planes."""
 
     @intrinsic
     def merge(typing_context: Any, signs: Any, low: Any, row: Any, words: Any) -> Any:
-        """Write ``2 * code - (2 ** bits - 1) + 128`` for each code to the bytes at `row`, ``32 * words`` of them.
+        """Write ``2 * code - (2 ** bits - 1) + 128`` for each code to the ``32 * words`` bytes at `row`.
 
-        The highest plane is at `signs`, the others one after the other, from the highest, at `low`.
+        The highest plane is at `signs`, the others at `low`, one after the other from the highest.
         """
         signature = types.void(*[types.int64] * 4)
 
@@ -62,7 +62,7 @@ def _merge_of(bits: int) -> Any:
                 for plane in range(bits):
                     base = signs if plane == 0 else builder.add(low, builder.mul(stride, constant(plane - 1)))
                     word = builder.load(at(builder, builder.add(base, step), _WORD), align=4)
-                    # A set bit of plane p counts 2 ** (bits - p) in the doubled code.
+                    # A bit of plane p adds 2 ** (bits - p) to the doubled code.
                     weight = ir.Constant(_BYTES, [2 ** (bits - plane)] * 32)
                     zero = ir.Constant(_BYTES, [0] * 32)
                     total = builder.add(total, builder.select(builder.bitcast(word, _BITS), weight, zero))
@@ -80,14 +80,14 @@ _merge_1, _merge_2, _merge_4 = _merge_of(1), _merge_of(2), _merge_of(4)
 
 @kernel()
 def merge_planes(bits: int, signs: int, low: int, row: int, words: int) -> None:
-    """Put the planes of one row of 1, 2 or 4-bit codes together to bytes that kernels multiply.
+    """Merge the planes of a token's 1, 2 or 4-bit codes into bytes that kernels multiply.
 
     Parameters
     ----------
     bits
         1, 2 or 4.
     signs, low
-        Addresses of the highest plane, and of the others, from the highest: ``words`` words each.
+        Addresses of the highest plane, and of the others from the highest, each of ``words`` words.
     row
         Address of ``32 * words`` bytes, written: ``2 * code - (2 ** bits - 1)``, shifted by 128.
     words

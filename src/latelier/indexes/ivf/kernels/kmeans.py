@@ -1,4 +1,4 @@
-"""What k-means and the assignment to its centroids need beside dot products: sums of clusters, and a counting sort."""
+"""Sums of clusters for k-means, and a counting sort of tokens by their cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading memory by its address: rows of documents that lie scattered over memory maps, with no array for each.
+"""Memory by address, for documents scattered over memory maps with no array for each; and the bits of floats.
 
-And floating numbers by their bits. All without views of arrays, whose error messages take numba seconds to compile. The
-caller keeps the memory alive and knows how many bytes are his; nothing is checked here.
+Nothing here uses views of arrays, whose error paths take numba seconds to compile. Nothing is checked either: the
+caller keeps the memory alive and stays within it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for a line of memory that will be read soon; any address will do, results never change."""
+    """Prefetch the cache line at an address; one that cannot be read is ignored."""
     signature = types.void(types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:

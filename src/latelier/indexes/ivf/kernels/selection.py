@@ -1,4 +1,4 @@
-"""The places of the highest numbers of an array, and of those that come close."""
+"""Selection: the places of the highest numbers of an array, and of those close to the k-th highest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from latelier.kernels.jit import kernel
 
 __all__ = ["highest_places", "near_highest", "nth_highest", "sort_falling"]
 
-# Of Shell's sort, as Ciura found them (2001, *Best increments for the average case of Shellsort*).
+# Gaps of Shell's sort, by Ciura (2001, *Best increments for the average case of Shellsort*).
 _GAPS = (701, 301, 132, 57, 23, 10, 4, 1)
 
 
 @kernel()
 def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
-    """Write, ascending, where the highest scores stand; of equal ones at the edge, the first.
+    """Write, ascending, the places of the highest scores; of equal ones at the edge, the first.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
 
 @kernel()
 def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -> int:
-    """Write, ascending, where scores stand that are below the k-th highest by no more than `slack`.
+    """Write, ascending, the places of all scores of at least ``k-th highest - slack``.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -
     slack
         Not negative.
     places
-        ``(n,)`` int64, written as far as is returned.
+        ``(n,)`` int64; as many are written as are returned.
 
     Returns
     -------
     int
-        How many there are.
+        How many were written.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -
 
 @kernel()
 def nth_highest(scores: np.ndarray, n: int) -> float:
-    """Return the n-th highest number, and bring those that are at least as high before it: Hoare's quickselect.
+    """Return the n-th highest number, and move those that are at least as high before it: Hoare's quickselect.
 
     Parameters
     ----------
