@@ -28,8 +28,6 @@ from sentence_transformers import MultiVectorEncoder
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
-from latelier.models.compute_dtype import Numbers
-from latelier.models.encoding import Job, encode_windows
 
 PEER, OURS, EXACT, FORCED = "sentence-transformers", "latelier", "latelier, float32", "latelier, bfloat16"
 
@@ -69,8 +67,7 @@ def padding(model: ColBERT, texts: list[str]) -> float:
         computed += inputs[0]["input_ids"].numel()
 
     handle = model[0].register_forward_pre_hook(count)
-    job = Job("document", model.device, model.prompts.get("document"), numbers=Numbers("bfloat16"))
-    list(encode_windows(model, texts, job))
+    model.encode_document(texts, packed=True, compute_dtype="bfloat16")
     handle.remove()
     real = int(model.preprocess(texts, task="document")["attention_mask"].sum())
     return 1 - real / computed

@@ -231,3 +231,23 @@ def test_prompts_given_by_the_caller_are_taken_as_they_are(minilm):
     assert model.tokens("pear", is_query=False)[1] == "[D] "
     explicit = model.encode_query("pear", prompt="")
     assert explicit.shape == (32, 128)
+
+
+def test_the_calls_of_neural_cherche(minilm, tmp_path):
+    queries = ["Berlin", "Paris", "London"]
+    documents = [
+        "Berlin is the capital of Germany",
+        "Paris is the capital of France and France is in Europe",
+        "London is the capital of England",
+    ]
+    encoder = ColBERT(
+        model_name_or_path=minilm, embedding_size=128, max_length_query=32, max_length_document=350, device="cpu"
+    )
+    scores = encoder.scores(queries=queries, documents=documents, tqdm_bar=False)
+    assert scores.requires_grad
+    encoder.save_pretrained(tmp_path / "checkpoint")
+    with pytest.warns(UserWarning, match="embedding_size=64 is ignored"):
+        reloaded = ColBERT(model_name_or_path=tmp_path / "checkpoint", embedding_size=64, device="cpu")
+    assert torch.equal(reloaded.scores(queries=queries, documents=documents, tqdm_bar=False), scores)
+    assert reloaded(texts=queries, query_mode=True)["embeddings"].shape == (3, 32, 128)
+    assert reloaded(texts=queries, query_mode=False)["embeddings"].shape == (3, 350, 128)

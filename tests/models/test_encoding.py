@@ -10,8 +10,7 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models import compute_dtype as compute
-from latelier.models import encoding, streaming
+from latelier.models import compute_dtype, encoding
 
 pytestmark = pytest.mark.processor
 
@@ -21,7 +20,6 @@ TEXTS = ["pear", "a longer text, which says more about pears!", "", *(f"number {
 @pytest.fixture
 def small_windows(monkeypatch):
     monkeypatch.setattr(encoding, "WINDOW", 4)
-    monkeypatch.setattr(streaming, "WINDOW", 4)
 
 
 def least_cosine(computed, exact):
@@ -98,20 +96,20 @@ class TestComputeDtype:
         assert fresh.encode_document(TEXTS, packed=True) == exact
 
     def test_long_work_is_in_bfloat16_where_the_hardware_has_it(self, fresh, monkeypatch):
-        monkeypatch.setattr(compute, "_LONG_WORK", 20)
-        monkeypatch.setattr(compute, "_cpu_multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(compute_dtype, "_LONG_WORK", 20)
+        monkeypatch.setattr(compute_dtype, "_cpu_multiplies_bfloat16", lambda: True)
         assert fresh.encode_document(TEXTS, packed=True) == fresh.encode_document(
             TEXTS, compute_dtype="bfloat16", packed=True
         )
-        monkeypatch.setattr(compute, "_cpu_multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(compute_dtype, "_cpu_multiplies_bfloat16", lambda: False)
         assert fresh.encode_document(TEXTS, packed=True) == fresh.encode_document(
             TEXTS, compute_dtype="float32", packed=True
         )
 
     def test_long_work_is_in_float32_where_bfloat16_goes_too_far(self, fresh, monkeypatch, caplog):
-        monkeypatch.setattr(compute, "_LONG_WORK", 20)
-        monkeypatch.setattr(compute, "_cpu_multiplies_bfloat16", lambda: True)
-        monkeypatch.setattr(compute, "_LEAST_COSINE", 1.01)
+        monkeypatch.setattr(compute_dtype, "_LONG_WORK", 20)
+        monkeypatch.setattr(compute_dtype, "_cpu_multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(compute_dtype, "_LEAST_COSINE", 1.01)
         with caplog.at_level(logging.WARNING):
             packed = fresh.encode_document(TEXTS, packed=True)
         assert packed == fresh.encode_document(TEXTS, compute_dtype="float32", packed=True)
@@ -119,10 +117,10 @@ class TestComputeDtype:
 
     def test_zero_and_broken_vectors(self):
         exact = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-        assert compute.stays_close(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), exact)
-        assert not compute.stays_close(torch.tensor([[1.0, 0.1], [0.0, 0.0]]), exact)
-        assert not compute.stays_close(torch.tensor([[float("nan"), 0.0], [0.0, 0.0]]), exact)
-        assert compute.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
+        assert compute_dtype.stays_close(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), exact)
+        assert not compute_dtype.stays_close(torch.tensor([[1.0, 0.1], [0.0, 0.0]]), exact)
+        assert not compute_dtype.stays_close(torch.tensor([[float("nan"), 0.0], [0.0, 0.0]]), exact)
+        assert compute_dtype.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -250,7 +248,7 @@ class TestStream:
 
 
 def test_other_encoders_stream_too(dense, monkeypatch, small_windows):
-    monkeypatch.setattr(type(dense), "encodes_by_budget", lambda self, task: False)
+    monkeypatch.setattr(encoding, "encodes_by_budget", lambda model: False)
     expected = dense.encode_document(TEXTS)
     for row, exact in zip(dense.encode_stream(TEXTS), expected, strict=True):
         torch.testing.assert_close(row, exact, rtol=1e-4, atol=1e-5)

@@ -34,9 +34,9 @@ def test_more_texts_than_open_files_are_allowed(minilm, tmp_path):
     assert done.stdout.split("\n")[0] == f"{MANY} [True, True, True]", done.stderr[-2000:]
 
 
-def test_a_packed_chunk_comes_back_as_it_was():
-    from latelier.models.workers import PackedChunk
+def test_a_joined_chunk_is_split_into_what_it_was():
+    from latelier.models.workers import JoinedChunk
 
     matrices = [torch.randn(3, 2), torch.randn(0, 2), torch.randn(1, 2)]
-    again = PackedChunk.pack(matrices).unpack()
+    again = JoinedChunk.of(matrices).split()
     assert [torch.equal(a, b) for a, b in zip(matrices, again, strict=True)] == [True, True, True]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.utils import batch_by_tokens, check_count
+from latelier.utils.features import select_rows, used_positions
 
 __all__ = ["MiniBatches", "at_least_float32", "run_rows", "run_whole"]
 
@@ -68,14 +68,14 @@ def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatch
     TokenEmbeddings
         The scored tokens of each row, in the order of the rows, with gradients; at least float32.
     """
-    used = _used(features)
+    used = used_positions(features)
     lengths = used.sum(dim=1).cpu().numpy()
     budget = mini_batches.max_tokens or (_CPU_TOKENS if used.device.type == "cpu" else _ACCELERATOR_TOKENS)
     texts: list[Tensor | None] = [None] * len(lengths)
     for rows in batch_by_tokens(lengths, budget, mini_batches.max_rows):
         if len(rows) == len(lengths):  # one mini-batch: the features as they are
             return TokenEmbeddings.from_list(_pass(model, features, mini_batches.recompute))
-        passed = _pass(model, _select(features, used, rows), mini_batches.recompute)
+        passed = _pass(model, select_rows(features, used, rows), mini_batches.recompute)
         for row, text in zip(rows.tolist(), passed, strict=True):
             texts[row] = text
     return TokenEmbeddings.from_list([text for text in texts if text is not None])
@@ -115,18 +115,3 @@ def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Te
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     models = iter([model])
     return lambda features: _forward(next(models, inner), features)
-
-
-def _used(features: dict[str, Any]) -> Tensor:
-    """Return the positions ``(rows, width)`` of tokens of the text or of its query expansion, bool."""
-    used = features["attention_mask"].bool()
-    expansion = features.get("query_expansion_positions")
-    return used | expansion.bool() if isinstance(expansion, Tensor) else used
-
-
-def _select(features: dict[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
-    """Select rows, without the columns that hold only their padding."""
-    index = torch.from_numpy(rows).to(used.device)
-    columns = used[index].any(dim=0).nonzero()
-    first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])
-    return {k: v[index, first:last] if isinstance(v, Tensor) else v for k, v in features.items()}

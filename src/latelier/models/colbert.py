@@ -1,144 +1,108 @@
 """`ColBERT`: a late-interaction model, one vector per token.
 
-A subclass of sentence-transformers' `MultiVectorEncoder`, so its trainer, evaluators, model cards, hub upload, PEFT
-and backends work unchanged, and a folder that we save loads there. What is ours: the recipe around a bare or dense
-encoder, late interaction without training, the calls people know from PyLate and neural-cherche, packed output,
-and a guard for each of the ways in which the recipe can be lost silently.
+A subclass of sentence-transformers' `MultiVectorEncoder`: its trainer, evaluators, model cards, hub upload, PEFT and
+backends work unchanged, and a folder that we save loads there. Methods check their arguments and delegate: building to
+`recipe`, reading to `checkpoints`, tokenising to `tokenization`, computing to `encoding`, results to `outputs`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from tqdm import trange
+from sentence_transformers import MultiVectorEncoder
+from torch import Tensor
 
-from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.checkpoint import DEFAULT_EMBEDDING_SIZE
-from latelier.models.encoder import Encoder
-from latelier.models.fitting import fit_pca
-from latelier.models.inputs import check_pairs
-from latelier.models.options import check_options, one_name, resolve_task
-from latelier.models.recipe import UNTRAINED
-from latelier.scores import colbert_scores_pairwise
+from latelier.models import encoding, options, workers
+from latelier.models.checkpoints import location, pylate
+from latelier.models.compute_dtype import check_compute_dtype
+from latelier.models.construction import DEFAULT_EMBEDDING_SIZE, Construction
+from latelier.models.differentiable import padded_vectors, score_pairs
+from latelier.models.inputs import check_pairs, checked_stream, read_inputs
+from latelier.models.lengths import check_lengths, max_length, set_max_lengths
+from latelier.models.outputs import OutputForm
+from latelier.models.pooling import check_pooling
+from latelier.models.projection import fit_pca
+from latelier.models.recipe import Recipe, untrained_recipe
+from latelier.models.tokenization import check_preprocessing, check_task_is_known, clear_errors, scored_tokens
 from latelier.utils import check_count
 from latelier.utils.reading import as_path
 
 __all__ = ["ColBERT"]
 
 
-class ColBERT(Encoder):
+class ColBERT(MultiVectorEncoder):
     """ColBERT model: texts in, one normalised vector per token out.
 
     Loads late-interaction checkpoints as they were trained (ours, PyLate's of any version, Stanford ColBERT's,
     sentence-transformers'). Around a bare encoder or a dense sentence-transformers model it builds the ColBERT recipe,
-    which then wants training; for late interaction without training use `from_dense`.
+    which then wants training; for late interaction without training use `from_dense`. All methods raise
+    `InvalidArgumentError` for an argument that does not exist, contradicts another or has an invalid value.
 
     Parameters
     ----------
     model_name_or_path
-        Path to the model or the model name.
+        Path to the model or the model name; `ModelLoadError` if there is no such model.
     embedding_size
         Dimensions of the embeddings; default 128 for a fresh head. A checkpoint that has a head keeps its own, and so
         does a dense model with trained linear layers, applied to every token: another number is ignored with a warning.
     device
-        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; None takes the best there is.
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; None takes the best available. A missing one is an error.
     max_length_query, max_length_document
-        Most tokens of a query and of a document, markers and special tokens included; default: what the checkpoint
-        was saved with, or 32 and 350. With query expansion every query has exactly `max_length_query` tokens.
+        Maximum number of tokens of a query and of a document, markers and special tokens included; default: what the
+        checkpoint was saved with, or 32 and 350; at most what the encoder reads. With query expansion every query has
+        exactly `max_length_query` tokens.
     recipe
         What to build around a bare or dense encoder; ignored by checkpoints, which have their own.
     truncate_dim
-        How many of the first numbers of each vector `encode` keeps unless told otherwise, for models trained with
-        ``dims``. Not saved with the model.
+        Default of the `truncate_dim` of `encode`, for models trained with ``dims``; not saved with the model.
     **kwargs
         Further parameters of `sentence_transformers.MultiVectorEncoder`.
-
-    Raises
-    ------
-    ModelLoadError
-        If there is no such model.
-    InvalidArgumentError
-        If a length is more than the encoder reads, or the device is missing.
 
     Examples
     --------
     >>> from latelier import models
-    >>> import torch
-
-    >>> _ = torch.manual_seed(42)
-
-    >>> queries = ["Berlin", "Paris", "London"]
-
-    >>> documents = [
-    ...     "Berlin is the capital of Germany",
-    ...     "Paris is the capital of France and France is in Europe",
-    ...     "London is the capital of England",
-    ... ]
-
-    >>> encoder = models.ColBERT(
-    ...     model_name_or_path="sentence-transformers/all-MiniLM-L6-v2",
-    ...     embedding_size=128,
-    ...     max_length_query=32,
-    ...     max_length_document=350,
-    ...     device="cpu",
-    ... )
-
-    >>> scores = encoder.scores(
-    ...    queries=queries,
-    ...    documents=documents,
-    ...    tqdm_bar=False,
-    ... )
-
+    >>> encoder = models.ColBERT("all-MiniLM-L6-v2", 128, device="cpu")
+    >>> queries, documents = ["Berlin", "Paris"], ["In Germany", "In France"]
+    >>> scores = encoder.scores(queries, documents, tqdm_bar=False)
     >>> scores  # doctest: +ELLIPSIS
     tensor([..., grad_fn=<CatBackward0>)
-
-    >>> _ = encoder.save_pretrained("checkpoint")
-
-    >>> encoder = models.ColBERT(
-    ...     model_name_or_path="checkpoint",
-    ...     embedding_size=64,
-    ...     device="cpu",
-    ... )
-
-    >>> reloaded = encoder.scores(queries=queries, documents=documents, tqdm_bar=False)
-    >>> torch.equal(scores, reloaded)
+    >>> encoder.save_pretrained("checkpoint")
+    >>> reloaded = models.ColBERT("checkpoint", device="cpu")
+    >>> torch.equal(scores, reloaded.scores(queries, documents, tqdm_bar=False))
     True
-
-    >>> embeddings = encoder(
-    ...     texts=queries,
-    ...     query_mode=True
-    ... )
-
-    >>> embeddings["embeddings"].shape
-    torch.Size([3, 32, 128])
-
-    >>> embeddings = encoder(
-    ...     texts=queries,
-    ...     query_mode=False
-    ... )
-
-    >>> embeddings["embeddings"].shape
-    torch.Size([3, 350, 128])
+    >>> encoder(texts=queries, query_mode=False)["embeddings"].shape
+    torch.Size([2, 350, 128])
     """
+
+    def __init__(
+        self,
+        model_name_or_path: str | None = None, embedding_size: int | None = None,
+        device: str | torch.device | None = None,
+        max_length_query: int | None = None, max_length_document: int | None = None,
+        *, recipe: Recipe | None = None, truncate_dim: int | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        options.check(type(self).__name__, kwargs, options.of(MultiVectorEncoder), ColBERT)
+        # A plain object: a module stored before nn.Module.__init__ would break nn.Sequential.
+        self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
+        name = None if model_name_or_path is None else str(model_name_or_path)
+        place = location.resolve_place(device, kwargs)
+        with location.loading(name) as found:
+            super().__init__(found, device=place, **location.without_pickles(kwargs))
+        set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
+        self.truncate_dim = options.resolve_truncation(truncate_dim, None, self.embedding_size)
+        self._construction.report(name, self, self.embedding_size)
 
     @classmethod
     def from_dense(
         cls,
-        model_name_or_path: str,
-        projection: Literal["orthogonal", "pca"] | None = None,
-        embedding_size: int = DEFAULT_EMBEDDING_SIZE,
-        device: str | torch.device | None = None,
-        *,
-        max_length_query: int | None = None,
-        max_length_document: int | None = None,
-        **kwargs: Any,
-    ) -> ColBERT:
-        """Late interaction without training: the token vectors of a dense model, as they are.
+        model_name_or_path: str, projection: Literal["orthogonal", "pca"] | None = None,
+        embedding_size: int = DEFAULT_EMBEDDING_SIZE, device: str | torch.device | None = None,
+        *, max_length_query: int | None = None, max_length_document: int | None = None, **kwargs: Any,
+    ) -> ColBERT:  # fmt: skip
+        """Late interaction without training: the token vectors of a dense model.
 
         No markers and no query expansion, which only harm a model that was not trained with them. On SciFact the token
         vectors of all-MiniLM-L6-v2 rank better (nDCG@10 0.72) than its pooled vector (0.65).
@@ -146,79 +110,190 @@ class ColBERT(Encoder):
         Parameters
         ----------
         model_name_or_path
-            A dense sentence-transformers model, or any encoder. Prompts that a dense model was trained with are kept,
-            and so are trained linear layers behind its pooling (applied to every token).
+            A dense sentence-transformers model, or any encoder; `InvalidArgumentError` for a late-interaction model.
+            Prompts and trained linear layers of a dense model are kept; the layers are applied to every token.
         projection
             None keeps the encoder's own dimension (384 for MiniLM); ``"orthogonal"`` projects to `embedding_size` by a
             seeded random rotation; ``"pca"`` by principal components, to be fitted with `fit_projection` before use.
         embedding_size
             Dimensions after the projection, at most those before it.
-        device
-            As in `ColBERT`.
         max_length_query, max_length_document
-            Caps in tokens; default: whatever the encoder reads for queries (they are not padded), 350 for documents.
-        **kwargs
-            Further parameters of `sentence_transformers.MultiVectorEncoder`.
-
-        Returns
-        -------
-        ColBERT
-            A model that is ready to encode, after `fit_projection` for ``"pca"``.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the model is a late-interaction checkpoint already, the projection is unknown, or it has more dimensions
-            than what it projects.
+            Caps in tokens; default: the encoder's own limit for queries (they are not padded), 350 for documents.
+        device, **kwargs
+            As in `ColBERT`.
 
         Examples
         --------
-        >>> from latelier.models import ColBERT
-        >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
         >>> model.encode_document(["fruits are healthy."])[0].shape
         torch.Size([6, 384])
         """
-        if projection not in (None, "orthogonal", "pca"):
-            raise InvalidArgumentError(f"unknown projection {projection!r}; expected None, 'orthogonal' or 'pca'.")
+        recipe = untrained_recipe(projection)
+        size = None if projection is None else embedding_size
         as_path(model_name_or_path, "the model")
-        model = cls(
-            model_name_or_path,
-            None if projection is None else embedding_size,
-            device,
-            max_length_query,
-            max_length_document,
-            recipe=replace(UNTRAINED, projection=projection),
-            **kwargs,
-        )
-        if not model._is_fresh:
-            raise InvalidArgumentError(
-                f"{model_name_or_path!r} is a late-interaction checkpoint already; load it with ColBERT(...)."
-            )
+        model = cls(model_name_or_path, size, device, max_length_query, max_length_document, recipe=recipe, **kwargs)
+        model._construction.check_fresh(model_name_or_path)
         return model
+
+    @property
+    def embedding_size(self) -> int:
+        """Dimensions of each token's embedding."""
+        return int(self.get_embedding_dimension() or 0)
+
+    @property
+    def max_length_query(self) -> int:
+        """Maximum number of tokens of a query, markers and special tokens included."""
+        return max_length(self, "query")
+
+    @property
+    def max_length_document(self) -> int:
+        """Maximum number of tokens of a document, markers and special tokens included."""
+        return max_length(self, "document")
+
+    def encode(  # type: ignore[override]
+        self,
+        # first the arguments of sentence-transformers, in its order
+        texts: Any = None, prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,
+        show_progress_bar: bool | None = None, output_value: Literal["token_embeddings"] | None = "token_embeddings",
+        convert_to_numpy: bool = False, device: Any = None, normalize_embeddings: bool = False, pool: Any = None,
+        chunk_size: int | None = None, token_pooling: Any = None, task: str | None = None,
+        *, query_mode: bool | None = None, is_query: bool | None = None, truncation: bool = True, packed: bool = False,
+        precision: str | None = None, compute_dtype: str = "auto", truncate_dim: int | None = None,
+        pool_factor: int = 1, protected_tokens: int = 1,
+        add_special_tokens: bool = False, convert_to_tensor: bool = False, inputs: Any = None, sentences: Any = None,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Encode texts without gradients.
+
+        Parameters
+        ----------
+        texts, inputs, sentences
+            One text, many, or lists of texts (the candidates of each query): the names of latelier,
+            sentence-transformers and PyLate. A pair that the encoder reads as one input is a tuple.
+        prompt_name, prompt
+            What to put before each text instead of the model's own prompt (its marker).
+        task, query_mode, is_query
+            The spellings of sentence-transformers, neural-cherche and PyLate: ``"query"`` and True, ``"document"`` and
+            False. Default: **queries**. `encode_query` and `encode_document` leave no doubt.
+        truncation
+            False makes a text that is longer than its cap an error rather than truncating it.
+        packed
+            Return one `TokenEmbeddings` rather than a list.
+        precision
+            Dtype to return: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"int8"`` with one scale per token
+            (needs ``packed=True``). Default: as computed.
+        compute_dtype
+            Dtype to compute in: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 for more than
+            32,768 tokens where it is faster and a sample of the texts keeps a cosine of 0.999 for each token.
+        truncate_dim
+            How many of the first numbers of each vector to keep, normalised again; default: the model's.
+        pool_factor, protected_tokens
+            Of documents, keep about one vector of ``pool_factor``; see `pool_tokens`.
+        add_special_tokens, convert_to_tensor
+            For calls written for neural-cherche and PyLate: there are always special tokens, and tensors.
+        batch_size, show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, **kwargs
+            With ``chunk_size`` and ``token_pooling``, as in `sentence_transformers.MultiVectorEncoder.encode`.
+
+        Returns
+        -------
+        list of torch.Tensor
+            One ``(tokens, dim)`` matrix per text; one matrix for one text; a list for each list of texts.
+
+        Examples
+        --------
+        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
+        >>> model.encode(["a fruit.", ""], is_query=False, packed=True)
+        TokenEmbeddings(2 texts, 7 tokens, dim=384, float32, cpu)
+        """
+        if kwargs:
+            options.check("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, self.encode)
+        given = options.one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
+        batch = read_inputs(given, self.is_singular_input)
+        task = options.resolve_task(query_mode, is_query, task)
+        check_pooling(pool_factor, protected_tokens, task, output_value)
+        numpy = convert_to_numpy and not convert_to_tensor
+        form = OutputForm(packed, precision, numpy, output_value is None, pool_factor, protected_tokens)
+        check_compute_dtype(compute_dtype)
+        if not truncation:
+            check_lengths(self, batch.rows, task)
+        job = encoding.Job(
+            task,
+            prompt,
+            batch_size,
+            compute_dtype,
+            options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size),
+            numpy,
+        )
+        values = (show_progress_bar, output_value, numpy, device, normalize_embeddings, pool, chunk_size, token_pooling)
+        self._construction.check_fitted()
+        encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, options.chosen(values, kwargs))
+        return batch.regroup(form.convert(encoded, job.truncate_dim or self.embedding_size, batch.single))
+
+    def encode_stream(
+        self,
+        texts: Iterable[str],
+        *, is_query: bool = False, packed: bool = False, precision: str | None = None, compute_dtype: str = "auto",
+        truncate_dim: int | None = None, pool_factor: int = 1, protected_tokens: int = 1, batch_size: int = 32,
+        show_progress_bar: bool = False,
+    ) -> Iterator[Any]:  # fmt: skip
+        """Encode any iterable of texts, in memory that does not grow with their number.
+
+        Parameters
+        ----------
+        texts
+            Any iterable, read 2,048 texts ahead. A row that is not a string raises an error when it is reached.
+        is_query
+            Whether the texts are queries; documents by default, which is what corpora consist of.
+        packed
+            Yield `TokenEmbeddings` of up to 2,048 texts rather than one matrix per text. Indexes take either.
+        precision, compute_dtype, truncate_dim, pool_factor, protected_tokens, batch_size, show_progress_bar
+            As in `encode`. ``compute_dtype="auto"`` decides by the first 2,048 texts.
+
+        Yields
+        ------
+        torch.Tensor
+            One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
+
+        Examples
+        --------
+        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
+        >>> lines = (f"{n} fruits" for n in range(3))
+        >>> [matrix.shape[0] for matrix in model.encode_stream(lines)]
+        [4, 4, 4]
+        """
+        task = "query" if is_query else "document"
+        form = OutputForm(packed, precision, pool_factor=pool_factor, protected_tokens=protected_tokens)
+        check_pooling(pool_factor, protected_tokens, task)
+        check_compute_dtype(compute_dtype)
+        check_count("batch_size", batch_size)
+        checked = checked_stream(texts)
+        self._construction.check_fitted()
+        job = encoding.Job(
+            task,
+            None,
+            batch_size,
+            compute_dtype,
+            options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size),
+        )
+        total = len(texts) if isinstance(texts, Sized) else None
+        return encoding.stream(self, checked, job, form, total, show_progress_bar)
 
     def forward(
         self,
         input: Mapping[str, Any] | Sequence[str] | None = None,
-        *,
-        texts: Sequence[str] | None = None,
-        query_mode: bool | None = None,
-        is_query: bool | None = None,
-        task: str | None = None,
-        truncation: bool = True,
-        add_special_tokens: bool = True,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+        *, texts: Sequence[str] | None = None,
+        query_mode: bool | None = None, is_query: bool | None = None, task: str | None = None,
+        truncation: bool = True, add_special_tokens: bool = True, **kwargs: Any,
+    ) -> dict[str, Any]:  # fmt: skip
         """Embed texts with gradients, or run tokenised features through the pipeline.
 
         Parameters
         ----------
-        input
-            Features from `tokenize` or `preprocess` (what trainers and losses pass); or texts.
-        texts
-            Texts to embed.
+        input, texts
+            Texts to embed; or, as `input`, features from `tokenize` or `preprocess` (what trainers and losses pass).
         query_mode, is_query, task
-            Whether the texts are queries or documents, in the three spellings of `encode`; queries by default.
-            Features know it themselves, unless ``task`` says otherwise.
+            Whether the texts are queries or documents, as in `encode`. Features say it themselves, unless ``task`` is
+            given; in training, features that do not say it raise a `LatelierError`.
         truncation, add_special_tokens
             As in `encode`.
         **kwargs
@@ -228,115 +303,197 @@ class ColBERT(Encoder):
         -------
         dict
             For texts ``{"embeddings": (batch, max_length, dim)}``, always of the full length cap: rows of padding and
-            of tokens that do not count are zero. For features, the features with ``token_embeddings`` and
-            ``attention_mask`` (which tokens count).
-
-        Raises
-        ------
-        InvalidArgumentError
-            If there is no such argument, or spellings contradict each other.
-        LatelierError
-            In training, if features do not say whether they are queries or documents.
+            of tokens that are not scored are zero. For features, the features with ``token_embeddings`` and
+            ``attention_mask`` (which tokens are scored).
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            return self._forward_features(input, task=task, **kwargs)
-        check_options("the model, called with texts,", kwargs, (), inspect.signature(self.forward).parameters)
-        given = one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
-        task = resolve_task(query_mode, is_query, task)
+            task = task or input.get("task")
+            check_task_is_known(self, task)
+            self._construction.check_fitted()
+            return super().forward(input, task=task, **kwargs)  # type: ignore[arg-type]
+        options.check("the model, called with texts,", kwargs, (), self.forward)
+        given = options.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
+        task = options.resolve_task(query_mode, is_query, task)
         features = self.tokenize(given if isinstance(given, str) else list(given), task=task, truncation=truncation)
-        cap = self.max_length_query if task == "query" else self.max_length_document
-        if not features:
-            return {"embeddings": torch.zeros(0, cap, self.embedding_size, device=self.device)}
-        vectors, mask = self._token_vectors(features)
-        vectors = vectors * mask.unsqueeze(-1)
-        return {"embeddings": nn.functional.pad(vectors, (0, 0, 0, max(cap - vectors.shape[1], 0)))}
+        return {"embeddings": padded_vectors(self, features, max_length(self, task))}
 
     def scores(
         self, queries: Sequence[str], documents: Sequence[str], batch_size: int = 2, tqdm_bar: bool = True
     ) -> Tensor:
-        """Score query ``i`` against document ``i``, with gradients.
+        """Score query ``i`` against document ``i``, with gradients: ``(n,)`` float32.
 
         Parameters
         ----------
         queries, documents
-            Texts, as many of one as of the other.
-        batch_size
-            Pairs per batch.
-        tqdm_bar
-            Show a progress bar on standard error.
-
-        Returns
-        -------
-        torch.Tensor
-            ``(n,)`` float32.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If there are not as many documents as queries.
+            As many texts each.
+        batch_size, tqdm_bar
+            Pairs per batch, and whether to show a progress bar on standard error.
         """
         queries, documents = check_pairs(queries, documents)
         check_count("batch_size", batch_size)
-        batches = []
-        for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not tqdm_bar):
-            pair = slice(start, start + batch_size)
-            query_vectors, queries_mask = self._token_vectors(self.tokenize(queries[pair], is_query=True))
-            document_vectors, documents_mask = self._token_vectors(self.tokenize(documents[pair], is_query=False))
-            batches.append(
-                colbert_scores_pairwise(query_vectors, document_vectors, queries_mask, documents_mask, backend="torch")
-            )
-        return torch.cat(batches) if batches else torch.zeros(0, device=self.device)
+        return score_pairs(self, queries, documents, batch_size, tqdm_bar)
 
-    def fit_projection(self, texts: Iterable[str], batch_size: int = 32, show_progress_bar: bool = False) -> ColBERT:
-        """Fit the projection of a model made with ``from_dense(..., projection="pca")``, in closed form.
+    def tokenize(  # type: ignore[override]
+        self,
+        texts: str | Sequence[str], is_query: bool | None = None,
+        *, query_mode: bool | None = None, task: str | None = None, truncation: bool = True, **kwargs: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Tokenise texts into features for the model or a loss.
 
         Parameters
         ----------
         texts
-            A sample of the documents to be indexed; a thousand is plenty.
-        batch_size
-            Texts per batch; memory does not grow with their number.
-        show_progress_bar
-            Show a progress bar.
+            One text or many.
+        is_query, query_mode, task, truncation
+            As in `encode`: queries get their marker and expansion, documents their marker and skiplist.
+        **kwargs
+            Arguments of `preprocess`.
 
         Returns
         -------
-        ColBERT
-            The model itself, ready to encode; the fitted projection is saved with it.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the model has no such projection, or the texts have fewer tokens than the projection has dimensions.
+        dict
+            ``input_ids`` and ``attention_mask`` ``(n, tokens)``, ``task``, and what else the encoder takes.
 
         Examples
         --------
-        >>> from latelier.models import ColBERT
-        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", projection="pca", embedding_size=4, device="cpu")
-        >>> model.fit_projection(["fruits are healthy.", "pears are fruits."]).encode_query("fruits").shape
+        >>> model = ColBERT("all-MiniLM-L6-v2", device="cpu")
+        >>> ids = model.tokenize("a pear", task="document")["input_ids"][0]
+        >>> model.tokenizer.convert_ids_to_tokens(ids)
+        ['[CLS]', '[D] ', 'a', 'pear', '[SEP]']
+        """
+        task = options.resolve_task(query_mode, is_query, task)
+        texts = [texts] if isinstance(texts, str) else texts
+        if not truncation:
+            check_lengths(self, texts, task)
+        return self.preprocess(texts, task=task, **kwargs)
+
+    def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Turn texts, or other inputs that the encoder reads, into features.
+
+        The sentence-transformers trainer passes no prompt. Without the model's own prompts, which are put before texts
+        here, a model would be trained without the markers that it is used with.
+
+        Parameters
+        ----------
+        inputs
+            The texts, in a flat list.
+        prompt
+            What to put before each; None means the model's prompt for the task, ``""`` none.
+        **kwargs
+            ``task`` (``"query"`` or ``"document"``), which is among the features then; ``max_length``,
+            ``processing_kwargs``, and what the model's own modules take.
+        """
+        check_preprocessing(self, inputs, kwargs)
+        task = kwargs.get("task")
+        if prompt is None and task is not None:
+            prompt = self.prompts.get(task) or None
+        with clear_errors():
+            features = super().preprocess(inputs, prompt=prompt, **kwargs)
+        if features and task is not None:
+            features["task"] = task
+        return features
+
+    def tokens(self, text: str, is_query: bool = True) -> list[str]:
+        """Return the tokens that the rows of a text's embedding stand for, in the same order.
+
+        Examples
+        --------
+        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
+        >>> model.tokens("unhealthy fruits")
+        ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruits', '[SEP]']
+        """
+        return scored_tokens(self, self.tokenize([text], is_query=is_query))
+
+    def fit_projection(self, texts: Iterable[str], batch_size: int = 32, show_progress_bar: bool = False) -> ColBERT:
+        """Fit the projection of a model made with ``from_dense(..., projection="pca")``, in closed form.
+
+        Returns the model itself, ready to encode; the fitted projection is saved with it.
+
+        Parameters
+        ----------
+        texts
+            A sample of the documents to be indexed, of as many tokens as the projection has dimensions at least.
+        batch_size, show_progress_bar
+            Texts per batch, and whether to show a progress bar.
+
+        Examples
+        --------
+        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", "pca", 4, device="cpu")
+        >>> model.fit_projection(["a pear.", "a fig."]).encode_query("fruits").shape
         torch.Size([3, 4])
         """
-        if self._recipe.projection != "pca" or not self._is_fresh:
-            raise InvalidArgumentError('this model has no PCA projection; make one with from_dense(projection="pca").')
+        self._construction.check_fittable()
         fit_pca(self, texts, batch_size, show_progress_bar)
-        self._needs_fit = False
+        self._construction.needs_fit = False
         return self
 
-    def _forward_features(self, features: Any, **kwargs: Any) -> dict[str, Any]:
-        task = kwargs.pop("task", None) or features.get("task")
-        if task is None and self.training and torch.is_grad_enabled() and self._tells_queries_from_documents():
-            raise LatelierError(
-                "received features that do not say whether they are queries or documents, so markers and query "
-                "expansion would be missing in training. Train with sentence_transformers.MultiVectorEncoderTrainer, "
-                'or pass router_mapping={"<query column>": "query", "<document column>": "document", ...} to the '
-                "training arguments of SentenceTransformerTrainer; by hand, make features with "
-                "model.tokenize(texts, is_query=...)."
-            )
-        self._check_fitted()
-        return super().forward(features, task=task, **kwargs)
+    def save(
+        self,
+        path: str | os.PathLike[str], model_name: str | None = None, create_model_card: bool = True,
+        train_datasets: list[str] | None = None, safe_serialization: bool = True,
+        *, layout: Literal["sentence-transformers", "pylate"] = "sentence-transformers",
+    ) -> None:  # fmt: skip
+        """Save to a folder that `ColBERT` and plain sentence-transformers load, and PyLate 1.6 where asked for.
 
-    def _token_vectors(self, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Run features: vectors ``(n, tokens, dim)`` and bool mask ``(n, tokens)`` of those that count."""
-        moved = {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
-        out = self._forward_features(moved)
-        return out["token_embeddings"], out["attention_mask"].bool()
+        Parameters
+        ----------
+        path, model_name, create_model_card, train_datasets, safe_serialization
+            As in `sentence_transformers.MultiVectorEncoder.save`.
+        layout
+            ``"pylate"`` writes what PyLate 1.6 reads, which `ColBERT` and sentence-transformers read too. For a model
+            that PyLate's layout cannot hold it raises `InvalidArgumentError` before anything is written.
+        """
+        self._construction.check_fitted()
+        if not pylate.is_layout(layout):
+            super().save(str(path), model_name, create_model_card, train_datasets, safe_serialization)
+            return
+        pylate.save_for_pylate(self, str(path), safe_serialization=safe_serialization)
+        if create_model_card:
+            self._create_model_card(str(path), model_name, train_datasets)
+
+    save_pretrained = save  # the name that transformers uses
+
+    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
+
+        `LatelierError` if markers were added to the vocabulary since the encoder was loaded: an adapter is saved with
+        the name of its encoder, which does not have them.
+        """
+        self._construction.check_vocabulary_is_saved(type(self).__name__)
+        super().add_adapter(*args, **kwargs)
+
+    # Hooks of sentence-transformers.
+
+    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, False, self._legacy.prefixes, self.prompts)
+
+    def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
+
+    def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
+        self._construction.note_saved_head(modules)
+        return modules, module_kwargs
+
+    def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str | None:
+        with options.prompt_errors(prompt_name, self.prompts):
+            return super()._resolve_prompt(prompt, prompt_name)
+
+    def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:
+        """Encode in a worker process, where `encoding` has sent a job; or as sentence-transformers does."""
+        if job is None:
+            return super()._inference(inputs, device=device, **others)
+        return encoding.encode_chunk(self, inputs, job, device)
+
+    @classmethod
+    def _multi_process_worker(cls, target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
+        super()._multi_process_worker(target_device, model, input_queue, workers.JoiningQueue(results_queue))
+
+    @staticmethod
+    def _get_worker_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
+        return workers.split(MultiVectorEncoder._get_worker_result(pool, *args, **kwargs))
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
+        return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)

@@ -1,6 +1,6 @@
-"""The numbers that a model computes in: bfloat16 where the hardware multiplies it faster and the result stays close.
+"""The dtype that a model computes in: bfloat16 where the hardware multiplies it faster and the result stays close.
 
-Half the bits are half the time in the matrix products that encoding consists of. Weights, residuals and norms stay in
+Encoding consists of matrix products, which take about half the time in bfloat16. Weights, residuals and norms stay in
 float32 (torch's autocast), so that token vectors keep a cosine above 0.999 with those computed in float32; for
 all-MiniLM-L6-v2 the lowest of a million tokens was 0.9998.
 """
@@ -10,43 +10,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.cpu.forwards import faster_forwards
-from latelier.models.cpu.prepacked import layouts_work
+from latelier.models.cpu.forwards import patched_forwards
+from latelier.models.cpu.prepacked import can_prepack
 
-__all__ = ["COMPUTE_DTYPES", "Numbers", "check_compute_dtype", "computing", "prefers_bfloat16", "stays_close"]
+__all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "inference", "prefers_bfloat16", "stays_close"]
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-# Fewer tokens take a second or so in float32: not worth embeddings that differ in the fourth digit.
+# Fewer tokens take about a second in float32: too little to gain for embeddings that differ in the fourth digit.
 _LONG_WORK = 32_768
 _LEAST_COSINE = 0.999
 
 logger = logging.getLogger(__name__)
 
 
-class Numbers(NamedTuple):
-    """Which numbers a vector consists of: those of `compute_dtype`, the first `truncate_dim` of them or all."""
-
-    compute_dtype: str = "auto"
-    truncate_dim: int | None = None
-
-
-def check_compute_dtype(asked: Any) -> None:
-    """Refuse what is not one of `COMPUTE_DTYPES`."""
-    if not isinstance(asked, str) or asked not in COMPUTE_DTYPES:
+def check_compute_dtype(compute_dtype: Any) -> None:
+    """Raise an error for anything but one of `COMPUTE_DTYPES`."""
+    if not isinstance(compute_dtype, str) or compute_dtype not in COMPUTE_DTYPES:
         raise InvalidArgumentError(
-            f"received compute_dtype={asked!r}; expected one of {', '.join(map(repr, COMPUTE_DTYPES))}."
+            f"received compute_dtype={compute_dtype!r}; expected one of {', '.join(map(repr, COMPUTE_DTYPES))}."
         )
 
 
 def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | None) -> bool:
-    """Whether ``"auto"`` should try bfloat16: long work of a float32 model, on hardware that multiplies it."""
+    """Whether ``"auto"`` should try bfloat16: many tokens, a float32 model, and hardware that multiplies bfloat16."""
     if weights != torch.float32 or tokens < _LONG_WORK:
         return False
     if device.type == "cuda":
@@ -69,19 +62,19 @@ def stays_close(computed: Tensor, exact: Tensor) -> bool:
 
 
 @contextmanager
-def computing(model: Any, device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
-    """Compute without gradients, in autocast to `dtype` unless it is None, with faster forward passes on a CPU."""
+def inference(model: nn.Module, device: torch.device, autocast: torch.dtype | None) -> Iterator[None]:
+    """Compute without gradients, in autocast to a dtype unless it is None, with patched forwards on a CPU."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        if dtype is not None:
-            stack.enter_context(torch.autocast(device.type, dtype))
+        if autocast is not None:
+            stack.enter_context(torch.autocast(device.type, autocast))
         if device.type == "cpu":
-            stack.enter_context(faster_forwards(model))
+            stack.enter_context(patched_forwards(model))
         yield
 
 
 def _cpu_multiplies_bfloat16() -> bool:
-    # Elsewhere bfloat16 is emulated, and slower than float32. torch knows of Intel's and AMD's instructions; ARM's
-    # (bf16) are not asked for here. oneDNN may be kept from using them (ONEDNN_MAX_CPU_ISA), and then has no layout.
+    # Without such instructions bfloat16 is emulated, and slower than float32. torch reports those of Intel and AMD;
+    # ARM's are not asked for here. ONEDNN_MAX_CPU_ISA may keep oneDNN from using them: it cannot prepack then.
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, bool)() for name in checks) and layouts_work(torch.bfloat16)
+    return any(getattr(torch.cpu, name, bool)() for name in checks) and can_prepack(torch.bfloat16)

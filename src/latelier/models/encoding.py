@@ -1,4 +1,4 @@
-"""The encoding loop: tokenise a window of texts once, then run batches of similar length under a token budget.
+"""The encoding loop: tokenise a window of texts, then run batches of similar length under a token budget.
 
 The next window is tokenised in a background thread while the model works on this one, so that memory depends on the
 window and not on the number of texts.
@@ -6,64 +6,84 @@ window and not on the number of texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sentence_transformers.base.modules import Normalize
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Normalize, Transformer
 from torch import Tensor, nn
 
 from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
-from latelier.models.compute_dtype import Numbers, computing, prefers_bfloat16, stays_close
-from latelier.utils import batch_by_tokens
+from latelier.models.compute_dtype import inference, prefers_bfloat16, stays_close
+from latelier.models.inputs import are_texts
+from latelier.models.lengths import max_length
+from latelier.models.options import check_own_dtype, has_loop_options
+from latelier.models.outputs import OutputForm
+from latelier.utils import batch_by_tokens, check_count, resolve_device
+from latelier.utils.features import select_rows, used_positions
+from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets, rows_of
 
-if TYPE_CHECKING:
-    from latelier.models.encoder import Encoder
-
-__all__ = ["WINDOW", "Batch", "Job", "encode_windows", "matrices", "pack", "truncate"]
+__all__ = [
+    "WINDOW",
+    "Batch",
+    "Job",
+    "Window",
+    "encode_chunk",
+    "encode_rows",
+    "encode_windows",
+    "encodes_by_budget",
+    "packed_windows",
+    "stream",
+]
 
 # Texts tokenised at once: enough to find partners of equal length, few enough to hold their token ids (17 MB).
 WINDOW = 2048
-# What a batch holds on a CPU: more tokens fall out of its caches between one layer and the next.
+# Tokens of a batch on a CPU: more of them do not stay in its caches from one layer to the next.
 _CPU_TOKENS = 2048
+# Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are.
 _SAMPLE = 4
+_CPU = torch.device("cpu")
+_logger = logging.getLogger(__name__)
+_DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """How to encode.
+    """How to encode texts.
 
     Parameters
     ----------
     task
         ``"query"`` or ``"document"``.
-    device
-        Where to compute.
     prompt
-        What to put before each text; None is the model's own.
+        What to put before each text; None for the model's own prompt.
     batch_size
-        How many texts of full length make a batch at most; of shorter texts, as many as make equally many tokens.
-    numbers
-        What to compute in and how many dims to keep.
+        Maximum number of texts of full length in a batch; of shorter texts, as many as have equally many tokens.
+    compute_dtype
+        The dtype to compute in, or ``"auto"``.
+    truncate_dim
+        How many of the first numbers of each vector to keep; None for all.
     save_to_cpu
         Move each batch to the CPU when it is done.
-    options
-        Arguments of `preprocess` and of the modules.
+    device
+        Where to compute.
     """
 
     task: str
-    device: torch.device
     prompt: str | None = None
     batch_size: int = 32
-    numbers: Numbers = field(default_factory=Numbers)
+    compute_dtype: str = "auto"
+    truncate_dim: int | None = None
     save_to_cpu: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    device: torch.device = _CPU
 
 
 class Batch(NamedTuple):
@@ -74,7 +94,165 @@ class Batch(NamedTuple):
     lengths: list[int]
 
 
-def encode_windows(model: Encoder, texts: Iterable[str], job: Job, bar: Any = None) -> Iterator[list[Batch]]:
+class Window(NamedTuple):
+    """The encoded batches of the texts that were tokenised together, each text in one of them."""
+
+    batches: list[Batch]
+
+    def to_list(self) -> list[Tensor]:
+        """Return one ``(tokens, dim)`` tensor per text, in order; those of a batch share memory."""
+        encoded: dict[int, Tensor] = {}
+        for batch in self.batches:
+            encoded.update(zip(batch.rows.tolist(), batch.vectors.split(batch.lengths), strict=True))
+        return [encoded[row] for row in range(len(encoded))]
+
+    def to_embeddings(self, precision: str | None = None) -> TokenEmbeddings:
+        """Return the texts in order, copied once, and converted to `precision` on the way."""
+        lengths = np.zeros(sum(len(batch.rows) for batch in self.batches), dtype="int64")
+        for batch in self.batches:
+            lengths[batch.rows] = batch.lengths
+        offsets = lengths_to_offsets(lengths)
+        first = self.batches[0].vectors
+        # int8 needs the vectors as computed: the scale of a token comes from them.
+        dtype = first.dtype if precision in (None, "int8") else DTYPES[precision]
+        vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
+        for batch in self.batches:
+            vectors[torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)] = batch.vectors.to(dtype)
+        packed = TokenEmbeddings(vectors, offsets)
+        return packed if precision is None else packed.to(precision)
+
+
+def encodes_by_budget(model: MultiVectorEncoder) -> bool:
+    """Whether this loop encodes the texts of a model; sentence-transformers does otherwise.
+
+    Not with flash attention, where a batch is flattened rather than padded, nor with encoders that are no
+    transformer.
+    """
+    encoder = model[0]
+    return isinstance(encoder, Transformer) and not encoder.can_flatten_inputs
+
+
+def encode_rows(
+    model: Any, rows: list[Any], job: Job, prompt_name: str | None, form: OutputForm, options: dict[str, Any]
+) -> Any:
+    """Encode inputs: texts by our loop, and what it does not know by sentence-transformers'.
+
+    Parameters
+    ----------
+    model
+        The model.
+    rows
+        The inputs.
+    job
+        How to encode; the device and the prompt's name are resolved here.
+    prompt_name
+        Name of the prompt, where `job` has none; None for that of the task.
+    form
+        What the result will be converted to.
+    options
+        Options of sentence-transformers that are not at their defaults.
+
+    Returns
+    -------
+    list or TokenEmbeddings
+        Token vectors of each input, or `TokenEmbeddings` where `form` works on those.
+    """
+    if job.prompt is None and prompt_name is None and job.task in model.prompts:
+        prompt_name = job.task
+    delegated = model._distributed_inference is not None and options.get("device") is None
+    if delegated or not (encodes_by_budget(model) and has_loop_options(options) and are_texts(rows)):
+        check_own_dtype(job.compute_dtype, options, job.task)
+        options = {**options, "batch_size": job.batch_size, "task": job.task}
+        encoded: Any = MultiVectorEncoder.encode(model, rows, prompt_name, job.prompt, **options)
+        if job.truncate_dim is None or options.get("output_value", "") is None:
+            return encoded
+        return [_truncate(torch.as_tensor(row), job.truncate_dim) for row in encoded]
+    check_count("batch_size", job.batch_size)
+    job = replace(job, prompt=model._resolve_prompt(job.prompt, prompt_name))
+    shown = options.get("show_progress_bar")
+    if shown is None:
+        shown = _logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
+    device, pool = options.get("device"), options.get("pool")
+    if pool is not None or (isinstance(device, list) and device):
+        for each in device if isinstance(device, list) else ():
+            resolve_device(each)
+        return model._multi_process(rows, shown, pool, device, options.get("chunk_size"), job=job)
+    job = replace(job, device=_place(model, device))
+    with progress_bar(shown=shown, total=len(rows), desc=_DESCRIPTIONS[job.task]) as bar:
+        windows = encode_windows(model, rows, job, bar)
+        if form.works_on_packed and rows:
+            return TokenEmbeddings.concatenate([window.to_embeddings() for window in windows])
+        return [row for window in windows for row in window.to_list()]
+
+
+def encode_chunk(model: MultiVectorEncoder, texts: list[str], job: Job, device: Any) -> list[Tensor]:
+    """Encode texts in a worker process, on its device: one ``(tokens, dim)`` tensor per text."""
+    job = replace(job, device=_place(model, device))
+    return [row for window in encode_windows(model, texts, job) for row in window.to_list()]
+
+
+def stream(
+    model: MultiVectorEncoder, texts: Iterable[str], job: Job, form: OutputForm, total: int | None, shown: bool
+) -> Iterator[Any]:
+    """Yield the embedding of each text, or `TokenEmbeddings` of each window, as `form` says.
+
+    Parameters
+    ----------
+    model, job
+        As in `packed_windows`.
+    texts
+        The texts, checked as they are read.
+    form
+        What to yield.
+    total, shown
+        How many texts there are, if that is known, for a progress bar; and whether to show it.
+    """
+    with progress_bar(shown=shown, total=total, desc=_DESCRIPTIONS[job.task]) as bar:
+        for encoded in packed_windows(model, texts, job, form.encoded_precision, bar):
+            window = form.convert_window(encoded)
+            # A row that the caller keeps must not keep the memory of 2,048 others.
+            yield from [window] if form.packed else map(torch.clone, window)
+
+
+def packed_windows(
+    model: MultiVectorEncoder, texts: Iterable[str], job: Job, precision: str | None = None, bar: Any = None
+) -> Iterator[TokenEmbeddings]:
+    """Encode texts into one `TokenEmbeddings` on the CPU per window.
+
+    Parameters
+    ----------
+    model
+        The model.
+    texts
+        The texts, read in the caller's thread, one window ahead.
+    job
+        How to encode. The device and the prompt are the model's own.
+    precision
+        As in `ColBERT.encode`.
+    bar
+        Progress bar to update.
+
+    Yields
+    ------
+    TokenEmbeddings
+        `WINDOW` texts, the last time the remaining ones.
+    """
+    if encodes_by_budget(model):
+        job = replace(job, prompt=model.prompts.get(job.task), device=model.device, save_to_cpu=True)
+        for window in encode_windows(model, texts, job, bar):
+            yield window.to_embeddings(precision)
+        return
+    options: dict[str, Any] = {"compute_dtype": job.compute_dtype, "truncate_dim": job.truncate_dim}
+    options |= {"task": job.task, "batch_size": job.batch_size, "precision": precision, "packed": True}
+    remaining = iter(texts)
+    while part := list(islice(remaining, WINDOW)):
+        encoded: Any = model.encode(part, **options)
+        yield encoded.to("cpu")
+        if bar is not None:
+            bar.update(len(part))
+
+
+def encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, bar: Any = None) -> Iterator[Window]:
     """Encode texts without gradients, window by window; memory is bounded by the window.
 
     Parameters
@@ -90,52 +268,37 @@ def encode_windows(model: Encoder, texts: Iterable[str], job: Job, bar: Any = No
 
     Yields
     ------
-    list of Batch
-        The batches of `WINDOW` texts (the last window has what is left), each text in one of them.
+    Window
+        `WINDOW` texts, the last time the remaining ones.
     """
     if model.training:
         model.eval()
-    dtype = DTYPES.get(job.numbers.compute_dtype)
-    decided = job.numbers.compute_dtype != "auto"
+    dtype = DTYPES.get(job.compute_dtype)
+    decided = job.compute_dtype != "auto"
     for features in _tokenized(model, texts, job):
-        used = _used_columns(features)
+        used = used_positions(features)
         if not decided:
             dtype, decided = _choose_dtype(model, features, used, job), True
         yield _encode_window(model, features, used, job, dtype, bar)
 
 
-def matrices(window: list[Batch]) -> list[Tensor]:
-    """Return one ``(tokens, dim)`` matrix per text of a window, in order; those of a batch share memory."""
-    encoded: dict[int, Tensor] = {}
-    for batch in window:
-        encoded.update(zip(batch.rows.tolist(), batch.vectors.split(batch.lengths), strict=True))
-    return [encoded[row] for row in range(len(encoded))]
+def _place(model: Any, device: Any) -> torch.device:
+    """Return where to compute; without a look at all parameters, which takes a tenth of a short query."""
+    if device is None and not model._placement_is_delegated:
+        return torch.device(model.device)
+    return torch.device(model._resolve_inference_device(None if device is None else resolve_device(device)))
 
 
-def truncate(vectors: Tensor, dim: int) -> Tensor:
-    """Keep the first numbers of each token vector ``(tokens, dim)``, and bring it back to length 1."""
+def _truncate(vectors: Tensor, dim: int) -> Tensor:
+    """Keep the first `dim` numbers of each token vector ``(tokens, dim)``, normalised again."""
     return nn.functional.normalize(vectors[:, :dim], dim=-1)
 
 
-def pack(window: list[Batch], precision: str | None = None) -> TokenEmbeddings:
-    """Return the texts of a window in order, converted to `precision` on the way."""
-    lengths = np.zeros(sum(len(batch.rows) for batch in window), dtype="int64")
-    for batch in window:
-        lengths[batch.rows] = batch.lengths
-    offsets = lengths_to_offsets(lengths)
-    first = window[0].vectors
-    # int8 needs the whole numbers first: the scale of a token comes from them.
-    dtype = first.dtype if precision in (None, "int8") else DTYPES[precision]
-    vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
-    for batch in window:
-        vectors[torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)] = batch.vectors.to(dtype)
-    packed = TokenEmbeddings(vectors, offsets)
-    return packed if precision is None else packed.to(precision)
+def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Iterator[Any]:
+    """Yield the features of each window; the next one is tokenised in a thread meanwhile."""
 
-
-def _tokenized(model: Encoder, texts: Iterable[str], job: Job) -> Iterator[Any]:
     def tokenize(window: list[str]) -> Any:
-        return model.preprocess(window, prompt=job.prompt, task=job.task, **job.options)
+        return model.preprocess(window, prompt=job.prompt, task=job.task)
 
     remaining = iter(texts)
     window = list(islice(remaining, WINDOW))
@@ -154,63 +317,43 @@ def _tokenized(model: Encoder, texts: Iterable[str], job: Job) -> Iterator[Any]:
 
 
 def _encode_window(
-    model: Encoder, features: Any, used: Tensor, job: Job, dtype: torch.dtype | None, bar: Any
-) -> list[Batch]:
-    cap = model.max_length_query if job.task == "query" else model.max_length_document
-    budget = job.batch_size * cap
+    model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: torch.dtype | None, bar: Any
+) -> Window:
+    budget = job.batch_size * max_length(model, job.task)
     if job.device.type == "cpu":
         budget = min(budget, _CPU_TOKENS)
     batches = []
     autocast = None if dtype == torch.float32 else dtype
-    with computing(model, job.device, autocast):
+    with inference(model, job.device, autocast):
         for rows in batch_by_tokens(used.sum(dim=1).numpy(), budget):
             batches.append(_encode_batch(model, features, used, rows, job))
             if bar is not None:
                 bar.update(len(rows))
-    return batches
+    return Window(batches)
 
 
-def _encode_batch(model: Encoder, features: Any, used: Tensor, rows: np.ndarray, job: Job) -> Batch:
-    out = model(_select(features, used, rows, job.device), task=job.task, **job.options)
+def _encode_batch(model: MultiVectorEncoder, features: Any, used: Tensor, rows: np.ndarray, job: Job) -> Batch:
+    batch = features if len(used) == 1 else select_rows(features, used, rows)
+    batch = {name: value.to(job.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    out = model(batch, task=job.task)
     mask = out["attention_mask"].bool()
     vectors = out["token_embeddings"][mask]  # (tokens of the batch, dim)
     if torch.is_autocast_enabled(job.device.type):
         # The last layers rounded the length of each vector too.
         vectors = vectors.float()
         vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(model[-1], Normalize) else vectors
-    if job.numbers.truncate_dim is not None:
-        vectors = truncate(vectors, job.numbers.truncate_dim)
+    if job.truncate_dim is not None:
+        vectors = _truncate(vectors, job.truncate_dim)
     return Batch(rows, vectors.cpu() if job.save_to_cpu else vectors, mask.sum(dim=1).tolist())
 
 
-def _choose_dtype(model: Encoder, features: Any, used: Tensor, job: Job) -> torch.dtype | None:
-    """Return bfloat16 for long work where it is faster and a sample of the texts stays close; None as the model is."""
+def _choose_dtype(model: MultiVectorEncoder, features: Any, used: Tensor, job: Job) -> torch.dtype | None:
+    """Return bfloat16 where it is faster and a sample of the texts stays close; None for the dtype of the weights."""
     if not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
         return None
     rows = np.unique(np.linspace(0, len(used) - 1, _SAMPLE).astype("int64"))
     sample = {}
     for dtype in (torch.bfloat16, None):
-        with computing(model, job.device, dtype):
+        with inference(model, job.device, dtype):
             sample[dtype] = _encode_batch(model, features, used, rows, job).vectors
     return torch.bfloat16 if stays_close(sample[torch.bfloat16], sample[None]) else None
-
-
-def _used_columns(features: Any) -> Tensor:
-    """Bool ``(n, width)``: positions that hold a token of the text or of its query expansion."""
-    used = features["attention_mask"].bool()
-    expansion = features.get("query_expansion_positions")
-    return used if expansion is None else used | expansion.bool()
-
-
-def _select(features: Any, used: Tensor, rows: np.ndarray, device: torch.device) -> dict[str, Any]:
-    """Cut a batch out of a tokenised window, without the columns that only its longer texts need."""
-    if len(used) == 1:
-        return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
-    index = torch.from_numpy(rows)
-    columns = torch.nonzero(used[index].any(dim=0)).flatten()
-    first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])
-    batch = {}
-    for name, value in features.items():
-        per_token = isinstance(value, Tensor) and value.shape == used.shape
-        batch[name] = value[index, first:last].to(device) if per_token else value
-    return batch

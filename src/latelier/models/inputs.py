@@ -1,31 +1,120 @@
-"""Checking the texts that users hand to a model: that they are texts, as many as needed, and how long."""
+"""What users hand to a model: texts, lists of texts, and texts in groups; checked, and put into one flat list.
+
+An input that is not text (an image, a list of messages) is passed on to `ColBERT.preprocess` as it was given. All
+checks that hold for texts only are in this file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import describe
 from latelier.utils.reading import check_unicode
 
-if TYPE_CHECKING:
-    from latelier.models.checkpoint import Checkpoint
+__all__ = [
+    "Inputs",
+    "are_texts",
+    "check_pairs",
+    "checked_stream",
+    "is_group",
+    "read_inputs",
+]
 
-__all__ = ["check_lengths", "check_pairs", "check_texts", "checked_stream"]
+
+class Inputs(NamedTuple):
+    """Inputs in one flat list.
+
+    Parameters
+    ----------
+    rows
+        The inputs.
+    group_sizes
+        Sizes of the groups that they came in (the candidates of each query); None if they came in no groups.
+    single
+        Whether one input was given rather than a list.
+    """
+
+    rows: list[Any]
+    group_sizes: list[int] | None
+    single: bool
+
+    def regroup(self, encoded: Any) -> Any:
+        """Cut what was encoded, a list or `TokenEmbeddings`, into the groups that were given."""
+        if self.group_sizes is None:
+            return encoded
+        ends = list(accumulate(self.group_sizes))
+        return [encoded[end - size : end] for size, end in zip(self.group_sizes, ends, strict=True)]
 
 
-def check_texts(texts: Any, name: str = "texts") -> None:
-    """Refuse what is certainly no text, by its position; other modalities are sentence-transformers' to judge."""
-    for i, text in enumerate([texts] if isinstance(texts, str) else texts):
-        if text is None or isinstance(text, (int, float, bytes)):
-            raise InvalidArgumentError(f"{name}[{i}] is {describe(text)}; expected str.")
-        if isinstance(text, str):
-            check_unicode(text, f"{name}[{i}]")
+def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
+    """Return what was given to `ColBERT.encode` as a flat list.
+
+    A list of lists is groups, as in PyLate. Two texts that the encoder reads as one input are a tuple, as in
+    sentence-transformers.
+
+    Parameters
+    ----------
+    given
+        One input, a list of them, or a list of groups.
+    is_single
+        Tells one input from a list.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If only some of the rows are groups, or a row is neither a text nor any other kind of input.
+
+    Examples
+    --------
+    >>> read_inputs([["a", "b"], [], ["c"]], lambda given: isinstance(given, str))
+    Inputs(rows=['a', 'b', 'c'], group_sizes=[2, 0, 1], single=False)
+    """
+    if isinstance(given, Iterator):
+        raise InvalidArgumentError("received a generator; encode takes a list, encode_stream reads generators.")
+    single = is_single(given)
+    rows = [given] if single else list(given)
+    grouped = [is_group(row) for row in rows]
+    if not any(grouped):
+        _check_texts(rows)
+        return Inputs(rows, None, single)
+    if not all(grouped):
+        group, text = grouped.index(True), grouped.index(False)
+        raise InvalidArgumentError(
+            f"texts[{group}] is a list and texts[{text}] is a {type(rows[text]).__name__}; give texts or lists of "
+            "texts, not both."
+        )
+    for i, row in enumerate(rows):
+        _check_texts(row, f"texts[{i}]")
+        for j, text in enumerate(row):
+            if isinstance(text, list):
+                raise InvalidArgumentError(f"texts[{i}][{j}] is a list; texts come in lists or in lists of lists.")
+    return Inputs([text for row in rows for text in row], [len(row) for row in rows], single)
+
+
+def is_group(row: object) -> bool:
+    """Whether a row is a list of texts; a list of messages is a conversation, which is one input."""
+    return isinstance(row, list) and not (row and isinstance(row[0], Mapping))
+
+
+def are_texts(rows: Iterable[Any]) -> bool:
+    """Whether all inputs are plain texts, which our encoding loop is made for."""
+    return all(isinstance(row, str) for row in rows)
+
+
+def _check_texts(rows: Iterable[Any], name: str = "texts") -> None:
+    """Raise an error for a row that cannot be an input of any kind, or is not valid Unicode; it names the position."""
+    for i, row in enumerate(rows):
+        if row is None or isinstance(row, (int, float, bytes)):
+            raise InvalidArgumentError(f"{name}[{i}] is {describe(row)}; expected str.")
+        if isinstance(row, str):
+            check_unicode(row, f"{name}[{i}]")
 
 
 def checked_stream(texts: Any) -> Iterator[str]:
-    """Yield texts as they come, up to the first that is none, which is refused by its position."""
+    """Yield texts one by one; the first row that is not a text raises an error that names its position."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise InvalidArgumentError(
             f"received {describe(texts)} as texts to stream; expected an iterable of str, a list or a generator."
@@ -42,22 +131,9 @@ def checked_stream(texts: Any) -> Iterator[str]:
 
 
 def check_pairs(queries: Sequence[str], documents: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return both sides as lists of equal length."""
+    """Return queries and documents as lists of equal length."""
     left = [queries] if isinstance(queries, str) else list(queries)
     right = [documents] if isinstance(documents, str) else list(documents)
     if len(left) != len(right):
         raise InvalidArgumentError(f"received {len(left)} queries and {len(right)} documents; expected pairs.")
     return left, right
-
-
-def check_lengths(model: Checkpoint, texts: str | Sequence[str], task: str) -> None:
-    """Refuse the first text that would be cut, rather than cut it."""
-    cap = model.max_length_query if task == "query" else model.max_length_document
-    prompt = model.prompts.get(task) or ""
-    for i, text in enumerate([texts] if isinstance(texts, str) else texts):
-        length = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
-        if length > cap:
-            raise InvalidArgumentError(
-                f"texts[{i}] has {length} tokens, but a {task} is cut at {cap}; shorten it, raise max_length_{task}, "
-                "or pass truncation=True."
-            )

@@ -1,16 +1,30 @@
-"""Arguments under the names that people know from other libraries; a name that nobody knows is an error."""
+"""Arguments in the spellings of sentence-transformers, PyLate and neural-cherche; unknown names are errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
+from latelier.utils import check_count
+from latelier.utils.describing import short
 
-__all__ = ["check_options", "one_name", "resolve_task"]
+__all__ = [
+    "check",
+    "check_own_dtype",
+    "chosen",
+    "has_loop_options",
+    "of",
+    "one_name",
+    "prompt_errors",
+    "resolve_task",
+    "resolve_truncation",
+]
 
-# Arguments of other libraries, or of other methods, that have no place here: what to do instead.
+# Arguments of other libraries, or of other methods, and what to give here instead.
 _INSTEAD = {
     "attend_to_expansion_tokens": "give recipe=Recipe(attend_to_expansion=...).",
     "bias": "heads are linear maps without one.",
@@ -28,9 +42,23 @@ _INSTEAD = {
     "use_auth_token": "give token=...",
 }
 
+# Options of sentence-transformers' `encode`, in its order, and the values with which they change nothing.
+_ENCODE_DEFAULTS: dict[str, Any] = {
+    "show_progress_bar": None,
+    "output_value": "token_embeddings",
+    "convert_to_numpy": False,
+    "device": None,
+    "normalize_embeddings": False,
+    "pool": None,
+    "chunk_size": None,
+    "token_pooling": None,
+}
+# Those that our encoding loop has; with any other, sentence-transformers encodes.
+_LOOP_OPTIONS = {"show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
+
 
 def one_name(spellings: Mapping[str, Any], what: str) -> Any:
-    """Return the value of an argument that has several names, given under at most one of them.
+    """Return the value of an argument that has several names and must be given under exactly one of them.
 
     Examples
     --------
@@ -45,36 +73,41 @@ def one_name(spellings: Mapping[str, Any], what: str) -> Any:
     return next(iter(given.values()))
 
 
-def check_options(method: str, given: Iterable[str], known: Iterable[str], named: Iterable[str] = ()) -> None:
-    """Refuse keyword arguments that a method does not have, rather than ignore them.
+def of(function: Callable[..., Any]) -> set[str]:
+    """Return the names of a function's or a class's parameters."""
+    return set(inspect.signature(function).parameters)
+
+
+def check(method: str, given: Iterable[str], known: Iterable[str], function: Callable[..., Any] | None = None) -> None:
+    """Raise an error for keyword arguments that a method does not have.
 
     Parameters
     ----------
     method
         The method's name.
     given
-        The further keyword arguments that it received.
+        The names that its ``**kwargs`` received.
     known
-        Those of them that it takes.
-    named
-        The arguments in its signature, for a suggestion.
+        The names that its ``**kwargs`` may have.
+    function
+        The method itself: the message suggests names from its signature too.
     """
     known = set(known)
     for name in given:
         if name in known:
             continue
-        takes = {*named, *known} - {"kwargs"}
+        accepted = (known if function is None else known | of(function)) - {"kwargs"}
         if elsewhere := get_close_matches(name, _INSTEAD, 1, cutoff=0.9):
             hint = _INSTEAD[elsewhere[0]]
-        elif close := get_close_matches(name, takes, 1):
+        elif close := get_close_matches(name, accepted, 1):
             hint = f"did you mean {close[0]!r}?"
         else:
-            hint = f"it takes {', '.join(sorted(takes))}."
+            hint = f"it takes {', '.join(sorted(accepted))}."
         raise InvalidArgumentError(f"{method} has no argument {name!r}; {hint}")
 
 
 def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None) -> str:
-    """Return ``"query"`` or ``"document"`` from the three ways in which people say it; queries by default.
+    """Return ``"query"`` or ``"document"`` from its three spellings; ``"query"`` by default.
 
     Examples
     --------
@@ -89,3 +122,70 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
             f"query_mode={query_mode}, is_query={is_query} and task={task!r} contradict each other; give one of them."
         )
     return "document" if said == {False} else "query"
+
+
+def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: int) -> int | None:
+    """Return how many of the first numbers of each vector to keep; None for all.
+
+    Parameters
+    ----------
+    truncate_dim
+        What was asked for; None for the default.
+    default
+        What the model was loaded for.
+    embedding_size
+        How many numbers the vectors have.
+    """
+    if truncate_dim is None:
+        return default
+    return check_count("truncate_dim", truncate_dim, most=embedding_size)
+
+
+@contextmanager
+def prompt_errors(prompt_name: Any, prompts: Mapping[str, Any]) -> Iterator[None]:
+    """Name the prompts of a model where an unknown one is asked for."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"received prompt_name={short(prompt_name)}; this model has {', '.join(map(repr, prompts))}."
+        ) from error
+
+
+def chosen(values: Iterable[Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of sentence-transformers' `encode` that have another value than its default.
+
+    Parameters
+    ----------
+    values
+        Values of the options in `_ENCODE_DEFAULTS`, in that order.
+    others
+        Options without a default.
+    """
+    named = zip(_ENCODE_DEFAULTS.items(), values, strict=True)
+    return {**{name: value for (name, default), value in named if value != default}, **others}
+
+
+def has_loop_options(options: Iterable[str]) -> bool:
+    """Whether our encoding loop has all these options."""
+    return _LOOP_OPTIONS.issuperset(options)
+
+
+def check_own_dtype(compute_dtype: str, options: Iterable[str], task: str) -> None:
+    """Raise an error for half precision where sentence-transformers encodes: it computes in the dtype of the weights.
+
+    Parameters
+    ----------
+    compute_dtype
+        The dtype asked for.
+    options
+        The chosen options, which the message names.
+    task
+        ``"query"`` or ``"document"``.
+    """
+    if compute_dtype in ("bfloat16", "float16"):
+        reason = ", ".join(sorted(set(options) - _LOOP_OPTIONS)) or f"a {task} of this model"
+        raise InvalidArgumentError(
+            f"received compute_dtype={compute_dtype!r} with {reason}: "
+            "that is encoded by sentence-transformers, in the dtype of the model's weights."
+        )

@@ -1,16 +1,24 @@
-"""Linear maps to fewer dimensions that need no training: a random rotation, or PCA in closed form."""
+"""Linear projections to fewer dimensions that need no training: a random rotation, or PCA in closed form."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
+from itertools import islice
 
-__all__ = ["SecondMoment", "orthogonal_weight"]
+import torch
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense
+
+from latelier.errors import InvalidArgumentError
+from latelier.utils.progress import progress_bar
+
+__all__ = ["SecondMoment", "fit_pca", "orthogonal_weight"]
 
 
 def orthogonal_weight(out_features: int, in_features: int, seed: int = 0) -> torch.Tensor:
-    """Return a seeded random matrix with orthonormal rows (columns where it is taller than wide).
+    """Return a seeded random matrix with orthonormal rows (orthonormal columns where it is taller than wide).
 
-    Projecting on random orthonormal directions keeps inner products on average (Johnson-Lindenstrauss).
+    Projecting to random orthonormal directions preserves inner products on average (Johnson-Lindenstrauss).
 
     Parameters
     ----------
@@ -36,10 +44,10 @@ def orthogonal_weight(out_features: int, in_features: int, seed: int = 0) -> tor
 
 
 class SecondMoment:
-    """The second moment of unit vectors, gathered batch by batch, and its principal directions.
+    """The second moment of unit vectors, summed batch by batch, and its principal directions.
 
-    PCA without centring: MaxSim compares by inner products, which the leading eigenvectors of the second moment keep
-    best (Eckart-Young); subtracting a mean would need a bias in the projection and would change what a zero means.
+    PCA without centring: the leading eigenvectors of the second moment preserve inner products, which MaxSim is made
+    of, best (Eckart-Young). Subtracting a mean would need a bias in the projection.
 
     Parameters
     ----------
@@ -52,8 +60,6 @@ class SecondMoment:
     >>> moment.add(torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
     >>> moment.directions(1).abs()
     tensor([[1., 0.]])
-    >>> round(moment.kept(1), 3)
-    0.667
     """
 
     def __init__(self, dim: int) -> None:
@@ -73,7 +79,42 @@ class SecondMoment:
         largest = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
         return (vectors * largest.sign()).float()
 
-    def kept(self, k: int) -> float:
-        """Return the share of the squared length that the `k` leading directions keep."""
-        values = torch.linalg.eigvalsh(self._sum).flip(0)
-        return float(values[:k].sum() / values.sum())
+
+def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, show_progress_bar: bool) -> None:
+    """Set the weight of the model's last linear layer to the principal directions of that layer's inputs.
+
+    Parameters
+    ----------
+    model
+        A model whose last `Dense` is the projection to fit.
+    texts
+        Documents, read batch by batch.
+    batch_size
+        Texts per batch.
+    show_progress_bar
+        Show a progress bar on standard error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the texts have fewer tokens than the projection has dimensions.
+    """
+    position, projection = [(i, module) for i, module in enumerate(model) if isinstance(module, Dense)][-1]
+    moment = SecondMoment(projection.in_features)
+    model.eval()
+    remaining = iter([texts] if isinstance(texts, str) else texts)
+    with torch.inference_mode(), progress_bar(shown=show_progress_bar, desc="Fitting projection", unit="text") as bar:
+        while batch := list(islice(remaining, batch_size)):
+            features = model.preprocess(batch, task="document")
+            features = {key: v.to(model.device) if hasattr(v, "to") else v for key, v in features.items()}
+            for module in list(model)[:position]:
+                features = module(features)
+            moment.add(features["token_embeddings"][features["attention_mask"].bool()])
+            bar.update(len(batch))
+    if moment.count < projection.out_features:
+        raise InvalidArgumentError(
+            f"the texts have {moment.count} tokens, too few to fit {projection.out_features} dimensions; "
+            "give more texts."
+        )
+    with torch.no_grad():
+        projection.linear.weight.copy_(moment.directions(projection.out_features))

@@ -1,7 +1,7 @@
-"""Bringing embeddings back from worker processes: one tensor per chunk of texts.
+"""Results of worker processes: one tensor per chunk of texts rather than one per text.
 
-sentence-transformers sends one shared-memory tensor per text, and each holds an open file in the parent until the
-last chunk is in: about a thousand texts exhaust the usual limit of 1,024 open files.
+sentence-transformers sends one shared-memory tensor per text, and each is an open file in the parent process until the
+last chunk has arrived: about a thousand texts exhaust the usual limit of 1,024 open files.
 """
 
 from __future__ import annotations
@@ -11,33 +11,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PackedChunk", "PackingQueue"]
+__all__ = ["JoinedChunk", "JoiningQueue", "split"]
 
 
-class PackedChunk(NamedTuple):
-    """The embeddings of a chunk of texts: ``(total tokens, dim)`` and the number of tokens of each."""
+class JoinedChunk(NamedTuple):
+    """The embeddings of a chunk of texts: ``(total tokens, dim)``, and the number of tokens of each text."""
 
     vectors: Tensor
     lengths: list[int]
 
     @classmethod
-    def pack(cls, matrices: list[Tensor]) -> PackedChunk:
-        """Join matrices ``(tokens, dim)`` into one tensor."""
-        return cls(torch.cat(matrices), [len(matrix) for matrix in matrices])
+    def of(cls, rows: list[Tensor]) -> JoinedChunk:
+        """Join one ``(tokens, dim)`` tensor per text into one."""
+        return cls(torch.cat(rows), [len(row) for row in rows])
 
-    def unpack(self) -> list[Tensor]:
-        """Return the matrices; the copy lets go of the shared memory, and so of its open file."""
+    def split(self) -> list[Tensor]:
+        """Return one tensor per text, in memory that is not shared: the open file is closed."""
         return list(self.vectors.clone().split(self.lengths))
 
 
-class PackingQueue:
-    """The queue of results as a worker sees it: packs lists of matrices on their way out."""
+class JoiningQueue:
+    """The queue that a worker process puts results into; joins the tensors of a chunk first."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
 
     def put(self, result: list[Any]) -> None:
-        """Send ``[chunk id, output]``; outputs other than lists of matrices go as they are."""
+        """Send ``[chunk id, output]``; an output that is not a list of token vectors is sent unchanged."""
         chunk, output = result
-        matrices = isinstance(output, list) and output and all(isinstance(m, Tensor) and m.ndim == 2 for m in output)
-        self._queue.put([chunk, PackedChunk.pack(output) if matrices else output])
+        joins = isinstance(output, list) and output and all(isinstance(m, Tensor) and m.ndim == 2 for m in output)
+        self._queue.put([chunk, JoinedChunk.of(output) if joins else output])
+
+
+def split(result: Any) -> Any:
+    """Return ``[chunk id, output]`` as the worker's model returned it, from what its `JoiningQueue` sent."""
+    chunk, output = result
+    return [chunk, output.split() if isinstance(output, JoinedChunk) else output]

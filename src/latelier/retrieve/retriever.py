@@ -19,7 +19,7 @@ from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.models.loading import load_unvouched
-from latelier.models.streaming import packed_windows
+from latelier.models.encoding import Job, packed_windows
 from latelier.retrieve.documents import OnExisting, document_chunks
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.model_identity import ModelIdentity
@@ -445,7 +445,8 @@ class Retriever:
             documents, self.index, chunk_size, on_existing=on_existing, show_progress=show_progress
         )
         for chunk in chunks:
-            windows = packed_windows(self.model, chunk.texts, "document", batch_size=batch_size, bar=chunk.progress)
+            job = Job("document", batch_size=batch_size, truncate_dim=self.model.truncate_dim)
+            windows = packed_windows(self.model, chunk.texts, job, bar=chunk.progress)
             embeddings = TokenEmbeddings.concatenate(windows)
             if self.index.dim is None:
                 self._identity.store_in(self.index)

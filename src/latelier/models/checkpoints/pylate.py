@@ -1,7 +1,8 @@
-"""Saving a model in the folder layout that PyLate 1.6 reads.
+"""PyLate's layout: recognised where sentence-transformers converts it, and written for PyLate 1.6.
 
-PyLate lists the encoder and its linear layers, and keeps the rest in one JSON file: a marker per side that is one
-token, lengths, query expansion, punctuation to skip. A model that is more than that is refused, and nothing is written.
+PyLate lists the encoder and its linear layers, and keeps all other settings in one JSON file: one marker token for
+queries and one for documents, length caps, query expansion, the skiplist. For a model with other settings an error
+names them, and no file is written.
 """
 
 from __future__ import annotations
@@ -18,22 +19,32 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.checkpoints.layout import Layout, is_complete
+from latelier.models.lengths import max_length
 
-__all__ = ["save_for_pylate"]
+__all__ = ["PYLATE", "is_layout", "save_for_pylate"]
+
+# Before version 3 PyLate wrote the model type of dense models, which is converted; later ones are loaded as they are.
+PYLATE = Layout(lambda loaded: loaded.inserts_markers and loaded.has_modules_json, is_complete)
 
 _ENCODER_TYPE = "sentence_transformers.models.Transformer"
 _HEAD_TYPE = "pylate.models.Dense.Dense"
 _HEAD_KEYS = ("in_features", "out_features", "bias", "activation_function")
-# Texts on which a marker in front of the text and a token put behind the first one must come to the same.
+# For these texts, tokenising marker + text must give the tokens of the text with the marker inserted behind the first.
 _TEXTS = ("what is a pear?", "(Two) figs", "")
 
 
-def save_for_pylate(
-    model: MultiVectorEncoder, path: str, lengths: tuple[int, int], *, safe_serialization: bool = True
-) -> None:
-    """Write what PyLate 1.6 loads with equal embeddings: modules, tokenizer and four JSON files of its own.
+def is_layout(layout: str) -> bool:
+    """Whether a model is to be saved in PyLate's layout; unknown names raise an error."""
+    if layout in ("sentence-transformers", "pylate"):
+        return layout == "pylate"
+    raise InvalidArgumentError(f"unknown layout {layout!r}; expected 'sentence-transformers' or 'pylate'.")
 
-    A model without a head gets the identity as one, since PyLate would put a random one in its place.
+
+def save_for_pylate(model: MultiVectorEncoder, path: str, *, safe_serialization: bool = True) -> None:
+    """Write a folder that PyLate 1.6 loads with equal embeddings: modules, tokenizer and four JSON files.
+
+    A model without a head is written with the identity as its head, since PyLate would add a random one.
 
     Parameters
     ----------
@@ -41,17 +52,15 @@ def save_for_pylate(
         The model.
     path
         The folder.
-    lengths
-        Most tokens of a query and of a document, markers included.
     safe_serialization
         Write weights as safetensors.
 
     Raises
     ------
     InvalidArgumentError
-        If PyLate has no place for something that the model has; every such thing is named.
+        If PyLate has no setting for something in the model; the message names all such things.
     """
-    config = _describe(model, *lengths)
+    config = _describe(model)
     encoder: Any = model[0]
     heads = [module for module in model if isinstance(module, Dense)] or [_identity(model)]
     folder = Path(path)
@@ -75,8 +84,8 @@ def save_for_pylate(
     _write(folder / "modules.json", modules)
 
 
-def _describe(model: MultiVectorEncoder, query_length: int, document_length: int) -> dict[str, Any]:
-    """Return PyLate's settings of the model, or say all that they cannot express."""
+def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
+    """Return PyLate's settings for the model, or raise an error that names all that they cannot express."""
     kinds = [type(module) for module in model]
     if kinds[:1] != [Transformer] or kinds[-2:] != [MultiVectorMask, Normalize] or set(kinds[1:-2]) - {Dense}:
         raise InvalidArgumentError(
@@ -100,8 +109,8 @@ def _describe(model: MultiVectorEncoder, query_length: int, document_length: int
         "similarity_fn_name": "MaxSim",
         "query_prefix": markers["query"][0],
         "document_prefix": markers["document"][0],
-        "query_length": query_length,
-        "document_length": document_length,
+        "query_length": max_length(model, "query"),
+        "document_length": max_length(model, "document"),
         "do_query_expansion": expansion is not None,
         "attend_to_expansion_tokens": expansion is not None and expansion["attend"],
         "skiplist_words": _known_words(model.tokenizer, mask.skiplist_words),
@@ -109,7 +118,7 @@ def _describe(model: MultiVectorEncoder, query_length: int, document_length: int
 
 
 def _problems(model: MultiVectorEncoder, encoder: Any, mask: Any) -> list[str]:
-    """Say what else PyLate has no setting for."""
+    """Return what else PyLate has no setting for, one phrase each."""
     filler = model.tokenizer.mask_token or model.tokenizer.eos_token
     expansion = encoder.query_expansion or {"strategy": "fixed", "token": filler}
     heads = [module for module in model if isinstance(module, Dense)]
@@ -137,7 +146,7 @@ def _problems(model: MultiVectorEncoder, encoder: Any, mask: Any) -> list[str]:
 
 
 def _marker(model: MultiVectorEncoder, task: str) -> tuple[str, str]:
-    """Return the token that stands for the prompt of a task, and what is wrong with it."""
+    """Return the token that the prompt of a task consists of, and why PyLate cannot use it (empty if it can)."""
     prompt = model.prompts.get(task) or ""
     if not prompt:
         return "", ""
@@ -155,7 +164,7 @@ def _marker(model: MultiVectorEncoder, task: str) -> tuple[str, str]:
 
 
 def _known_words(tokenizer: Any, words: list[str]) -> list[str]:
-    """Leave out words that are no token: PyLate would skip every unknown token for them."""
+    """Leave out words that are not in the vocabulary: PyLate would skip every unknown token for them."""
     unknown = tokenizer.unk_token_id
     return [word for word in words if word == tokenizer.unk_token or tokenizer.convert_tokens_to_ids(word) != unknown]
 
@@ -173,7 +182,7 @@ def _identity(model: MultiVectorEncoder) -> Dense:
 
 
 def _use_old_name_of_special_tokens(path: Path) -> None:
-    """Name the list of special tokens as transformers 4, which PyLate runs on too, knows it; version 5 knows both."""
+    """Rename the list of special tokens for transformers 4, which PyLate supports; version 5 reads both names."""
     if not path.is_file():
         return
     config = json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,81 @@
+"""Length caps of queries and documents, in tokens: read from the encoder module of a model, and written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Transformer
+
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.models.recipe import Recipe
+from latelier.utils import encoder_limit, resolve_length
+
+__all__ = ["check_lengths", "encoder_module", "max_length", "set_max_lengths"]
+
+_DEFAULT_QUERY_LENGTH = 32
+_DEFAULT_DOCUMENT_LENGTH = 350
+
+
+def encoder_module(model: MultiVectorEncoder) -> Transformer:
+    """Return the encoder module; a model made of other modules (``modules=[...]``) has no length caps."""
+    module = model[0]
+    if not isinstance(module, Transformer):
+        raise LatelierError(f"the first module of this model is a {type(module).__name__}, not a Transformer.")
+    return module
+
+
+def max_length(model: MultiVectorEncoder, task: str) -> int:
+    """Return the maximum number of tokens of a ``"query"`` or a ``"document"``, special tokens included."""
+    encoder = encoder_module(model)
+    expansion = encoder.query_expansion if task == "query" else None
+    if expansion:
+        return int(expansion["length"])
+    cap = encoder.query_length if task == "query" else encoder.document_length
+    return cap or encoder_limit(encoder.config) or int(model.max_seq_length or 0)
+
+
+def check_lengths(model: MultiVectorEncoder, texts: Sequence[str], task: str) -> None:
+    """Raise an error for the first text that would be truncated."""
+    cap = max_length(model, task)
+    prompt = model.prompts.get(task) or ""
+    for i, text in enumerate(texts):
+        length = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
+        if length > cap:
+            raise InvalidArgumentError(
+                f"texts[{i}] has {length} tokens, but a {task} is cut at {cap}; shorten it, raise max_length_{task}, "
+                "or pass truncation=True."
+            )
+
+
+def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int | None, recipe: Recipe | None) -> None:
+    """Set the length caps: those given, else those of the checkpoint, else the defaults of a recipe.
+
+    Parameters
+    ----------
+    model
+        The model; one that does not start with an encoder (``modules=[...]``) is left as it is.
+    query, document
+        The caps asked for; None for those that the model has.
+    recipe
+        What the model was built by; None for a checkpoint, which has lengths of its own.
+    """
+    encoder = model[0] if len(model) else None
+    if not isinstance(encoder, Transformer):
+        return
+    limit = encoder_limit(encoder.config)
+    default = encoder.document_length if recipe is None else _DEFAULT_DOCUMENT_LENGTH
+    encoder.document_length = resolve_length("max_length_document", document, default, limit)
+    expansion = encoder.query_expansion
+    if recipe is None:
+        default = encoder.query_length
+    else:
+        default = _DEFAULT_QUERY_LENGTH if recipe.projection == "learned" else limit
+        if recipe.query_expansion:
+            expansion = {"strategy": "fixed", "attend": recipe.attend_to_expansion, "length": 1, "token": None}
+    length = resolve_length("max_length_query", query, default, limit)
+    if expansion is None:
+        encoder.query_length = length
+    elif recipe is not None or query is not None:
+        encoder.query_length = None  # expanded queries have the expansion's length, which a smaller cap contradicts
+        encoder.query_expansion = {**expansion, "length": length}

@@ -1,0 +1,124 @@
+"""What `encode` returns: a list of tensors or arrays, or `TokenEmbeddings`; pooled, and in which precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from latelier.arrays import DTYPES
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.models.pooling import pool_tokens
+
+__all__ = ["OutputForm"]
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """The form in which a call of `encode` returns token vectors.
+
+    Parameters
+    ----------
+    packed
+        `TokenEmbeddings` rather than a list.
+    precision
+        Name of a dtype; None leaves the dtype that was computed in.
+    numpy
+        Arrays rather than tensors.
+    raw
+        sentence-transformers' own features (``output_value=None``), returned unchanged.
+    pool_factor, protected_tokens
+        Arguments of `pool_tokens`; a factor of 1 keeps every vector.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the precision is unknown, or the form cannot hold it.
+    """
+
+    packed: bool = False
+    precision: str | None = None
+    numpy: bool = False
+    raw: bool = False
+    pool_factor: int = 1
+    protected_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        if self.precision is None:
+            return
+        if not isinstance(self.precision, str) or self.precision not in DTYPES:
+            raise InvalidArgumentError(
+                f"received precision={self.precision!r}; expected one of {', '.join(map(repr, DTYPES))}, or None."
+            )
+        if self.raw:
+            raise InvalidArgumentError(
+                f"received precision={self.precision!r} with output_value=None; features are given as they are."
+            )
+        if self.precision == "int8" and not self.packed:
+            raise InvalidArgumentError(
+                "precision='int8' needs packed=True: the scale of each token is kept beside the vectors, and a list "
+                "of matrices has no place for it."
+            )
+        if self.precision == "bfloat16" and self.numpy:
+            raise InvalidArgumentError(
+                "numpy has no bfloat16; ask for precision='float16' or 'float32', or for tensors "
+                "(convert_to_numpy=False)."
+            )
+
+    @property
+    def works_on_packed(self) -> bool:
+        """Whether the conversion starts from `TokenEmbeddings`, so that encoding had better return them."""
+        return self.packed or self.pool_factor > 1
+
+    @property
+    def encoded_precision(self) -> str | None:
+        """The precision that vectors may have before pooling: pooling wants them as computed."""
+        return self.precision if self.pool_factor == 1 else None
+
+    def convert(self, encoded: Any, dim: int, single: bool) -> Any:
+        """Return the embeddings of all texts in this form.
+
+        Parameters
+        ----------
+        encoded
+            A list of ``(tokens, dim)`` tensors or arrays, or `TokenEmbeddings`.
+        dim
+            Their dimension, needed where there are no texts.
+        single
+            Whether one text was given rather than a list.
+        """
+        if self.pool_factor > 1 and len(encoded):
+            encoded = pool_tokens(_join(encoded), self.pool_factor, protected_tokens=self.protected_tokens)
+        if self.raw:
+            return encoded[0] if single else encoded
+        if self.packed:
+            if not len(encoded):
+                encoded = TokenEmbeddings(torch.zeros(0, dim), [0])
+            joined = _join(encoded)
+            joined = joined if self.precision is None else joined.to(self.precision)
+            return joined.to("numpy") if self.numpy else joined
+        rows = [self._cast(row) for row in encoded]
+        return rows[0] if single else rows
+
+    def convert_window(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
+        """Return a window of a stream, encoded in `encoded_precision`, pooled and in this precision."""
+        if self.pool_factor == 1:
+            return encoded
+        pooled = pool_tokens(encoded, self.pool_factor, protected_tokens=self.protected_tokens)
+        return pooled if self.precision is None else pooled.to(self.precision)
+
+    def _cast(self, row: Any) -> Any:
+        """Convert one tensor or array to the wanted kind and precision."""
+        if self.numpy and not isinstance(row, np.ndarray):
+            row = (row.float() if row.dtype == torch.bfloat16 else row).cpu().numpy()
+        if self.precision is None or self.precision == "int8":
+            return row
+        return row.to(DTYPES[self.precision]) if isinstance(row, Tensor) else row.astype(self.precision)
+
+
+def _join(encoded: Any) -> TokenEmbeddings:
+    return encoded if isinstance(encoded, TokenEmbeddings) else TokenEmbeddings.from_list(encoded)

@@ -1,0 +1,47 @@
+"""Rows of a tokenised batch: which positions hold tokens, and cutting rows out without needless padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["select_rows", "used_positions"]
+
+
+def used_positions(features: Mapping[str, Any]) -> Tensor:
+    """Return the positions that hold a token of the text or of its query expansion, as bool ``(rows, width)``."""
+    used = features["attention_mask"].bool()
+    expansion = features.get("query_expansion_positions")
+    return used | expansion.bool() if isinstance(expansion, Tensor) else used
+
+
+def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
+    """Cut rows out of features, without the columns that hold a token of other rows only.
+
+    Parameters
+    ----------
+    features
+        Features of a tokeniser. Values that are not tensors ``(rows, width)`` are kept as they are.
+    used
+        Their `used_positions`.
+    rows
+        The rows to keep, in this order.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[5, 6, 0, 0], [5, 7, 8, 6]])
+    >>> features = {"input_ids": ids, "attention_mask": ids > 0, "task": "query"}
+    >>> select_rows(features, used_positions(features), np.array([0]))["input_ids"]
+    tensor([[5, 6]])
+    """
+    index = torch.from_numpy(rows).to(used.device)
+    columns = used[index].any(dim=0).nonzero()
+    first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])
+    return {
+        name: value[index, first:last] if isinstance(value, Tensor) and value.shape == used.shape else value
+        for name, value in features.items()
+    }
