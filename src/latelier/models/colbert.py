@@ -489,7 +489,8 @@ class ColBERT(MultiVectorEncoder):
 
     @classmethod
     def _multi_process_worker(cls, target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
-        super()._multi_process_worker(target_device, model, input_queue, workers.JoiningQueue(results_queue))
+        results_queue = workers.JoiningQueue(results_queue)
+        super()._multi_process_worker(target_device, model, input_queue, results_queue)
 
     @staticmethod
     def _get_worker_result(pool: Any, *args: Any, **kwargs: Any) -> Any:

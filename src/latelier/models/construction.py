@@ -74,7 +74,7 @@ class Construction:
         """The recipe, if the pipeline was built by it."""
         return self.recipe if self.is_fresh else None
 
-    def note_saved_head(self, modules: Mapping[str, nn.Module]) -> None:
+    def note_saved_head(self, modules: Any) -> None:
         """Remember whether a linear layer is among the modules that a checkpoint lists."""
         self.has_saved_head = any(isinstance(module, Dense) for module in modules.values())
 
