@@ -18,8 +18,8 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierErro
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
-from latelier.models.loading import load_unvouched
 from latelier.models.encoding import Job, packed_windows
+from latelier.models.loading import load_unvouched
 from latelier.retrieve.documents import OnExisting, document_chunks
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.model_identity import ModelIdentity
