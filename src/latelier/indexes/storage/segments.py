@@ -124,6 +124,13 @@ class Segment:
         """Tokens of all documents."""
         return int(self.offsets[-1])
 
+    def living(self, removed: Sequence[int]) -> Part:
+        """Return the documents whose numbers are not among those of removed ones."""
+        if not removed:
+            return Part(self, np.arange(len(self)))
+        is_removed = np.isin(self.numbers, np.array(removed, dtype="int64"), assume_unique=True)
+        return Part(self, np.flatnonzero(~is_removed))
+
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
         """Return the ids of the documents at `positions`."""
         encoded, places = self.arrays[_IDS], np.asarray(positions, dtype="int64")

@@ -19,9 +19,9 @@ from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow, read_a
 from latelier.indexes.catalog.settings import read_setting, read_stamp
 from latelier.indexes.results import Id
 from latelier.indexes.storage.files import SegmentStore
-from latelier.indexes.storage.segments import Arrays, Part, Segment
+from latelier.indexes.storage.segments import Arrays, Part
 
-__all__ = ["AnnData", "SegmentState", "Snapshot", "load_snapshot", "open_part"]
+__all__ = ["AnnData", "SegmentState", "Snapshot", "load_snapshot"]
 
 
 class SegmentState(NamedTuple):
@@ -225,13 +225,13 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
 def _load_segment(
     connection: Connection, store: SegmentStore, row: SegmentRow, dim: int, known: SegmentState | None
 ) -> SegmentState:
-    segment = None
-    if known is not None and isinstance(known.part, Part):
-        if known.row == row:
-            return known
-        segment = known.part.segment  # documents were removed from it since
+    known_part = known.part if known is not None and isinstance(known.part, Part) else None
+    if known is not None and known_part is not None and known.row == row:
+        return known
     try:
-        return SegmentState(row, open_part(connection, store, row, dim, segment))
+        # Of an open segment, documents may have been removed since; it is not opened again.
+        segment = store.open(row, dim) if known_part is None else known_part.segment
+        return SegmentState(row, segment.living(tombstones(connection, row) if row.removed else []))
     except CorruptedIndexError as error:
         return SegmentState(row, error)
 
@@ -246,23 +246,6 @@ def _load_ann_data(connection: Connection, store: SegmentStore, known: AnnData |
         return AnnData(row, store.open_arrays(row.name, row.files))
     except CorruptedIndexError as error:
         return AnnData(row, error)
-
-
-def open_part(
-    connection: Connection, store: SegmentStore, row: SegmentRow, dim: int, segment: Segment | None = None
-) -> Part:
-    """Return the living documents of a segment, which is opened unless it is given.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If it cannot be read.
-    """
-    segment = segment or store.open(row, dim)
-    if not row.removed:
-        return Part(segment, np.arange(len(segment)))
-    removed = np.array(tombstones(connection, row), dtype="int64")
-    return Part(segment, np.flatnonzero(~np.isin(segment.numbers, removed, assume_unique=True)))
 
 
 def _unknown_documents(where: str) -> CorruptedIndexError:

@@ -30,7 +30,6 @@ from latelier.indexes.inputs import DocumentBatch
 from latelier.indexes.results import Id
 from latelier.indexes.storage.files import MemoryStore, SegmentStore
 from latelier.indexes.storage.segments import Arrays, Part, Segment
-from latelier.indexes.storage.snapshot import open_part
 
 __all__ = ["Transaction", "referenced_names"]
 
@@ -221,8 +220,9 @@ class Transaction:
             if row.tokens > 2 * tokens or row.tokens + tokens > max_tokens:
                 break
             try:
-                part = open_part(self._start(), self._store, row, self._dim or 0)
-                self._store.compare_checksums(part.segment.arrays, row.name, row.files)
+                segment = self._store.open(row, self._dim or 0)
+                part = segment.living(segment_rows.tombstones(self._start(), row) if row.removed else [])
+                self._store.compare_checksums(segment.arrays, row.name, row.files)
             except CorruptedIndexError:
                 break  # stays as it is, for verify to report
             parts.insert(0, part)
