@@ -1,12 +1,17 @@
 """top_k against sorting the whole matrix."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_scores, top_k, topk
+from latelier.scores.topk import TopK
 from naive import naive_matrix, ragged
 
 pytestmark = pytest.mark.processor
@@ -60,3 +65,20 @@ def test_scores_that_are_not_a_number_come_last(k):
     assert not scores.isnan().any()
     [row] = top_k([[[np.nan]]], documents, k)[1].tolist()
     assert row == [0, 1, 2, 3, 4][:k]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(-3, 3), max_size=6), max_size=6),
+    st.integers(1, 5),
+)
+def test_the_running_top_k_equals_one_stable_sort(blocks, k):
+    best = TopK(1, k)
+    start = 0
+    for block in blocks:
+        best.add(np.array([block], dtype="float32"), np.arange(start, start + len(block)))
+        start += len(block)
+    scores = np.array([*itertools.chain(*blocks)], dtype="float32")
+    order = np.argsort(-scores, kind="stable")[:k]
+    assert best.numbers[0].tolist() == order.tolist()
+    assert best.scores[0].tolist() == scores[order].tolist()

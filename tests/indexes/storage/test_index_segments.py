@@ -1,16 +1,13 @@
-"""How segments come, grow and go: few after many writes, whole after compaction, no leftovers, bounded memory."""
+"""How segments come, grow and go: few after many writes, merged by compaction, no leftovers."""
 
 import itertools
-import tracemalloc
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from index_helpers import check_hits, contents, expected_hits, matrices
+from index_helpers import contents, matrices
 
 from latelier import indexes
-from latelier.indexes.exact import BlockSize
 from latelier.indexes.storage import segments
 from latelier.scores.topk import TopK
 
@@ -107,53 +104,6 @@ def test_a_snapshot_answers_after_its_segments_were_compacted_away(tmp_path):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.data())
-def test_scanning_any_selection_in_any_blocks_equals_the_double_loop(lengths, data):
-    """Slices, copies and skipped blocks, with the block size turned down so that all of them occur."""
-    index = indexes.Flat()
-    ids = list(range(len(lengths)))
-    index.add(ids, matrices(lengths), metadata=[{"n": i} for i in ids])
-    chosen = data.draw(st.lists(st.sampled_from(ids), unique=True))
-    queries = matrices([2, 3], seed=9)
-    index._block = BlockSize(data.draw(st.integers(1, 12)), data.draw(st.integers(2, 12)))
-    hits = index.search(queries, k=4, filter=f"n IN ({', '.join(map(str, chosen))})")
-    check_hits(hits, expected_hits(index, queries, 4, keep=lambda id: id in chosen))
-
-
-def test_searching_takes_bounded_memory(tmp_path):
-    """A small part of what the vectors take, also when most documents are filtered out or removed."""
-    with indexes.Flat(tmp_path / "index", dtype="float16") as index:
-        count, tokens = 3000, 100
-        vectors = np.random.default_rng(0).standard_normal((tokens, 64)).astype("float16")
-        index.add(range(count), (vectors for _ in range(count)), metadata=({"n": i % 3} for i in range(count)))
-        stored = count * vectors.nbytes  # 38 MB
-        index.search(np.ones((2, 64)))
-        tracemalloc.start()
-        assert len(index.search(np.ones((2, 64)), k=5)[0]) == 5
-        assert len(index.search(np.ones((2, 64)), k=5, filter="n = 1")[0]) == 5
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < stored / 2
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(-3, 3), max_size=6), max_size=6),
-    st.integers(1, 5),
-)
-def test_the_running_top_k_equals_one_stable_sort(blocks, k):
-    best = TopK(1, k)
-    start = 0
-    for block in blocks:
-        best.add(np.array([block], dtype="float32"), np.arange(start, start + len(block)))
-        start += len(block)
-    scores = np.array([*itertools.chain(*blocks)], dtype="float32")
-    order = np.argsort(-scores, kind="stable")[:k]
-    assert best.numbers[0].tolist() == order.tolist()
-    assert best.scores[0].tolist() == scores[order].tolist()
-
-
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.data())
 def test_merged_parts_hold_the_documents_in_order(lengths, data):
     """Any ascending selection of two segments: numbers, ids, lengths and rows."""
@@ -177,21 +127,3 @@ def test_merged_parts_hold_the_documents_in_order(lengths, data):
             assert found.tolist() == segment.arrays["rows"][starts[position] : starts[position + 1]].tolist()
             place += 1
     assert place == len(merged)
-
-
-def test_recall_is_measured_not_assumed():
-    """An index whose search leaves out the best document, or returns the worst ones, is found out."""
-
-    class Lossy(indexes.Flat):
-        def _search(self, snapshot, parts, queries, best):
-            parts = [segments.Part(part.segment, part.positions[1::2]) for part in parts]
-            super()._search(snapshot, parts, queries, best)
-
-    index = Lossy()
-    index.add(range(40), matrices([3] * 40))
-    report = index.check(k=5, queries=10)
-    assert 0.2 < report.recall < 0.8
-    assert report.worst <= report.recall
-    assert indexes.Flat.search(index, matrices([1]))[0][0].id % 2 == 1
-    with pytest.raises(AttributeError, match="recall"):
-        report.recall = 1.0
