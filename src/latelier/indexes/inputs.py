@@ -23,7 +23,7 @@ from latelier.indexes.catalog.values import as_id, check_text, is_single_id
 from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["DocumentBatch", "DocumentBatches", "Encode", "pack_queries"]
+__all__ = ["DocumentBatch", "DocumentBatches", "Encode", "prepare_queries"]
 
 Encode: TypeAlias = Callable[[TokenEmbeddings], "dict[str, np.ndarray]"]
 
@@ -243,7 +243,7 @@ def _split_packed(embeddings: TokenEmbeddings, part_bytes: int) -> Iterator[Toke
         yield embeddings[first:last]
 
 
-def pack_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
+def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
     """Return the queries of a search, checked and packed as float32.
 
     Parameters
@@ -255,7 +255,7 @@ def pack_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
 
     Examples
     --------
-    >>> pack_queries(np.ones((3, 2)), dim=2)
+    >>> prepare_queries(np.ones((3, 2)), dim=2)
     TokenEmbeddings(1 texts, 3 tokens, dim=2, float32, numpy)
     """
     _check_not_padded(queries)

@@ -19,7 +19,7 @@ from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.settings import UserSettings
 from latelier.indexes.catalog.values import as_id, as_ids, is_single_id
 from latelier.indexes.gpu import GpuSearch
-from latelier.indexes.inputs import DocumentBatches, pack_queries
+from latelier.indexes.inputs import DocumentBatches, prepare_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
 from latelier.indexes.storage.segments import Arrays, Part, TokenArray
@@ -298,7 +298,7 @@ class StoredIndex(Index):
             snapshot, allowed = self._storage.snapshot(), None
         else:
             snapshot, allowed = self._storage.select(filter, parameters, seconds)
-        packed = pack_queries(queries, snapshot.dim)
+        packed = prepare_queries(queries, snapshot.dim)
         best = TopK(len(packed), min(k, max(1, snapshot.documents)))
         search = search if self._gpu is None else self._gpu.search
         search(snapshot, snapshot.parts(allowed), packed, best)

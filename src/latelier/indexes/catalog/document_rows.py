@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from latelier.indexes.catalog.metadata import SqlValue, fold_name, known_fields, make_fields
-from latelier.indexes.catalog.rows import check_row, damaged, has_checksums, parse_json, placeholders, row_checksum
+from latelier.indexes.catalog.rows import check_row, damaged, decode_json, has_checksums, placeholders, row_checksum
 from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
 from latelier.indexes.results import Id, Record
 
@@ -89,7 +89,7 @@ def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
         )
         for id, number, metadata, text, *checksum in rows:
             check_row("content", (number, id, metadata, text), checksum)
-            fields = parse_json(metadata, f"metadata of {id!r:.60}")
+            fields = decode_json(metadata, f"metadata of {id!r:.60}")
             if not isinstance(fields, dict) or not (text is None or isinstance(text, str)):
                 raise damaged(f"its document {id!r:.60} has values of a wrong type")
             found[id] = Record(id, text, fields)

@@ -10,7 +10,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.catalog.rows import CATALOG, damaged
 from latelier.utils.describing import describe
 
-__all__ = ["FileId", "OpenedFolder", "as_folder", "check_folder", "replaced_error", "sync_folder"]
+__all__ = ["FileId", "OpenedFolder", "as_folder", "check_index_folder", "replaced_error", "sync_folder"]
 
 # Device and inode of a file, which are the same for every path to it.
 FileId: TypeAlias = "tuple[int, int]"
@@ -34,7 +34,7 @@ def as_folder(path: object) -> Path:
         try:
             folder.stat()
         except (FileNotFoundError, NotADirectoryError):
-            pass  # `check_folder` decides
+            pass  # `check_index_folder` decides
         except OSError as error:  # a name that is too long, or a parent folder without permission
             reason = error.strerror or error
             raise StorageError(f"could not look for an index in {str(folder)!r:.200}: {reason}.") from error
@@ -51,7 +51,7 @@ def _is_encodable(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def check_folder(folder: Path, *, create: bool) -> None:
+def check_index_folder(folder: Path, *, create: bool) -> None:
     """Check that a folder holds an index, or, with `create`, that one can be made in it.
 
     Raises

@@ -19,10 +19,10 @@ __all__ = [
     "COLUMNS",
     "check_row",
     "damaged",
+    "decode_json",
     "has_checksums",
     "insert_rows",
     "is_intact",
-    "parse_json",
     "placeholders",
     "row_checksum",
     "select_rows",
@@ -130,7 +130,7 @@ def placeholders(count: int) -> str:
     return ", ".join("?" * count)
 
 
-def parse_json(value: object, what: str) -> Any:
+def decode_json(value: object, what: str) -> Any:
     """Return the value of a column that holds JSON; `what` names the column in an error.
 
     Raises

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from latelier.indexes.catalog.rows import damaged, insert_rows, parse_json, select_rows
+from latelier.indexes.catalog.rows import damaged, decode_json, insert_rows, select_rows
 from latelier.indexes.catalog.settings import write_setting
 
 __all__ = [
@@ -81,7 +81,7 @@ def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
         count = row.last - row.first + 1
         if not (next_first <= row.first and 0 <= row.removed < row.documents <= min(count, row.tokens)):
             raise damaged(f"its segment {row.name!r:.60} has numbers or counts that cannot be true")
-        if row.last >= 2**62 or not isinstance(files := parse_json(row.files, "list of files"), dict):
+        if row.last >= 2**62 or not isinstance(files := decode_json(row.files, "list of files"), dict):
             raise damaged(f"its segment {row.name!r:.60} has no list of files")
         rows.append(row._replace(files=files))
         next_first = row.last + 1
@@ -137,7 +137,7 @@ def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
         If the row is damaged.
     """
     for _, value in select_rows(connection, "setting", "WHERE name = ?", (_ANN_DATA,)):
-        row = parse_json(value, f"setting {_ANN_DATA!r}")
+        row = decode_json(value, f"setting {_ANN_DATA!r}")
         if not (isinstance(row, list) and [type(part) for part in row] == [str, dict]):
             raise damaged(f"its setting {_ANN_DATA!r} does not name a folder and its files")
         return AnnDataRow(*row)

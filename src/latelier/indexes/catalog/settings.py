@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from latelier.indexes.catalog.rows import damaged, insert_rows, parse_json, select_rows
+from latelier.indexes.catalog.rows import damaged, decode_json, insert_rows, select_rows
 from latelier.indexes.catalog.values import as_key, encode_json, is_unicode
 
 __all__ = ["UserSettings", "read_setting", "read_settings", "read_stamp", "write_setting"]
@@ -27,7 +27,7 @@ def read_setting(connection: sqlite3.Connection, name: str) -> Any:
         If it is missing or damaged.
     """
     for _, value in select_rows(connection, "setting", "WHERE name = ?", (name,)):
-        return parse_json(value, f"setting {name!r}")
+        return decode_json(value, f"setting {name!r}")
     raise damaged(f"its setting {name!r} is missing")
 
 
@@ -39,7 +39,7 @@ def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     CorruptedIndexError
         If one is damaged.
     """
-    return {name: parse_json(value, f"setting {name!r}") for name, value in select_rows(connection, "setting")}
+    return {name: decode_json(value, f"setting {name!r}") for name, value in select_rows(connection, "setting")}
 
 
 def read_stamp(connection: sqlite3.Connection) -> Any:
@@ -114,7 +114,7 @@ def _check_name(name: object) -> None:
 
 def _read_user_setting(connection: sqlite3.Connection, name: str) -> Any:
     for _, value in select_rows(connection, "user_setting", "WHERE name = ?", (name,)):
-        return parse_json(value, f"user setting {name!r}")
+        return decode_json(value, f"user setting {name!r}")
     raise KeyError(name)
 
 

@@ -24,7 +24,7 @@ from latelier.indexes.catalog import document_rows, schema
 from latelier.indexes.catalog.connection import Connection, make_catalog
 from latelier.indexes.catalog.filters.cache import selection_key
 from latelier.indexes.catalog.filters.evaluation import matching_numbers, read_filter
-from latelier.indexes.catalog.folder import check_folder
+from latelier.indexes.catalog.folder import check_index_folder
 from latelier.indexes.catalog.pool import ConnectionPool, FilePool, MemoryPool
 from latelier.indexes.catalog.rows import CATALOG, has_checksums
 from latelier.indexes.catalog.segment_rows import count_documents
@@ -74,7 +74,7 @@ class Storage:
             self.read_only = False
         else:
             self.read_only = read_only or _is_unwritable(path)
-            check_folder(path, create=not self.read_only)
+            check_index_folder(path, create=not self.read_only)
             if not self.read_only:
                 make_catalog(path / CATALOG)
             self._pool = FilePool(path / CATALOG, read_only=self.read_only)
@@ -250,7 +250,7 @@ def stored_settings(path: Path) -> dict[str, Any]:
     IndexFormatError
         If there is none.
     """
-    check_folder(path, create=False)
+    check_index_folder(path, create=False)
     pool = FilePool(path / CATALOG, read_only=True)
     try:
         with pool.reading() as connection:
