@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.kernels.convert import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
+from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, INTS, LANES, ROWS, at, constant, declare, splat
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.kernels.convert import INT8, convert_meanwhile, convert_rows
+from latelier.kernels.conversion import INT8, convert_meanwhile, convert_rows
 from latelier.kernels.cpu import InstructionSet, InstructionSetType
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, splat

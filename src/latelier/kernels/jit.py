@@ -1,8 +1,10 @@
-"""How kernels are compiled: with the interpreter lock released, cached on disk where that works.
+"""How kernels are compiled: they release the interpreter lock and are cached on disk.
 
-The cache lies beside the source, or in the user's own cache folder where the installation cannot be written. Where
-neither can be, as in a container of an unknown user, numba refuses to cache at all: then kernels are compiled anew in
-each process rather than not at all.
+The cache is beside the source, or in the user's cache folder if the installation cannot be written. If neither can be
+written, as in a container with an unknown user, kernels are compiled anew in each process.
+
+numba notices changes in the file of the kernel itself, not in the modules whose code it compiles in: after a change to
+`simd`, `conversion` or `multiply`, delete ``kernels/__pycache__`` or the folder that ``NUMBA_CACHE_DIR`` names.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ def kernel(*fastmath: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     Parameters
     ----------
     *fastmath
-        Liberties that LLVM may take with floating-point numbers, by its own names: ``"contract"`` (fused
+        Transformations of floating-point code that LLVM may make, by LLVM's names: ``"contract"`` (fused
         multiply-add), ``"reassoc"`` (sums in another order). None by default.
 
     Returns
@@ -41,8 +43,8 @@ def kernel(*fastmath: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        # numba finds what it cached by the file, and loads it as a function of the module that compiled it. A file that
-        # is run by itself (python -m doctest ward.py) has another name, which no other process could import.
+        # numba looks up its cache by file, and loads an entry as a function of the module that compiled it. A file run
+        # by itself (python -m doctest ward.py) has another module name, which other processes could not import.
         cache = str(function.__module__).startswith("latelier.")
         try:
             return numba.njit(cache=cache, **options)(function)

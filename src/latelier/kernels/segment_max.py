@@ -1,6 +1,6 @@
-"""The half of MaxSim that is not a matrix product: maximum over each document's tokens, sum over each query's.
+"""MaxSim after the matrix product: the maximum over each document's tokens, the sum over each query's tokens.
 
-A similarity block has one row per document token and one column per query token, so the maximum over a document is
+A block of similarities has one row per document token and one column per query token, so the maximum over a document is
 a maximum of contiguous rows, which vectorises over the columns.
 """
 
@@ -12,7 +12,7 @@ from latelier.kernels.jit import kernel
 
 __all__ = ["NO_POSITIONS", "segment_max_sum"]
 
-# Handed to a kernel that need not say which token was the best.
+# The argument `positions` of a kernel that is not to write which token was the best.
 NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
 
 
@@ -40,7 +40,7 @@ def segment_max_sum(
         without tokens gets 0 from every other document.
     positions
         ``(query_tokens, n)`` int32, written in place: which of the document's tokens was the best (the first of equal
-        ones), -1 in a document without tokens. `NO_POSITIONS` where nobody asks.
+        ones), -1 in a document without tokens; or `NO_POSITIONS`.
     column
         Where the first document stands in `scores` and `positions`.
 
@@ -77,7 +77,7 @@ def _maxima(rows: np.ndarray, best: np.ndarray) -> None:
     for row in range(rows.shape[0]):
         for i in range(rows.shape[1]):
             value = rows[row, i]
-            # A ternary, not max(): LLVM turns it into one vector instruction.
+            # LLVM makes one vector instruction of this expression, but not of max().
             best[i] = value if value > best[i] else best[i]
 
 

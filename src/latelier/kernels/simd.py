@@ -1,4 +1,4 @@
-"""Words shared by the kernels that write LLVM's vector instructions: sixteen 32-bit lanes, one query token each."""
+"""Helpers of the kernels that emit LLVM's vector instructions: registers of sixteen 32-bit lanes, a query token each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from llvmlite import ir
 
 __all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "load_words", "prefetch", "splat"]
 
-LANES = 16  # query tokens in one register
-ROWS = 8  # document tokens scored together, in one register each
+LANES = 16  # SIMD lanes of a register: query tokens
+ROWS = 8  # document tokens scored together; the sums of each fill one register
 
 INTS = ir.VectorType(ir.IntType(32), LANES)
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
@@ -19,7 +19,7 @@ def constant(value: int) -> ir.Constant:
 
 
 def declare(module: ir.Module, name: str, operands: list[ir.Type], result: ir.Type) -> ir.Function:
-    """Return one of LLVM's own functions, declared once per module."""
+    """Return an intrinsic function of LLVM, declared once per module."""
     return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, operands), name)
 
 
@@ -44,9 +44,9 @@ def load_words(builder: ir.IRBuilder, rows: ir.Value, words: ir.Value, index: ir
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Ask for the cache line at an address, which may lie anywhere: what cannot be read is not fetched."""
+    """Prefetch the cache line at an address; any address will do, as an unreadable one is ignored."""
     pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    # LLVM renames it after its own fashion of writing pointers.
+    # LLVM 15 and later rename it to llvm.prefetch.p0.
     fetch = declare(builder.module, "llvm.prefetch.p0i8", [pointer, word, word, word], ir.VoidType())
-    # To read, wanted in the first-level cache, data.
+    # The constants: for reading, into the first-level cache, data.
     builder.call(fetch, [builder.inttoptr(address, pointer), *(ir.Constant(word, n) for n in (0, 3, 1))])

@@ -1,8 +1,8 @@
-"""Sharing documents out among threads, for kernels that release the interpreter lock.
+"""Work on ranges of documents in several threads, for kernels that release the interpreter lock.
 
-As many threads as torch was told to use (`torch.set_num_threads`), so one setting rules all; the calling thread is one
-of them. They take small ranges from one list rather than one large share each: on a busy machine nobody waits for a
-thread that lost its core.
+The number of threads is torch's (`torch.set_num_threads`), the calling thread included. The threads take small ranges
+from one queue instead of one large share each, so a thread that loses its core on a busy machine delays the others by
+one small range at most.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import torch
 
 __all__ = ["for_ranges"]
 
-# Work of one range, in multiplications; about half a millisecond, far more than handing it over takes.
+# Multiplications of one range: about half a millisecond, far more than taking it from the queue.
 _RANGE_WORK = 1 << 25
-# Most tokens of one range: what a kernel copies or converts for it stays small.
+# Maximum number of tokens of one range, which bounds what a kernel copies or converts for it.
 _RANGE_TOKENS = 1 << 15
 
 
 def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_per_token: int) -> None:
-    """Call ``function(first, last)`` for ranges that cover all documents, in several threads where that pays.
+    """Call ``function(first, last)`` for ranges that cover all documents, in several threads if there is enough work.
 
     Parameters
     ----------
     function
-        Does the work for documents ``first`` to ``last - 1``; must release the interpreter lock to gain anything.
+        Works on documents ``first`` to ``last - 1``. Threads gain time only if it releases the interpreter lock.
     offsets
-        ``(documents + 1,)``: tokens, by which documents are shared out.
+        ``(documents + 1,)``: ranges have about the same number of tokens.
     work_per_token
-        Multiplications that one token costs.
+        Multiplications per token.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     tokens = int(offsets[-1] - offsets[0])
     threads = torch.get_num_threads()
     pieces = max(tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
-    pieces = -(-pieces // threads) * threads if pieces > 1 else 1  # as many for each thread
+    pieces = -(-pieces // threads) * threads if pieces > 1 else 1  # the same number for each thread
     cuts = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], pieces + 1)[1:-1])
     edges = np.unique([0, *cuts, documents]).tolist()
     ranges = deque(pairwise(edges))
@@ -59,11 +59,11 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     try:
         _work(function, ranges)
     finally:
-        ranges.clear()  # nothing is left, unless something was raised
+        ranges.clear()  # empty already, unless the function raised
         started = [helper for helper in helpers if not helper.cancel()]
         wait(started)
     for helper in started:
-        helper.result()  # raise here what a thread raised
+        helper.result()  # raises what the function raised in a helper
 
 
 def _work(function: Callable[[int, int], None], ranges: deque[tuple[int, int]]) -> None:
@@ -77,13 +77,13 @@ def _work(function: Callable[[int, int], None], ranges: deque[tuple[int, int]]) 
 
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="latelier-scores")
+    return ThreadPoolExecutor(threads, thread_name_prefix="latelier")
 
 
 def _after_fork_in_child() -> None:
-    _pool.cache_clear()  # the child has the pool but none of its threads
-    # The same goes for the pool of torch's OpenMP, for whose threads its next product would wait forever. torch's own
-    # data loader does likewise in its workers.
+    _pool.cache_clear()  # a forked child has the pool object but none of its threads
+    # The same holds for torch's OpenMP threads: the child's next matrix product would wait for them forever. torch's
+    # data loader sets its workers to one thread for the same reason.
     torch.set_num_threads(1)
 
 

@@ -1,11 +1,11 @@
 """Ward clustering of each document's tokens, and the mean of each cluster.
 
-Merges are found by following chains of nearest neighbours, in a time that grows with the square of the tokens: where a
-chain turns back, its last two clusters are each other's nearest, and are merged. This finds the merges of the greedy
-algorithm, though not from the lowest to the highest, so all of them are found before the tree is cut.
+The nearest-neighbour chain algorithm, O(n**2): where a chain turns back, its last two clusters are each other's nearest
+and are merged. It finds the same merges as the greedy algorithm, but not in ascending order of height, so the tree is
+cut after all of them have been found.
 
-The matrix holds squared distances in double precision: squares spare a root per update, and doubles make the merges
-those of scipy. It is compacted at each merge, so that every loop runs over contiguous numbers that are all in use.
+The matrix holds squared distances in float64: squares save a square root per update, and float64 gives the same merges
+as scipy. It is compacted at each merge, so that every loop runs over contiguous numbers that are all in use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["pool_documents"]
 def pool_documents(
     vectors: np.ndarray, offsets: np.ndarray, pooled_offsets: np.ndarray, protected: int, pooled: np.ndarray
 ) -> int:
-    """Write the unit mean of each cluster; how many clusters a document gets, ``pooled_offsets`` says.
+    """Cluster each document's tokens and write the unit mean of each cluster.
 
     Parameters
     ----------
@@ -30,16 +30,16 @@ def pool_documents(
     offsets
         ``(documents + 1,)`` int64 into ``vectors``.
     pooled_offsets
-        ``(documents + 1,)`` int64 into ``pooled``.
+        ``(documents + 1,)`` int64 into ``pooled``: the number of clusters of each document.
     protected
-        First rows of each document that take no part; they are neither read nor written.
+        Number of first rows of each document that are not clustered; they are neither read nor written.
     pooled
         ``(clusters, dim)`` float32, zeros; written in place, clusters in the order of their first tokens.
 
     Returns
     -------
     int
-        The first document with a mean that has no finite length, -1 where all have one.
+        The first document with a mean of infinite or NaN length, -1 if there is none.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def pool_documents(
             if not np.isfinite(square):
                 return d
             if square > 0:
-                means[c] *= np.float32(1 / np.sqrt(square))  # of the sum: dividing by the count first changes nothing
+                means[c] *= np.float32(1 / np.sqrt(square))  # the sum has the direction of the mean
     return -1
 
 
@@ -80,8 +80,8 @@ def pool_documents(
 def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
     """Fill ``distances (n, n)`` with ``(1 - <row, row>) ** 2``, infinity on the diagonal.
 
-    Eight products at a time, of four rows and two, so that what is loaded is used more than once. Past the end, the
-    last row stands in.
+    Eight products at a time, of four rows with two, so that each load is used more than once. Rows past the end are
+    replaced by the last row.
     """
     n, dim = rows.shape
     end = n - 1
@@ -115,7 +115,7 @@ def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
 
 @kernel()
 def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
-    """Write a squared cosine distance on both sides; rounding may take a similarity past 1, and NaN counts as 1."""
+    """Write a squared cosine distance to both triangles; the distance is clipped to 0..2, and 0 for NaN."""
     distance = np.float32(1) - similarity
     distance = distance if distance > 0 else np.float32(0)
     distance = distance if distance < 2 else np.float32(2)
@@ -124,10 +124,10 @@ def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
 
 @kernel("contract")
 def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Merge until one cluster is left; ``distances (n, n)`` is used up.
+    """Merge until one cluster is left; ``distances (n, n)`` is overwritten.
 
-    Returns, for each of the n - 1 merges, its squared height and the first tokens of both clusters, the earlier token
-    before the later one. Each token but 0 is the later one once.
+    Returns, for each of the n - 1 merges, its squared height and the first tokens of both clusters: the earlier one,
+    then the later one. Each token but 0 is the later one exactly once.
     """
     n = len(distances)
     keys = distances.view(np.int64)
@@ -144,7 +144,7 @@ def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         while True:
             x = chain[depth - 1]
             y = _nearest(keys[x], active)
-            # Of equally near clusters the previous one is taken: a chain must not run in circles.
+            # Among equally near clusters the previous one is taken, or the chain would never end.
             if depth > 1 and distances[x, chain[depth - 2]] <= distances[x, y]:
                 y = chain[depth - 2]
                 break
@@ -157,7 +157,7 @@ def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         later[merge] = max(tokens[kept], tokens[gone])
         tokens[kept] = earlier[merge]
         _join(distances, sizes, kept, gone, active)
-        # The last cluster moves to the place that has become free.
+        # The last cluster moves to the row that has become free.
         last = active - 1
         if gone != last:
             distances[gone, :last] = distances[last, :last]
@@ -172,7 +172,7 @@ def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @kernel("contract")
 def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active: int) -> None:
-    """Put the union of two clusters in the place of the first: the formula of Lance and Williams for Ward's method."""
+    """Replace the first of two clusters by their union: the Lance-Williams formula for Ward's method."""
     height = distances[kept, gone]
     size_kept, size_gone = sizes[kept], sizes[gone]
     row, other = distances[kept], distances[gone]
@@ -180,7 +180,7 @@ def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active
         size = sizes[i]
         total = (size_kept + size) * row[i] + (size_gone + size) * other[i] - size * height
         distance = total / (size_kept + size_gone + size)
-        # No union is nearer than the nearer of its parts. Rounding must not change that: chains rely on it.
+        # A union is never nearer than the nearer of its two clusters. The chain relies on it, so rounding is corrected.
         lowest = row[i] if row[i] < other[i] else other[i]
         row[i] = distance if distance > lowest else lowest
     row[kept] = np.inf
@@ -191,10 +191,10 @@ def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active
 
 @kernel()
 def _nearest(keys: np.ndarray, active: int) -> int:
-    """Return the first place of the smallest of ``keys[:active]``.
+    """Return the first position of the minimum of ``keys[:active]``.
 
-    The bits of floats that are not negative, read as integers, have the same order; LLVM makes vector instructions of
-    a minimum of integers, and of none of floats. For the same reason there is no early exit.
+    Non-negative floats have the same order as their bits read as integers. LLVM vectorises a minimum of integers but
+    not one of floats, and neither with an early exit.
     """
     smallest = keys[0]
     for i in range(1, active):
@@ -208,7 +208,7 @@ def _nearest(keys: np.ndarray, active: int) -> int:
 
 @kernel()
 def _cut(merges: tuple[np.ndarray, np.ndarray, np.ndarray], clusters: int) -> np.ndarray:
-    """Return each token's cluster when only the lowest merges are done; numbered by their first tokens."""
+    """Return each token's cluster after the lowest merges; clusters are numbered in the order of their first tokens."""
     heights, earlier, later = merges
     n = len(heights) + 1
     parents = np.arange(n)
@@ -221,5 +221,5 @@ def _cut(merges: tuple[np.ndarray, np.ndarray, np.ndarray], clusters: int) -> np
             labels[token] = seen
             seen += 1
         else:
-            labels[token] = labels[parents[token]]  # an earlier token, labelled already
+            labels[token] = labels[parents[token]]  # the parent is an earlier token, labelled already
     return labels

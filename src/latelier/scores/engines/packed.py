@@ -130,7 +130,7 @@ def _score_in_one_pass(
     documents: AddressedDocuments,
     positions: np.ndarray,
 ) -> None:
-    from latelier.kernels.convert import BFLOAT16, FLOAT16, WORDS
+    from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS
     from latelier.kernels.float_maxsim import Documents, Queries, pack_queries, score_range
 
     pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16

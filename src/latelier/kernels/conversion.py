@@ -1,13 +1,13 @@
-"""Rows of documents as the vector instructions take them: half precision widened, signed bytes shifted.
+"""Conversion of document rows to what is multiplied: half precision is widened, signed bytes are shifted by 128.
 
-Eight rows at a time, into a buffer that stays in the first-level cache: on their own, or little by little while other
-rows are multiplied, which takes no time then.
+Eight rows at a time are written to a buffer that stays in the first-level cache: at once by `convert_rows`, or word by
+word while other rows are multiplied (`convert_meanwhile`), which hides the time it takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -19,7 +19,7 @@ from latelier.kernels.simd import LANES, ROWS, at, constant, prefetch
 
 __all__ = ["BFLOAT16", "FLOAT16", "INT8", "WORDS", "convert_meanwhile", "convert_rows"]
 
-# What rows hold: words of four bytes that need no conversion, or something that becomes words.
+# What rows hold: words of four bytes that need no conversion, or numbers that are converted to words.
 WORDS, FLOAT16, BFLOAT16, INT8 = range(4)
 
 
@@ -36,39 +36,46 @@ def _widen_float16(builder: ir.IRBuilder, value: ir.Value, count: int) -> ir.Val
 
 
 def _widen_bfloat16(builder: ir.IRBuilder, value: ir.Value, count: int) -> ir.Value:
-    # It is the upper half of a float32.
+    # A bfloat16 is the upper half of a float32.
     return builder.shl(builder.zext(value, _words(count)), ir.Constant(_words(count), [16] * count))
 
 
 def _shift_int8(builder: ir.IRBuilder, value: ir.Value, count: int) -> ir.Value:
-    # Four bytes, each plus 128 and so unsigned: that turns the highest bit.
+    # Adding 128 to a byte inverts its highest bit.
     return builder.xor(value, ir.Constant(_words(count), [-0x7F7F7F80] * count))
 
 
-# What each type of numbers is read as, the bytes that become one word, and how.
-_NUMBERS = {
-    WORDS: (ir.IntType(32), 4, _keep),
-    FLOAT16: (ir.HalfType(), 2, _widen_float16),
-    BFLOAT16: (ir.IntType(16), 2, _widen_bfloat16),
-    INT8: (ir.IntType(32), 4, _shift_int8),
+class _Conversion(NamedTuple):
+    """How numbers become a word: the type that they are read as, its bytes, and what emits the conversion."""
+
+    type: ir.Type
+    size: int
+    emit: Callable[[ir.IRBuilder, ir.Value, int], ir.Value]
+
+
+_CONVERSIONS = {
+    WORDS: _Conversion(ir.IntType(32), 4, _keep),
+    FLOAT16: _Conversion(ir.HalfType(), 2, _widen_float16),
+    BFLOAT16: _Conversion(ir.IntType(16), 2, _widen_bfloat16),
+    INT8: _Conversion(ir.IntType(32), 4, _shift_int8),
 }
 
 
 def convert_meanwhile(
     builder: ir.IRBuilder, kinds: Sequence[int], numbers: ir.Value, places: tuple[ir.Value, ir.Value, ir.Value]
 ) -> Callable[[ir.Value], None]:
-    """Return what `tiles.dot_products` is to do meanwhile: fetch some rows, and convert those that come before them.
+    """Return the ``meanwhile`` of a multiplication: converts the next eight rows and prefetches those after them.
 
     Parameters
     ----------
     builder
-        Writes the program.
+        Emits the instructions.
     kinds
-        What can be converted: `FLOAT16`, `BFLOAT16`, `INT8`.
+        The conversions to emit: `FLOAT16`, `BFLOAT16`, `INT8`.
     numbers
-        What the next eight rows hold: one of these; or `WORDS`, and they are left alone.
+        What the next eight rows hold: one of these, or `WORDS`, which are not converted.
     places
-        Addresses of those rows, of the buffer that takes them, and from where as many bytes are fetched.
+        Addresses of those rows, of the buffer that they are written to, and of the rows to prefetch.
     """
     source, target, ahead = places
     halves = [builder.icmp_signed("==", numbers, constant(kind)) for kind in (FLOAT16, BFLOAT16)]
@@ -78,11 +85,11 @@ def convert_meanwhile(
         offset = builder.mul(index, step)
         prefetch(builder, builder.add(ahead, offset))
         for kind in kinds:
-            number, _, change = _NUMBERS[kind]
+            conversion = _CONVERSIONS[kind]
             with builder.if_then(builder.icmp_signed("==", numbers, constant(kind))):
-                eight = at(builder, builder.add(source, offset), ir.VectorType(number, ROWS))
+                eight = at(builder, builder.add(source, offset), ir.VectorType(conversion.type, ROWS))
                 place = builder.add(target, builder.mul(index, constant(4 * ROWS)))
-                value = change(builder, builder.load(eight, align=1), ROWS)
+                value = conversion.emit(builder, builder.load(eight, align=1), ROWS)
                 builder.store(value, at(builder, place, _words(ROWS)), align=4)
 
     return convert_eight
@@ -90,11 +97,11 @@ def convert_meanwhile(
 
 def _convert(numbers: int) -> Any:
     """Make the instruction sequence for one type of numbers."""
-    number, size, change = _NUMBERS[numbers]
+    conversion = _CONVERSIONS[numbers]
 
     @intrinsic
     def convert(typing_context: Any, source: Any, target: Any, words: Any, ahead: Any) -> Any:
-        """Write `words` words to address `target` from address `source`; fetch as much at `ahead`."""
+        """Convert what is at address `source` to `words` words at address `target`; prefetch as much at `ahead`."""
         signature = types.void(*[types.int64] * 4)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -102,10 +109,10 @@ def _convert(numbers: int) -> Any:
             whole = builder.mul(builder.udiv(words, constant(LANES)), constant(LANES))
             for start, stop, count in ((constant(0), whole, LANES), (whole, words, 1)):
                 with cgutils.for_range_slice(builder, start, stop, constant(count), inc=True) as (i, _):
-                    offset = builder.mul(i, constant(size))
+                    offset = builder.mul(i, constant(conversion.size))
                     prefetch(builder, builder.add(ahead, offset))
-                    some = at(builder, builder.add(source, offset), ir.VectorType(number, count))
-                    value = change(builder, builder.load(some, align=1), count)
+                    some = at(builder, builder.add(source, offset), ir.VectorType(conversion.type, count))
+                    value = conversion.emit(builder, builder.load(some, align=1), count)
                     place = at(builder, builder.add(target, builder.mul(i, constant(4))), _words(count))
                     builder.store(value, place, align=4)
             return context.get_dummy_value()
@@ -120,18 +127,18 @@ _from_words, _from_float16, _from_bfloat16, _from_int8 = map(_convert, (WORDS, F
 
 @kernel()
 def convert_rows(rows: int, count: int, numbers: int, ahead: int, out: np.ndarray) -> None:
-    """Write up to eight rows as words; the last one fills what is missing.
+    """Convert up to eight rows to words; missing rows are copies of the last one.
 
     Parameters
     ----------
     rows
-        Address of the rows, one right after the other.
+        Address of the rows, which are contiguous.
     count
-        How many there are, 1 to 8.
+        Number of rows, 1 to 8.
     numbers
-        What they hold: `WORDS`, `FLOAT16`, `BFLOAT16` or `INT8`.
+        What the rows hold: `WORDS`, `FLOAT16`, `BFLOAT16` or `INT8`.
     ahead
-        Address of the rows that come next, to be fetched.
+        Address of the rows to prefetch.
     out
         ``(8, words)`` int32, written.
     """
