@@ -30,7 +30,7 @@ def test_impossible_budgets_are_refused():
         list(batch_by_tokens([1, 2], 0))
     with pytest.raises(InvalidArgumentError, match="max_rows='3'; expected an integer"):
         list(batch_by_tokens([1, 2], 9, "3"))
-    with pytest.raises(InvalidArgumentError, match="lengths that are no integers"):
+    with pytest.raises(InvalidArgumentError, match="lengths that are not integers"):
         list(batch_by_tokens(["long"], 9))
     with pytest.raises(InvalidArgumentError, match=r"lengths of shape \(\); expected one per text"):
         list(batch_by_tokens(5, 9))

@@ -1,4 +1,4 @@
-"""Batches by token budget: what a batch costs is rows times its longest row, not its number of rows."""
+"""Batches by token budget: a padded batch costs its rows times its longest row."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["batch_by_tokens"]
 def batch_by_tokens(
     lengths: Sequence[int] | np.ndarray, max_tokens: int, max_rows: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Group texts of similar length, so that no batch is larger than a budget once padded.
+    """Group texts of similar length into batches of at most `max_tokens` tokens, padding included.
 
     Parameters
     ----------
     lengths
-        Tokens of each text.
+        Number of tokens of each text.
     max_tokens
-        Budget of a batch: rows times the longest row. A text longer than that is a batch of its own.
+        Maximum of the rows of a batch times its longest row. A longer text is a batch of its own.
     max_rows
-        Most rows of a batch; None means only the tokens count.
+        Maximum number of rows of a batch; None: no limit.
 
     Yields
     ------
     numpy.ndarray
-        Positions of the texts of one batch, longest first; each position comes once. The first batch is the most
-        expensive one, so running out of memory happens at once or not at all.
+        Positions of the texts of one batch, longest first. The first batch is the most expensive one, so that running
+        out of memory happens at once or not at all.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def batch_by_tokens(
     try:
         lengths = np.asarray(lengths, dtype="int64")
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"received lengths that are no integers: {error}.") from error
+        raise InvalidArgumentError(f"received lengths that are not integers: {error}.") from error
     if lengths.ndim != 1:
         raise InvalidArgumentError(f"received lengths of shape {lengths.shape}; expected one per text.")
     order = np.argsort(-lengths, kind="stable")

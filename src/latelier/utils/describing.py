@@ -1,4 +1,4 @@
-"""What a message says was received: short, on one line, whatever it is."""
+"""Short descriptions of values for error messages, on one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHORT.maxstring = _SHORT.maxother = 60
 
 
 def short(value: object) -> str:
-    """Return the `repr` of a value, of which the middle is left out where it is long.
+    """Return the `repr` of a value; the middle of a long one is replaced by an ellipsis.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def short(value: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a value and its type, in a few words.
+    """Return a short form of a value and its type.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def describe(value: object) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return the beginning of a text that is longer.
+    """Shorten a text that is longer than `length` to its beginning.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Choosing where to compute."""
+"""Choosing the device to compute on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["resolve_device"]
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device to compute on, and make sure that it is there.
+    """Return the device to compute on; raise an error if this machine does not have it.
 
     Parameters
     ----------
     device
-        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``, or a `torch.device`; None takes the best there is: CUDA,
-        then Apple's MPS, then the CPU.
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``, or a `torch.device`; None takes the best available one:
+        CUDA, then Apple's MPS, then the CPU.
 
     Returns
     -------
@@ -30,7 +30,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     Raises
     ------
     InvalidArgumentError
-        If this machine (or this build of torch) does not have it.
+        If this machine, or this build of torch, does not have it.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"unknown device {short(device)}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best there is."
+            f"unknown device {short(device)}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best available."
         ) from error
     missing = resolved.type in ("cuda", "mps") and resolved.type not in _available()
     if missing or (resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count()):
@@ -56,13 +56,13 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     if resolved.type not in ("cpu", "cuda", "mps"):
         try:
             torch.zeros(1, device=resolved).cpu()
-        except (RuntimeError, AssertionError) as error:  # such as "meta", which holds no numbers
+        except (RuntimeError, AssertionError) as error:  # such as "meta", whose tensors hold no data
             raise InvalidArgumentError(f"nothing can be computed on device {str(device)!r} here.") from error
     return resolved
 
 
 def _available() -> list[str]:
-    """Device types that can be used, the best last."""
+    """Return the available device types, the best last."""
     import torch
 
     found = ["cpu"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.checks import check_count
+from latelier.utils.checks import check_count, is_count
 
 __all__ = ["encoder_limit", "resolve_length"]
 
@@ -35,7 +35,7 @@ def encoder_limit(config: Any) -> int | None:
     (512, 512)
     """
     limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit < 1:
+    if not is_count(limit):
         return None
     return limit - 2 if getattr(config, "model_type", "") in _OFFSET_POSITIONS else limit
 

@@ -1,4 +1,4 @@
-"""Progress bars that cost nothing, and lock nothing, where none is shown."""
+"""Progress bars that take no time and no lock unless they are shown."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["Silent", "progress_bar"]
 
 
 class Silent:
-    """A bar that is not shown."""
+    """A progress bar that is not shown."""
 
     def update(self, count: int = 1) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
 
 def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
-    """Return a bar of tqdm, or one that does nothing.
+    """Return a progress bar of tqdm, or one that does nothing.
 
-    Even with ``disable=True`` tqdm takes a lock that forked processes share: one that was killed while it held the
-    lock, or forked while another thread did, would leave the others waiting for ever.
+    Even with ``disable=True`` tqdm takes a lock that forked processes share. A process that is killed while it holds
+    the lock, or forked while another thread holds it, would block the others for ever.
 
     Parameters
     ----------
     shown
         Whether to show it.
     options
-        Those of tqdm.
+        Options of tqdm.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Reading text that people give us, line by line: whatever is wrong with a file is one of our errors.
+"""Reading lines and JSON from files of users; every fault of a file raises a `LatelierError`.
 
-Files come from anywhere: cut short, damaged, in another encoding, or hostile. Every reader of this library takes its
-lines and its JSON from here, so that each of those is met once.
+All readers of this library use these functions, so truncated, damaged, hostile and wrongly encoded files are handled
+here alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
     "text_lines",
 ]
 
-# In characters. A line is held in memory at once; a file without line ends (/dev/zero) would fill it.
+# In characters. A line is held in memory; a file without line ends, such as /dev/zero, would fill it.
 LONGEST_LINE = 2**24
 
 
 def as_path(path: object, name: str = "path") -> Path:
-    """Return what a user gave as a path, or say that it is none.
+    """Return an argument as a path.
 
     Raises
     ------
@@ -55,47 +55,47 @@ def as_path(path: object, name: str = "path") -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file of this name; no file has a name that the system does not allow."""
+    """Whether there is a file of this name; false for a name that the system does not allow."""
     return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for a name that is too long)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder of this name; no folder has a name that the system does not allow."""
+    """Whether there is a folder of this name; false for a name that the system does not allow."""
     return os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
 
 
 def open_binary(path: str | Path) -> BinaryIO:
-    """Open whatever has bytes to read: a file, a pipe, a device.
+    """Open a file, a pipe or a device for reading bytes.
 
     Raises
     ------
     InvalidArgumentError
         If there is nothing of that name, or it is a folder.
     StorageError
-        If the system refuses to open it.
+        If the system does not open it, for lack of permission, say.
     """
     try:
         return Path(path).open("rb")
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a null character in the name
         raise InvalidArgumentError(f"there is no file {str(path)!r}.") from error
     except OSError as error:
-        # Windows calls it a lack of permission.
+        # Windows reports a folder as a lack of permission.
         if isinstance(error, IsADirectoryError) or (isinstance(error, PermissionError) and Path(path).is_dir()):
             raise InvalidArgumentError(f"{str(path)!r} is a folder; give a file.") from error
         raise StorageError(f"cannot read {path}: {error}.") from error
 
 
 def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iterator[str]:
-    r"""Yield the lines of UTF-8 text, with their ends as they are; a byte order mark is left out.
+    r"""Yield the lines of UTF-8 text with their line ends, without a byte order mark.
 
     Parameters
     ----------
     file
         Opened for reading bytes; closed at the end.
     source
-        What messages call it.
+        Its name in messages.
     compressed
-        Whether it is gzip.
+        Whether it is compressed with gzip.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iter
     """
     number = 0
     binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
-    # newline="" leaves line ends inside of quotes to csv.
+    # With newline="", csv sees the line ends inside quotes.
     with file, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
         try:
             while line := text.readline(LONGEST_LINE + 1):
@@ -137,7 +137,7 @@ def parse_json(text: str) -> Any:
     Raises
     ------
     InvalidArgumentError
-        If it is malformed, or beyond what Python reads: nested too deeply, or a number of thousands of digits.
+        If it is malformed, nested too deeply, or holds a number with thousands of digits.
 
     Examples
     --------
@@ -174,19 +174,19 @@ def number_or_text(text: str) -> int | float | str:
 
 
 def check_unicode(text: str, name: str) -> None:
-    r"""Refuse a text with a lone surrogate, which has no UTF-8 form: tokenizers and SQLite cannot take it.
+    r"""Check that a text has a UTF-8 form, which tokenizers and SQLite need: a lone surrogate has none.
 
     Parameters
     ----------
     text
-        What a user gave.
+        The text.
     name
-        What the message calls it.
+        Its name in the message.
 
     Raises
     ------
     InvalidArgumentError
-        If there is one.
+        If the text has a lone surrogate.
 
     Examples
     --------

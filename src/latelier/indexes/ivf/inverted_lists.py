@@ -23,6 +23,7 @@ from latelier.indexes.ivf.kernels.kmeans import group_rows
 from latelier.kernels.cpu import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_ranges
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["InvertedLists", "append_documents", "build_lists"]
 
@@ -205,7 +206,7 @@ def _assign(
 ) -> tuple[np.ndarray, float]:
     """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
     isa = instruction_set()
-    starts = np.concatenate([[0], np.cumsum(lengths)])
+    starts = lengths_to_offsets(lengths)
     lists = np.empty(starts[-1], dtype="int32")
     totals: list[float] = []
 
