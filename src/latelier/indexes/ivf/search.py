@@ -6,8 +6,8 @@
 4. Reranking: MaxSim of the codes with the query in 8 bits, and of the few best with the query in single precision.
 
 Where few documents may be found, because the index is small, has no inverted lists yet or a filter leaves few, stage 3
-takes all of them: that costs less than probing saves, and misses nothing. A filter that leaves many is applied in stage
-2, and the more documents it excludes, the more lists are probed.
+takes all of them, which is faster than probing and misses nothing. A filter that leaves many is applied in stage 2, and
+the more documents it excludes, the more lists are probed.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ __all__ = [
 _MARGIN = 4
 # The Hamming stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
 _FEW, _FEW_PER_HIT = 80, 8
-# Lists are probed only where eligible documents in lists > (_SCAN + widening) * candidates; otherwise the sign codes of
-# all of them are compared. `widening` is by how much nprobe is raised, and probing candidates * widening takes about as
-# long as comparing as many sign codes.
-_SCAN = 2
-# Filters raise nprobe up to so many times.
-_MAX_WIDENING = 16
+# Lists are probed only where
+#     eligible documents in lists > (_SCAN + widening) * candidates,
+# and otherwise the sign codes of all eligible documents are compared. `widening` is the factor by which a filter raises
+# nprobe: probing as many lists takes about as long as comparing the sign codes of widening * candidates documents.
+_SCAN, _MAX_WIDENING = 2, 16
 # Coarse centroids whose second level a query token is compared with: one for every 8 lists to probe, but at least 4.
 _MIN_COARSE, _LISTS_PER_COARSE = 4, 8
 # Documents whose sums, 4 bytes each, stay in the second-level cache while candidates are selected.

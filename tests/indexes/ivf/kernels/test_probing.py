@@ -1,10 +1,13 @@
 """Probing against stable sorts: the best centroids of both levels, and imputed scores."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.indexes.ivf.kernels.probing import NO_CENTROID, best_centroids, best_coarse, best_lists
+
+pytestmark = pytest.mark.processor
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,10 +1,13 @@
 """Selection against Python's sort."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.indexes.ivf.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
+
+pytestmark = pytest.mark.processor
 
 
 @settings(max_examples=80, deadline=None)
