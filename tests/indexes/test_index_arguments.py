@@ -1,4 +1,4 @@
-"""What users hand in: every accepted form means the same, everything else is refused before anything changes."""
+"""Arguments of an index: every accepted form means the same, all others raise an error before anything changes."""
 
 import enum
 

@@ -1,10 +1,9 @@
-"""Metadata: what the catalog stores of it, and which of its keys filters can name.
+"""Metadata: exact JSON, which `get` returns, and a column per key, which filters compare; the table ``field``.
 
-It is stored twice: as exact JSON, which `get` returns, and as one SQL value per key, which filters compare. Each key
-gets a column ``f0``, ``f1``, ... of the table ``document``, whatever characters the key has; the table ``field`` says
-which. At most 500 keys get one. Filters name a field by its key; as in SQL, ASCII case does not matter, so ``lang`` and
-``Lang`` are one field (where one document has both, the first counts). The names ``id``, ``text`` and ``metadata``
-belong to the document, ``true`` and ``false`` to SQL.
+A key gets a column ``f0``, ``f1``, ... of the table ``document``, whatever its characters; at most 500 keys get one.
+As in SQL, the case of ASCII letters does not matter: ``lang`` and ``Lang`` are one field, and where a document has
+both, the first counts. The names ``id``, ``text`` and ``metadata`` belong to the document, ``true`` and ``false`` to
+SQL.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _CONSTANTS = ("true", "false")  # SQLite reads these as constants in a subquery,
 _MOST_FIELDS = 500
 _COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-# One empty mapping for all documents without metadata: thousands of dicts would keep the garbage collector busy.
+# The one empty mapping of all documents without metadata: thousands of dicts would keep the garbage collector busy.
 _NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
 
 

@@ -99,7 +99,7 @@ def select_rows(
 
 
 def check_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values of a row whose `checksum` is right, or empty because the format has none.
+    """Return the values of a row if its checksum is right; `checksum` is empty where the format has none.
 
     Raises
     ------

@@ -6,7 +6,7 @@ import difflib
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
     Raises
     ------
     InvalidArgumentError
-        If an expression is outside of the grammar, or the parameters do not fit to it.
+        If an expression is outside of the grammar, or the number or names of the parameters do not fit.
 
     Examples
     --------
@@ -116,7 +116,8 @@ def _condition(filter: Filter, fields: Sequence[Field]) -> str:
     )
 
 
-def _reject(name: FieldName, fields: Sequence[Field]) -> str:
+def _reject(name: FieldName, fields: Sequence[Field]) -> NoReturn:
+    """Raise the error for a field that the index does not have."""
     spelled = name.token.source if name.token.kind == "word" else name.token.text
     spellings = [*(field.spelling for field in fields), *RESERVED]
     near = difflib.get_close_matches(fold_name(spelled), map(fold_name, spellings), n=1)

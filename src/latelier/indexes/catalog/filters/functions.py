@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["FUNCTIONS", "Function"]
+__all__ = ["FUNCTIONS", "MOST_REPLACEMENT", "Function"]
 
+# Characters that replace() may put in the place of one.
+MOST_REPLACEMENT = 16
 _MOST_ARGUMENTS = 100
 
 
@@ -38,7 +40,7 @@ _BY_CALL = {
     Function(0): "char",
     Function(1, 1, growth=2): "hex quote",  # two hexadecimal digits per byte; two quotes per quote
     Function(0, growth=6): "json_array json_object",  # a control character becomes \u0000
-    Function(3, 3, growth=16): "replace",  # MOST_REPLACEMENT characters for one, which the parser checks
+    Function(3, 3, growth=MOST_REPLACEMENT): "replace",
     Function(0, depends_on_time=True): "date datetime julianday time unixepoch",
     Function(1, growth=16, depends_on_time=True): "strftime",  # %J has as many digits
     Function(2, 2, depends_on_time=True): "timediff",

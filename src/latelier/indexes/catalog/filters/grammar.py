@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from latelier.indexes.catalog.filters.functions import FUNCTIONS
-from latelier.indexes.catalog.filters.sql import MOST_REPLACEMENT, SUBQUERY, FieldName, Filter, SqlWriter
+from latelier.indexes.catalog.filters.functions import FUNCTIONS, MOST_REPLACEMENT
+from latelier.indexes.catalog.filters.sql import SUBQUERY, FieldName, Filter, SqlWriter
 from latelier.indexes.catalog.filters.tokens import Token
 from latelier.indexes.catalog.metadata import fold_name
 

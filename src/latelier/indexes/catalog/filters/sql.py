@@ -1,4 +1,4 @@
-"""The SQL that a filter becomes: how it is written while the filter is parsed, and where fields and values go.
+"""The SQL of a filter, written while the filter is parsed, and how values are bound to its parameters.
 
 Nothing of the user's expression is copied: words and operators are those of the grammar, literals are quoted anew, and
 parameters are numbered. A `Filter` holds SQL with gaps for the fields, whose columns only an index knows.
@@ -11,13 +11,12 @@ from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
 
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.catalog.filters.functions import MOST_REPLACEMENT
 from latelier.indexes.catalog.filters.tokens import Token, TokenReader, rejection, shorten
 from latelier.indexes.catalog.metadata import fold_name
 
-__all__ = ["MOST_REPLACEMENT", "SUBQUERY", "FieldName", "Filter", "SqlWriter", "join_filters"]
+__all__ = ["SUBQUERY", "FieldName", "Filter", "SqlWriter", "join_filters"]
 
-# The most characters that replace() may put in the place of one: the growth of replace in `functions`.
-MOST_REPLACEMENT = 16
 SUBQUERY = (
     "the only queries within a filter are EXISTS (SELECT 1 FROM json_each(field) WHERE value = ?) and "
     "x IN (SELECT value FROM json_each(field))"
