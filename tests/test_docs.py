@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import latelier
-from documents import python_blocks, run_block, without_blocks
+from documents import FENCE, python_blocks, run_block, without_blocks
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(latelier.__file__).parent
@@ -38,6 +38,17 @@ def test_a_wrong_output_would_be_found():
         run_block(wrong, "page.md", names)
     with pytest.raises(AssertionError, match=r"Expected:\n    2\nGot:\n    1"):
         run_block(example, "page.md", names)
+
+
+def test_code_fits_the_width_of_a_page():
+    wide = [
+        f"{name}: {line}"
+        for name, text in PAGES.items()
+        for fence in FENCE.finditer(text)
+        for line in fence["body"].splitlines()
+        if len(line) > 92 - len(fence["indent"])
+    ]
+    assert wide == []
 
 
 def test_links_between_pages_lead_somewhere():
