@@ -97,5 +97,7 @@ def test_what_does_not_fit_together_is_refused():
         ours.xtr_scores_pairwise(torch.ones(2, 1, 2), torch.ones(3, 1, 2))
     with pytest.raises(EmbeddingsError, match=r"received 2 queries and 3 documents; expected .b, n, tokens, dim."):
         ours.xtr_kd_scores(torch.ones(2, 1, 2), torch.ones(3, 1, 2))
+    with pytest.raises(EmbeddingsError, match="received 2 queries and 12 documents in groups of 3"):
+        ours.xtr_kd_scores(torch.ones(2, 1, 2), torch.ones(4, 3, 1, 2))
     with pytest.raises(EmbeddingsError, match="the queries have dim 2, the documents 3"):
         ours.xtr_scores(torch.ones(2, 1, 2), torch.ones(3, 1, 3))

@@ -1,4 +1,9 @@
-"""Late-interaction scores: one contract, several engines behind it."""
+"""Late-interaction scores.
+
+`inputs` reads what users pass, and `engines` computes MaxSim for it (`engines.choice` picks one). A scoring variant
+other than MaxSim is a module like `xtr`: it reads the same inputs and computes its own scores, for all pairs, for pairs
+and for distillation.
+"""
 
 from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
 from latelier.scores.topk import top_k

@@ -1,4 +1,4 @@
-"""Which document token answers which query token: the inside of one MaxSim score."""
+"""The document token that each query token matches best: the terms of one MaxSim score."""
 
 from __future__ import annotations
 

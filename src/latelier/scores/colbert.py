@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from latelier.errors import EmbeddingsError
 from latelier.scores.engines.choice import Backend, choose_engine
-from latelier.scores.inputs import read_documents, read_queries
+from latelier.scores.inputs import check_pairs, documents_per_query, read_sides
 
 __all__ = ["colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise"]
 
@@ -38,7 +37,7 @@ def colbert_scores(
         The same forms for ``d`` documents; or groups, ``(d, n, document_tokens, dim)`` or a list of lists.
     queries_mask, documents_mask
         ``(q, query_tokens)`` and ``(d, document_tokens)`` or ``(d, n, document_tokens)``, true (or 1) where a token
-        counts; holes are fine. Without a mask, rows of zeros in a padded input are padding.
+        counts, in any pattern. Without a mask, rows of zeros in a padded input are padding.
     backend
         ``"auto"``; ``"packed"`` (CPU, no padding computed, differentiable); ``"int8"`` (CPU, integer products, the
         choice for int8 documents; float inputs are quantised); ``"fused"`` (CUDA, no padding computed, differentiable,
@@ -65,8 +64,7 @@ def colbert_scores(
     >>> colbert_scores(queries, documents, documents_mask=torch.tensor([[1, 1], [1, 0]]))
     tensor([[ 1.0000, -0.5000]])
     """
-    queries = read_queries(queries_embeddings, queries_mask)
-    documents = read_documents(documents_embeddings, documents_mask)
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
     return choose_engine(backend, queries, documents).all_pairs(queries, documents)
 
 
@@ -106,10 +104,8 @@ def colbert_scores_pairwise(
     >>> colbert_scores_pairwise(queries, documents)
     tensor([0.7500, 0.2500])
     """
-    queries = read_queries(queries_embeddings, queries_mask)
-    documents = read_documents(documents_embeddings, documents_mask)
-    if len(queries) != len(documents):
-        raise EmbeddingsError(f"received {len(queries)} queries and {len(documents)} documents; expected pairs.")
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
+    check_pairs(queries, documents)
     return choose_engine(backend, queries, documents).grouped(queries, documents).flatten()
 
 
@@ -128,8 +124,8 @@ def colbert_kd_scores(
     queries_embeddings
         ``b`` queries in any of the forms that `colbert_scores` takes.
     documents_embeddings
-        ``(b, n, document_tokens, dim)``, or a list of ``b`` lists of ``n`` matrices, or ``b * n`` packed documents,
-        those of one query next to each other.
+        ``(b, n, document_tokens, dim)``, or a list of ``b`` lists of ``n`` matrices, or ``b * n`` packed documents, the
+        ``n`` of the first query first.
     queries_mask, documents_mask
         ``(b, query_tokens)`` and ``(b, n, document_tokens)``.
     backend
@@ -143,7 +139,7 @@ def colbert_kd_scores(
     Raises
     ------
     EmbeddingsError
-        If the documents cannot be shared out equally among the queries.
+        If the queries do not all have the same number of documents.
 
     Examples
     --------
@@ -154,13 +150,6 @@ def colbert_kd_scores(
     tensor([[ 1.0000,  0.5000],
             [-1.0000,  0.2500]])
     """
-    queries = read_queries(queries_embeddings, queries_mask)
-    documents = read_documents(documents_embeddings, documents_mask)
-    n = documents.group if documents.group is not None else len(documents) // max(len(queries), 1)
-    if n * len(queries) != len(documents):
-        raise EmbeddingsError(
-            f"received {len(queries)} queries and {len(documents)} documents"
-            + (f" in groups of {documents.group}" if documents.group else "")
-            + "; expected (b, n, tokens, dim) documents for b queries, the same n for each."
-        )
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
+    documents_per_query(queries, documents)
     return choose_engine(backend, queries, documents).grouped(queries, documents)

@@ -1,7 +1,6 @@
-"""Reading what users hand to a scoring function: padded tensors, lists of matrices or packed embeddings.
+"""The inputs of a scoring function: padded tensors, lists of matrices or packed embeddings, checked.
 
-Everything becomes a `Side`: packed and padded forms of the same texts, the one made from the other when an engine
-asks for it.
+All become a `Side`, which has the texts both packed and padded: one form is made from the other when it is first used.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from latelier.arrays import as_matrices, as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 
-__all__ = ["Side", "read_documents", "read_queries"]
+__all__ = ["Side", "check_pairs", "documents_per_query", "read_sides"]
 
 
 class Side:
@@ -26,13 +25,13 @@ class Side:
     name
         ``"queries"`` or ``"documents"``, for error messages.
     packed
-        The texts, packed; or None where `padded` is given.
+        The texts, packed; or None if `padded` or `listed` is given.
     padded
         Vectors ``(n, tokens, dim)`` and bool mask ``(n, tokens)``.
     listed
         One tensor ``(tokens, dim)`` per text, at least one, of equal dtype, dim and device.
     group
-        How many documents belong to each query, where the input said so by its shape.
+        Number of documents per query, if the shape of the input gives it.
     """
 
     def __init__(
@@ -56,14 +55,14 @@ class Side:
 
     @property
     def vectors(self) -> torch.Tensor:
-        """The stored vectors in any form, only to ask for dim, dtype and device."""
+        """Some vectors, for their dim, dtype and device."""
         if self.listed is not None:
             return self.listed[0]
         return self._packed.vectors if self._packed is not None else self.padded[0]
 
     @property
     def requires_grad(self) -> bool:
-        """Whether anything here wants a gradient."""
+        """Whether any of the vectors requires a gradient."""
         return any(m.requires_grad for m in self.listed) if self.listed is not None else self.vectors.requires_grad
 
     @property
@@ -94,13 +93,50 @@ class Side:
         return self._padded  # type: ignore[return-value]
 
 
-def read_queries(queries: Any, mask: Any) -> Side:
-    """Read ``(n, tokens, dim)``, a list of 2-D matrices, one 2-D matrix or `TokenEmbeddings`."""
-    return _read("queries", queries, mask)
+def read_sides(queries: Any, documents: Any, queries_mask: Any, documents_mask: Any) -> tuple[Side, Side]:
+    """Read the queries and the documents of a scoring call.
+
+    Parameters
+    ----------
+    queries
+        ``(n, tokens, dim)``, a list of 2-D matrices, one 2-D matrix or `TokenEmbeddings`.
+    documents
+        The same forms; or groups, ``(n, group, tokens, dim)`` or a list of lists of matrices.
+    queries_mask, documents_mask
+        True or 1 where a token counts; or None.
+
+    Raises
+    ------
+    EmbeddingsError
+        If shapes, dims or masks do not fit together.
+    """
+    left, right = _read("queries", queries, queries_mask), _read_documents(documents, documents_mask)
+    if left.dim != right.dim and len(left) and len(right):
+        raise EmbeddingsError(
+            f"the queries have dim {left.dim}, the documents {right.dim}; encode both with the same model."
+        )
+    return left, right
 
 
-def read_documents(documents: Any, mask: Any) -> Side:
-    """Read what `read_queries` reads, and groups: ``(n, group, tokens, dim)`` or a list of lists of matrices."""
+def check_pairs(queries: Side, documents: Side) -> None:
+    """Raise `EmbeddingsError` unless there are as many documents as queries."""
+    if len(queries) != len(documents):
+        raise EmbeddingsError(f"received {len(queries)} queries and {len(documents)} documents; expected pairs.")
+
+
+def documents_per_query(queries: Side, documents: Side) -> int:
+    """Return how many documents each query has; raise `EmbeddingsError` unless all have the same number."""
+    n = documents.group if documents.group is not None else len(documents) // max(len(queries), 1)
+    if n * len(queries) != len(documents):
+        raise EmbeddingsError(
+            f"received {len(queries)} queries and {len(documents)} documents"
+            + (f" in groups of {documents.group}" if documents.group else "")
+            + "; expected (b, n, tokens, dim) documents for b queries, the same n for each."
+        )
+    return n
+
+
+def _read_documents(documents: Any, mask: Any) -> Side:
     if _is_grouped(documents):
         sizes = {len(group) for group in documents}
         if len(sizes) > 1:
@@ -157,23 +193,23 @@ def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Ten
 
 
 def _not_all_zero(vectors: torch.Tensor) -> torch.Tensor:
-    """Where nothing says what is padding: rows of zeros are, as in sentence-transformers; no real token is all zero."""
+    """Return the mask of an input without one: rows of zeros are padding, as in sentence-transformers."""
     mask = vectors[..., :1].any(dim=-1)
-    unclear = ~mask  # only these have to be read to the end
+    unclear = ~mask  # only these rows have to be read to the end
     if bool(unclear.any()):
         mask[unclear] = vectors[unclear].any(dim=-1)
     return mask
 
 
 def _without_padding(vectors: torch.Tensor, mask: torch.Tensor) -> TokenEmbeddings:
-    if bool(mask.all()):  # nothing to drop, nothing to copy
+    if bool(mask.all()):  # no padding, so no copy
         n, tokens, _ = vectors.shape
         return TokenEmbeddings(vectors.flatten(0, 1), np.arange(n + 1) * tokens)
     return TokenEmbeddings.from_padded(vectors, mask)
 
 
 def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[torch.Tensor]:
-    """Drop the masked tokens of a list of matrices; each mask may be padded beyond its text."""
+    """Drop the masked tokens of a list of matrices; a mask may be longer than its matrix."""
     if not isinstance(masks, (list, tuple, np.ndarray, torch.Tensor)) or getattr(masks, "ndim", 1) == 0:
         raise EmbeddingsError(f"received {type(masks).__name__} as {name}_mask; give one mask for each of the {name}.")
     if len(masks) != len(matrices):
@@ -188,7 +224,7 @@ def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[to
 
 
 def _as_mask(name: str, mask: Any) -> torch.Tensor:
-    """Return a mask of whatever kind as booleans."""
+    """Return a mask of any dtype as booleans."""
     if isinstance(mask, torch.Tensor):
         return mask.bool()
     try:
@@ -203,7 +239,7 @@ def _as_mask(name: str, mask: Any) -> torch.Tensor:
 
 
 def _is_grouped(documents: Any) -> bool:
-    """Whether these are lists of matrices, one list per query."""
+    """Whether these are lists of matrices, a list for each query."""
     listed = isinstance(documents, (list, tuple)) and bool(documents)
     return (
         listed and all(isinstance(group, (list, tuple)) for group in documents) and all(map(_is_matrix, documents[0]))

@@ -1,6 +1,6 @@
-"""The k best documents of every query, kept while documents are scored block by block.
+"""The k best documents of every query, updated while documents are scored block by block.
 
-Blocks come in order and sorting is stable, so documents of equal score end up in that order.
+Blocks are scored in order and sorting is stable, so documents of equal score keep that order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from latelier.scores.engines.choice import Backend, choose_engine
-from latelier.scores.inputs import read_documents, read_queries
+from latelier.scores.inputs import read_sides
 from latelier.utils import check_count
 
 __all__ = ["TopK", "top_k"]
@@ -29,14 +29,14 @@ def top_k(
     *,
     backend: Backend = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the documents with the highest scores, without ever holding all scores.
+    """Find the documents with the highest scores, without holding all scores in memory.
 
     Parameters
     ----------
     queries_embeddings, documents_embeddings, queries_mask, documents_mask, backend
         As for `colbert_scores`.
     k
-        How many documents to return for each query; all of them where there are fewer.
+        Number of documents to return for each query; all documents if there are fewer.
 
     Returns
     -------
@@ -59,8 +59,7 @@ def top_k(
     (tensor([[0.7500, 0.5000]]), tensor([[2, 0]]))
     """
     check_count("k", k)
-    queries = read_queries(queries_embeddings, queries_mask)
-    documents = read_documents(documents_embeddings, documents_mask)
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
     engine = choose_engine(backend, queries, documents)
     best = TopK(len(queries), min(int(k), max(len(documents), 1)))
     step = max(1, _BLOCK_SCORES // max(1, len(queries)))
@@ -77,14 +76,14 @@ def top_k(
 
 
 class TopK:
-    """A running top k.
+    """The k best documents of each query so far.
 
     Parameters
     ----------
     queries
         Number of queries.
     k
-        How many documents to keep of each.
+        Number of documents to keep for each query.
 
     Examples
     --------
@@ -101,20 +100,20 @@ class TopK:
         self.numbers = [np.zeros(0, dtype="int64")] * queries
 
     def add(self, scores: np.ndarray, numbers: np.ndarray) -> None:
-        """Offer a block.
+        """Merge the scores of a block of documents.
 
         Parameters
         ----------
         scores
             ``(queries, documents)``.
         numbers
-            ``(documents,)``, what to call them; later than those of earlier blocks.
+            ``(documents,)`` int64: the documents' numbers. Among equal scores, those added first stay first.
         """
-        # NaN, which NaN in the embeddings makes, has no place in an order: it counts as the lowest.
+        # NaN in the embeddings gives NaN scores, which cannot be sorted: they count as the lowest.
         for query, row in enumerate(np.fmax(scores, np.float32(-np.inf))):
             kept = self.scores[query]
             if len(kept) == self.k:
-                # Only better ones matter: of equal scores the earlier document stays.
+                # Only higher scores matter: of equal scores the earlier document stays.
                 candidates = np.flatnonzero(row > kept[-1])
                 if not len(candidates):
                     continue

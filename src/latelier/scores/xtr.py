@@ -1,9 +1,9 @@
-"""XTR's score: each query token counts only for the documents of the tokens that it would retrieve.
+"""XTR's score: a query token counts only for the documents of the tokens that it retrieves.
 
 With ``A_ij = 1`` where document ``j``'s best token is among the ``top_k`` of all document tokens for query token ``i``,
 ``score(q, d_j) = sum_i A_ij max_t <q_i, d_jt> / Z_j`` with ``Z_j`` the number of such query tokens (Lee et al., 2023,
 XTR, https://arxiv.org/abs/2304.01982, equation 5). A model trained with it learns to retrieve by single tokens. PyLate
-divides by the number of *positive* maxima instead, which lets a row of negative ones grow a thousandfold.
+divides by the number of *positive* maxima instead, so scores of negative maxima can be a thousand times too large.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError
-from latelier.scores.inputs import read_documents, read_queries
+from latelier.scores.inputs import Side, check_pairs, documents_per_query, read_sides
 from latelier.utils import check_count
 
 __all__ = ["xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"]
@@ -33,20 +32,20 @@ def xtr_scores(
     *,
     top_k: int = 256,
 ) -> Tensor:
-    """Score every query against every document, by the tokens that would be retrieved.
+    """Score every query against every document by the tokens that each query token retrieves.
 
     Parameters
     ----------
     queries_embeddings, documents_embeddings, queries_mask, documents_mask
         As for `colbert_scores`.
     top_k
-        How many of all document tokens each query token retrieves.
+        Number of document tokens that each query token retrieves, among those of all documents.
 
     Returns
     -------
     torch.Tensor
-        ``(q, d)`` float32, with gradients; columns in the order of `colbert_scores`. A document of which nothing is
-        retrieved scores 0, one without any token minus infinity.
+        ``(q, d)`` float32, with gradients; columns in the order of `colbert_scores`. A document of which no token is
+        retrieved scores 0, an empty document minus infinity.
 
     Raises
     ------
@@ -65,7 +64,8 @@ def xtr_scores(
     >>> xtr_scores(queries, documents, top_k=2)
     tensor([[0.6250, 0.1250]])
     """
-    queries, documents = _read(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
+    check_count("top_k", top_k)
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
     return _scores(queries, documents, top_k)
 
 
@@ -77,7 +77,7 @@ def xtr_kd_scores(
     *,
     top_k: int = 256,
 ) -> Tensor:
-    """Score each query against its own ``n`` documents; tokens are retrieved from those of the whole batch.
+    """Score each query against its own ``n`` documents; tokens are retrieved from all documents of the batch.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def xtr_kd_scores(
     Raises
     ------
     EmbeddingsError
-        If the documents cannot be shared out equally among the queries.
+        If the queries do not all have the same number of documents.
 
     Examples
     --------
@@ -103,15 +103,11 @@ def xtr_kd_scores(
     tensor([[1.0000, 0.5000],
             [0.0000, 0.2500]])
     """
-    queries, documents = _read(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
-    b, n = len(queries), len(documents) // max(len(queries), 1)
-    if b * n != len(documents):
-        raise EmbeddingsError(
-            f"received {b} queries and {len(documents)} documents; expected (b, n, tokens, dim) documents for b "
-            "queries, the same n for each."
-        )
+    check_count("top_k", top_k)
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
+    n = documents_per_query(queries, documents)
     scores = _scores(queries, documents, top_k)
-    own = torch.arange(b * n, device=scores.device).view(b, n)
+    own = torch.arange(len(documents), device=scores.device).view(len(queries), n)
     return scores.gather(1, own)
 
 
@@ -123,7 +119,7 @@ def xtr_scores_pairwise(
     *,
     top_k: int = 256,
 ) -> Tensor:
-    """Score query ``i`` against document ``i``; tokens are retrieved from those of all documents.
+    """Score query ``i`` against document ``i``; tokens are retrieved from all documents.
 
     Parameters
     ----------
@@ -147,25 +143,14 @@ def xtr_scores_pairwise(
     >>> xtr_scores_pairwise([[[1.0, 0.0]], [[0.0, 1.0]]], [[[0.5, 0.0]], [[0.0, 0.25]]], top_k=1)
     tensor([0.5000, 0.2500])
     """
-    queries, documents = _read(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
-    if len(queries) != len(documents):
-        raise EmbeddingsError(f"received {len(queries)} queries and {len(documents)} documents; expected pairs.")
+    check_count("top_k", top_k)
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
+    check_pairs(queries, documents)
     return _scores(queries, documents, top_k).diagonal()
 
 
-def _read(
-    queries: Any, documents: Any, queries_mask: Any, documents_mask: Any, top_k: int
-) -> tuple[TokenEmbeddings, TokenEmbeddings]:
-    check_count("top_k", top_k)
-    left, right = read_queries(queries, queries_mask), read_documents(documents, documents_mask)
-    if left.dim != right.dim and len(left) and len(right):
-        raise EmbeddingsError(
-            f"the queries have dim {left.dim}, the documents {right.dim}; encode both with the same model."
-        )
-    return left.packed, right.packed
-
-
-def _scores(queries: TokenEmbeddings, documents: TokenEmbeddings, top_k: int) -> Tensor:
+def _scores(query_side: Side, document_side: Side, top_k: int) -> Tensor:
+    queries, documents = query_side.packed, document_side.packed
     device = documents.device
     left, right = (_at_least_float32(texts).to(device) for texts in (queries, documents))
     dtype = torch.promote_types(left.dtype, right.dtype)
@@ -193,7 +178,7 @@ def _scores(queries: TokenEmbeddings, documents: TokenEmbeddings, top_k: int) ->
 
 
 def _owners(texts: TokenEmbeddings) -> Tensor:
-    """Which text each token belongs to."""
+    """Return the text that each token belongs to."""
     return torch.from_numpy(np.repeat(np.arange(len(texts)), texts.lengths))
 
 

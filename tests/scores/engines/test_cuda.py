@@ -20,7 +20,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
 from latelier.scores.engines import cuda
 from latelier.scores.engines.choice import choose_engine
-from latelier.scores.inputs import read_documents, read_queries
+from latelier.scores.inputs import read_sides
 from naive import naive_matrix, naive_tensor_maxsim, ragged
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -263,7 +263,7 @@ for dtype in (torch.float32, torch.bfloat16):
 def test_auto_takes_it_where_it_fits():
     def chosen(dtype=torch.float32, device="cuda", backend="auto", gradient=False):
         tensors = torch.randn(2, 3, 16, dtype=dtype, device=device, requires_grad=gradient)
-        return choose_engine(backend, read_queries(tensors, None), read_documents(tensors, None)).name
+        return choose_engine(backend, *read_sides(tensors, tensors, None, None)).name
 
     if not cuda.is_installed():
         pytest.skip(NEEDS_EXTRA)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.errors import InvalidArgumentError
 from latelier.scores.engines.base import Engine, needs_gradient
 from latelier.scores.engines.cuda import FusedEngine, is_installed
 from latelier.scores.engines.int8 import Int8Engine
@@ -49,13 +49,7 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
         If the engine is unknown, or cannot score these inputs.
     MissingExtraError
         If the engine is ``"fused"`` and its kernels are not installed.
-    EmbeddingsError
-        If the dimensions differ.
     """
-    if queries.dim != documents.dim and len(queries) and len(documents):
-        raise EmbeddingsError(
-            f"the queries have dim {queries.dim}, the documents {documents.dim}; encode both with the same model."
-        )
     if isinstance(backend, str) and backend == "auto":
         return _ENGINES[_best(queries, documents)]
     if not isinstance(backend, str) or backend not in _ENGINES:
