@@ -59,9 +59,9 @@ class StoredIndex(Index):
     search goes ``search -> _find -> _search``, in which `_find` turns a filter into documents before, and their
     numbers into hits afterwards.
 
-    An index that also answers text queries (keywords) overrides `search`, as a kind with search parameters of its own
-    does, and passes to `_find` a function that scores documents by the texts in the catalog; the tables that such a
-    query reads belong to `latelier.indexes.catalog`, and are written by `insert_documents` with the texts.
+    Text queries (keywords) belong into a method beside `search`, which selects documents by a filter and returns hits
+    as `_find` does. Their scores come from the catalog, which has the texts: the tables that such a query reads are
+    those of a module in `latelier.indexes.catalog`, written with the documents, in the same transaction.
 
     Parameters
     ----------

@@ -8,9 +8,9 @@ from latelier.errors import CorruptedIndexError
 from latelier.indexes.catalog.pool import ConnectionPool
 from latelier.indexes.catalog.schema import give_back_pages
 from latelier.indexes.catalog.segment_rows import SegmentRow
-from latelier.indexes.storage.files import SegmentStore
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import SegmentState, Snapshot
+from latelier.indexes.storage.store import SegmentStore
 from latelier.indexes.storage.transaction import referenced_names
 
 __all__ = ["Compaction", "delete_garbage"]

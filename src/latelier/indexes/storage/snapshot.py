@@ -18,8 +18,8 @@ from latelier.indexes.catalog.filters.cache import SelectionCache
 from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow, read_ann_data, read_segments, tombstones
 from latelier.indexes.catalog.settings import read_setting, read_stamp
 from latelier.indexes.results import Id
-from latelier.indexes.storage.files import SegmentStore
 from latelier.indexes.storage.segments import Arrays, Part
+from latelier.indexes.storage.store import SegmentStore
 
 __all__ = ["AnnData", "SegmentState", "Snapshot", "load_snapshot"]
 

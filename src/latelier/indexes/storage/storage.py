@@ -32,9 +32,9 @@ from latelier.indexes.catalog.settings import UserSettings, read_setting
 from latelier.indexes.catalog.values import check_known
 from latelier.indexes.results import Id, Record, VerifyReport
 from latelier.indexes.storage.compaction import Compaction, delete_garbage
-from latelier.indexes.storage.files import FileStore, MemoryStore, SegmentStore
 from latelier.indexes.storage.segments import Arrays, Layout
 from latelier.indexes.storage.snapshot import Snapshot
+from latelier.indexes.storage.store import FileStore, MemoryStore, SegmentStore
 from latelier.indexes.storage.transaction import Transaction
 from latelier.indexes.storage.verification import verify
 from latelier.indexes.storage.views import Views

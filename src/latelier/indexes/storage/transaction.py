@@ -28,8 +28,8 @@ from latelier.indexes.catalog.upgrade import upgrade
 from latelier.indexes.catalog.values import check_known, duplicate_ids
 from latelier.indexes.inputs import DocumentBatch
 from latelier.indexes.results import Id
-from latelier.indexes.storage.files import MemoryStore, SegmentStore
 from latelier.indexes.storage.segments import Arrays, Part, Segment
+from latelier.indexes.storage.store import MemoryStore, SegmentStore
 
 __all__ = ["Transaction", "referenced_names"]
 
@@ -39,14 +39,14 @@ T = TypeVar("T")
 class Transaction:
     """The changes of one writing call.
 
-    `Transaction.open` leads it through its life:
+    It lives within ``with Transaction.open(pool, store) as transaction:``
 
-    1. It is opened when no other writer is left. Readers go on.
-    2. It starts with its first change. From here on, readers of an index in memory wait, so what takes long is done
-       before, see `prepare`. Readers of an index on disk never wait.
+    1. The block begins when there is no other writer. Readers go on.
+    2. The first change begins the transaction of the catalog. From here on, readers of an index in memory wait, so
+       what takes long is done before, see `prepare`. Readers of an index on disk never wait.
     3. Each change writes the files of new segments, and then the rows of the catalog that refer to them.
-    4. At the end of the ``with`` block the catalog commits, and readers see all changes. The files of segments that
-       were dropped are deleted. If an error leaves the block, the catalog rolls back, and the files that were written
+    4. At the end of the block the catalog commits, and readers see all changes. Then the files of segments that were
+       dropped are deleted. If an error leaves the block, the catalog rolls back, and then the files that were written
        are deleted.
 
     A process that is killed leaves the index as the last commit has made it, and at most files that `compact` deletes.
@@ -70,7 +70,7 @@ class Transaction:
         self._begin = begin
         self._store = store
         self._started: Connection | None = None
-        # As of the changes so far.
+        # The state after the changes so far.
         self._rows: list[SegmentRow] = []
         self._dim: int | None = None
         # The number of the first document that this transaction inserts, and of the next one.
@@ -101,9 +101,9 @@ class Transaction:
         _delete_unreferenced(pool, store, transaction.dropped)
 
     def prepare(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield items that take long to make: of an index in memory, all are made before the first one is yielded.
+        """Return an iterator over items that take long to make.
 
-        So no reader waits for them, if they are asked for before the first change.
+        Of an index in memory, all are made at once: before the first change, so that no reader waits for them.
         """
         return iter(list(items)) if isinstance(self._store, MemoryStore) else iter(items)
 

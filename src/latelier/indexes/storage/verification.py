@@ -10,7 +10,7 @@ from latelier.indexes.catalog.rows import CATALOG
 from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow, read_ann_data, read_segments
 from latelier.indexes.catalog.settings import read_setting
 from latelier.indexes.results import Damage, VerifyReport
-from latelier.indexes.storage.files import SegmentStore
+from latelier.indexes.storage.store import SegmentStore
 
 __all__ = ["verify"]
 

@@ -11,8 +11,8 @@ from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.connection import Connection
 from latelier.indexes.catalog.pool import ConnectionPool
 from latelier.indexes.catalog.settings import read_setting
-from latelier.indexes.storage.files import SegmentStore
 from latelier.indexes.storage.snapshot import Snapshot, load_snapshot
+from latelier.indexes.storage.store import SegmentStore
 
 __all__ = ["View", "Views"]
 
