@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeGuard, overload
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import describe, short
@@ -64,7 +64,7 @@ def check_count(
     raise InvalidArgumentError(f"received {name}={short(value)}; expected an integer {wanted}{none}.")
 
 
-def is_count(value: Any, least: int = 1, most: float | None = None) -> bool:
+def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard[int]:
     """Whether a value is an integer in a range, as `check_count` accepts it.
 
     Examples
