@@ -25,14 +25,14 @@ from latelier.losses.batch import EmbeddedBatch, embed_batch
 from latelier.losses.mini_batches import MiniBatches, at_least_float32
 from latelier.utils import is_count
 
-__all__ = ["Loss", "Options", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
+__all__ = ["Loss", "LossOptions", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
 
 # (queries, documents, *, queries_mask, documents_mask) to scores, as in latelier.scores and sentence-transformers.
 ScoreMetric: TypeAlias = Callable[..., Tensor]
 
 
-class Options(NamedTuple):
-    """Options that all losses share.
+class LossOptions(NamedTuple):
+    """LossOptions that all losses share.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Loss(nn.Module, ABC):
     score_metric
         Function that scores queries against documents.
     options
-        Options that all losses share.
+        LossOptions that all losses share.
 
     Raises
     ------
@@ -95,7 +95,7 @@ class Loss(nn.Module, ABC):
         If the model is not a multi-vector model, `score_metric` is not callable, or an option is out of range.
     """
 
-    def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: Options) -> None:
+    def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: LossOptions) -> None:
         super().__init__()
         _check_model(model)
         check_score_metric(score_metric)
@@ -138,7 +138,7 @@ class Loss(nn.Module, ABC):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card; of the shared options, those that differ from their defaults."""
-        options, defaults = self.options, Options()
+        options, defaults = self.options, LossOptions()
         settings: dict[str, Any] = {
             "score_metric": similarity_fct_name(self.score_metric),
             "size_average": options.size_average,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latelier.losses.base import Loss, Options, ScoreMetric
+from latelier.losses.base import Loss, LossOptions, ScoreMetric
 from latelier.losses.batch import EmbeddedBatch
 from latelier.losses.in_batch_negatives import false_negatives, gather_documents, reduce_total, score_all
 from latelier.losses.mini_batches import MiniBatches
@@ -84,7 +84,7 @@ class Contrastive(Loss):
         dims: Sequence[int] | None = None,
         mini_batch_tokens: int | None = None,
     ) -> None:
-        options = Options(size_average, dims, gather_across_devices, MiniBatches(mini_batch_tokens))
+        options = LossOptions(size_average, dims, gather_across_devices, MiniBatches(mini_batch_tokens))
         super().__init__(model, score_metric, options)
         check_number("temperature", temperature)
         self.temperature = temperature

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latelier.losses.base import Loss, Options, ScoreMetric, check_score_metric, raw_score
+from latelier.losses.base import Loss, LossOptions, ScoreMetric, check_score_metric, raw_score
 from latelier.losses.batch import EmbeddedBatch
 from latelier.losses.in_batch_negatives import false_negatives, gather_documents, score_all
 from latelier.losses.labels import read_scores
@@ -129,7 +129,9 @@ class Distillation(Loss):
         dims: Sequence[int] | None = None,
         mini_batch_tokens: int | None = None,
     ) -> None:
-        super().__init__(model, score_metric, Options(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens)))
+        super().__init__(
+            model, score_metric, LossOptions(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens))
+        )
         check_number("temperature", temperature)
         self.normalize_scores = normalize_scores
         self.temperature = temperature

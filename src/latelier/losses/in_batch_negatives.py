@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.losses.base import Options, ScoreMetric, score
+from latelier.losses.base import LossOptions, ScoreMetric, score
 from latelier.losses.batch import EmbeddedBatch
 from latelier.utils.ranges import lengths_to_offsets
 
@@ -113,7 +113,7 @@ def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives
     return (same_text | same_query) & (columns != positives[:, None])
 
 
-def reduce_total(total: Tensor, gathered: GatheredDocuments, options: Options) -> Tensor:
+def reduce_total(total: Tensor, gathered: GatheredDocuments, options: LossOptions) -> Tensor:
     """Scale a sum over this process's queries, so that the mean gradient of all processes is the whole batch's."""
     share = world_size() if options.gather_across_devices else 1
     return total * share / (gathered.queries if options.size_average else 1)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.losses.base import Loss, Options, ScoreMetric, score
+from latelier.losses.base import Loss, LossOptions, ScoreMetric, score
 from latelier.losses.batch import EmbeddedBatch
 from latelier.losses.labels import as_numbers, read_scores
 from latelier.losses.mini_batches import MiniBatches
@@ -65,7 +65,9 @@ class MarginMSE(Loss):
         dims: Sequence[int] | None = None,
         mini_batch_tokens: int | None = None,
     ) -> None:
-        super().__init__(model, score_metric, Options(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens)))
+        super().__init__(
+            model, score_metric, LossOptions(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens))
+        )
 
     def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:
         n = batch.per_query

@@ -27,7 +27,7 @@ _ACCELERATOR_TOKENS = 32768
 
 
 class MiniBatches(NamedTuple):
-    """Limits of a forward pass, into which the texts of a batch are split.
+    """How the texts of a batch are split into forward passes.
 
     Parameters
     ----------
