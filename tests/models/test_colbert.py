@@ -155,7 +155,7 @@ def test_truncation_false_refuses_to_cut(fresh):
 
 
 @pytest.mark.parametrize("bad", [None, 3, b"bytes", pytest.param(10**5000, id="long")])
-def test_what_is_no_text_is_refused_by_its_position(fresh, bad):
+def test_a_row_that_is_not_a_text_is_named_by_its_position(fresh, bad):
     with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is .*; expected str"):
         fresh.encode(["fine", bad])
     with pytest.raises(InvalidArgumentError, match="received no texts to encode"):

@@ -76,7 +76,7 @@ class TestPrecision:
             ({"output_value": "sentence_embedding"}, "received output_value='sentence_embedding'; expected 'token_"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, fresh, options, message):
+    def test_impossible_options_are_errors(self, fresh, options, message):
         with pytest.raises(InvalidArgumentError, match=message):
             fresh.encode_document(TEXTS, **options)
 
@@ -151,7 +151,7 @@ class TestTruncation:
         assert next(model.encode_stream(["pear"])).shape[1] == 5
 
     @pytest.mark.parametrize("dim", [0, 17, True, 2.0])
-    def test_what_is_no_size_is_refused(self, fresh, dim):
+    def test_other_sizes_are_errors(self, fresh, dim):
         with pytest.raises(InvalidArgumentError, match=f"truncate_dim={dim}; expected an integer from 1 to 16"):
             fresh.encode_document(TEXTS, truncate_dim=dim)
 
@@ -228,7 +228,7 @@ class TestStream:
         list(dense.encode_stream(TEXTS, show_progress_bar=True))
         assert f"{len(TEXTS)}/{len(TEXTS)}" in capfd.readouterr().err
 
-    def test_what_is_no_text_is_refused_when_it_comes(self, dense, small_windows):
+    def test_a_row_that_is_not_a_text_is_an_error_when_it_is_reached(self, dense, small_windows):
         stream = dense.encode_stream(["a", "b", None])
         with pytest.raises(InvalidArgumentError, match=r"texts\[2\] is None; expected str"):
             list(stream)
@@ -240,7 +240,7 @@ class TestStream:
             ((7,), "received 7 \\(int\\) as texts to stream"),
         ],
     )
-    def test_what_is_no_stream_is_refused_at_once(self, dense, arguments, message):
+    def test_an_argument_that_is_not_a_stream_is_an_error_at_once(self, dense, arguments, message):
         with pytest.raises(InvalidArgumentError, match=message):
             dense.encode_stream(*arguments)
         with pytest.raises(InvalidArgumentError, match="needs packed=True"):

@@ -1,4 +1,4 @@
-"""Calls as they are written for sentence-transformers and PyLate mean the same here, or are refused by name."""
+"""Calls written for sentence-transformers and PyLate mean the same here, or raise an error naming the argument."""
 
 import inspect
 
@@ -116,7 +116,7 @@ def test_forward_in_every_spelling(fresh):
         (lambda m: m.scores(["a"], [["b", "c"]], tqdm_bar=False), "received lists of texts"),
     ],
 )
-def test_what_is_not_meant_is_refused_by_name(fresh, call, message):
+def test_unknown_or_contradictory_arguments_are_named(fresh, call, message):
     with pytest.raises(InvalidArgumentError, match=message):
         call(fresh)
 

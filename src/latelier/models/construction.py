@@ -40,7 +40,7 @@ class Construction:
     embedding_size
         Dimensions asked for; None for the default of a new head.
     given_prompts
-        Names of the prompts that the caller gave, which stay as they are.
+        Names of the prompts that the caller gave, which are left unchanged.
     is_fresh
         Whether the pipeline was built here; a late-interaction checkpoint has its own.
     needs_fit

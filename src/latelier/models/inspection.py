@@ -1,9 +1,9 @@
-"""Checks that a model's folder can be loaded without running anything that its maker chose.
+"""Checks that a model's folder can be loaded without running code that its author chose.
 
-A folder names classes to import, files to unpickle, kernels to download and other folders to read. Loaders refuse
-most of that unless they are told to trust it, but what they refuse differs by version. So everything in a folder that
-a loader acts on is compared with a list of what plain text encoders have, and weights are safetensors. Whoever trusts
-a model that is refused here gives it by hand, which is checked by the loader alone.
+A folder names classes to import, files to unpickle, kernels to download and other folders to read. Loaders reject
+most of that unless they are told to trust it, but what they reject differs by version. So every setting in a folder
+that a loader acts on is compared with a list of those that plain text encoders have, and weights must be safetensors.
+A user who trusts a model that is rejected here passes it by name; then only the loader checks it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from latelier.utils.reading import parse_json
 
 __all__ = ["check_plain"]
 
-# Modules of sentence-transformers that are arithmetic on tokens. Its Router and WordEmbeddings name further classes.
+# Modules of sentence-transformers that only compute. Its Router and WordEmbeddings name further classes to import.
 _MODULE_TYPE = re.compile(
     r"sentence_transformers(\.\w+)+\.(Transformer|Dense|Normalize|Pooling|MultiVectorMask|LayerNorm|Dropout|"
     r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense",
@@ -64,17 +64,17 @@ _LARGEST_FILE = 2**24
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a model's folder that is more than a text encoder in safetensors.
+    """Raise an error for a model's folder that holds more than a text encoder in safetensors.
 
     Parameters
     ----------
     folder
-        What will be loaded, all of it: for a model of the hub its snapshot.
+        The folder that will be loaded: for a model on the hub, its snapshot.
 
     Raises
     ------
     InvalidArgumentError
-        The message says in which file what was found.
+        If anything else is found; the message says in which file.
     """
     _check_top(folder)
     if not (folder / "modules.json").exists():
@@ -96,7 +96,7 @@ def check_plain(folder: Path) -> None:
 
 
 def _check_top(folder: Path) -> None:
-    """Check what stands beside the modules."""
+    """Check the settings beside the modules."""
     settings = _read_mapping(folder / "config_sentence_transformers.json")
     kind = settings.get("model_type")
     if not isinstance(kind, (str, type(None))) or kind not in _MODEL_TYPES:
@@ -131,7 +131,7 @@ def _check_encoder(folder: Path) -> None:
 
 
 def _check_encoder_settings(name: str, settings: dict[str, Any]) -> None:
-    """Check sentence-transformers' own arguments for the encoder: some of them unpickle or download."""
+    """Check sentence-transformers' settings of the encoder: some of them unpickle or download."""
     for key, value in settings.items():
         if key not in _SETTINGS_KNOWN.split() and (value or key not in _SETTINGS_EMPTY.split()):
             raise InvalidArgumentError(f"{name} sets {short(key)}.")
@@ -184,7 +184,7 @@ def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _relative(path: Any) -> Path:
-    """Return where a module is inside of its folder, or say that it is elsewhere; in the syntax of any system."""
+    """Return the path of a module inside the folder; a path that leads elsewhere on any system raises an error."""
     parts = PureWindowsPath(path) if isinstance(path, str) and "\0" not in path else None
     if parts is None or parts.anchor or ".." in parts.parts:
         raise InvalidArgumentError(f"modules.json names the folder {short(path)}.")
@@ -192,7 +192,7 @@ def _relative(path: Any) -> Path:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, an empty one where there is none."""
+    """Return the JSON object in a file, an empty one where there is no file."""
     value = _read(path) if path.exists() else {}
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"{path.name} holds no JSON object.")

@@ -54,7 +54,7 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
     Parameters
     ----------
     model
-        The model; one that does not start with an encoder (``modules=[...]``) is left as it is.
+        The model; one that does not start with an encoder (``modules=[...]``) is left unchanged.
     query, document
         The caps asked for; None for those that the model has.
     recipe

@@ -1,4 +1,4 @@
-"""Loading any model for search, whatever it was trained as."""
+"""Loading a model for search: one that the user names, or one that only a file names and nobody vouches for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["load", "load_unvouched"]
 
 _HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
 _MOVED = "If the model is elsewhere now, open the index with it: Retriever(model, index), or --model."
-# What plain models consist of; the other files of a repository are pickles, other formats, and pictures.
+# Files of plain models; the others of a repository are pickles, other formats, and pictures.
 _FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
 
 
@@ -50,21 +50,21 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
 
 
 def load_unvouched(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
-    """Load a model that a file names and the user does not: only as safetensors, and only if it brings no code.
+    """Load a model that a file names and not the user: only from safetensors, and only if it contains no code.
 
     Parameters
     ----------
     name
-        An absolute path, or a name on the hub, which is never taken for a folder.
+        An absolute path, or a name on the hub, which is never read as a relative path.
     device
         As in `ColBERT`.
     **options
-        Plain parameters of `ColBERT`, and ``revision``.
+        Further parameters of `ColBERT`, such as lengths, and ``revision``.
 
     Raises
     ------
     InvalidArgumentError
-        If the name or the folder is more than that.
+        If the name is neither, or the folder holds more than that.
     ModelLoadError
         If there is no such model, or it is damaged.
     """
@@ -81,7 +81,7 @@ def load_unvouched(name: str, device: str | torch.device | None = None, **option
         model = load(
             str(folder), device, trust_remote_code=False, local_files_only=True, model_kwargs=only_weights, **options
         )
-        model.encode_query(["a"])  # fails here, and not in a search, where the parts in the folder do not fit together
+        model.encode_query(["a"])  # where files of the folder do not fit together, fail here and not in a search
         return model
     except LatelierError:
         raise
@@ -90,7 +90,7 @@ def load_unvouched(name: str, device: str | torch.device | None = None, **option
 
 
 def _find(name: str, revision: str | None) -> Path:
-    """Return the folder of a model, downloaded if need be: what is checked there is what is loaded from there."""
+    """Return the folder of a model, downloaded if need be; it is checked and then loaded from there."""
     # Asking Windows for \\host\share sends the user's credentials there, so the form is looked at before the disk.
     if name.startswith(("//", "\\\\", "\\/", "/\\")) or "\0" in name:
         raise InvalidArgumentError("its name is that of a network share.")

@@ -1,8 +1,8 @@
-"""Token pooling: fewer vectors per document, so that an index takes less room and is searched faster.
+"""Token pooling: fewer vectors per document, for a smaller index and faster search.
 
-Neighbouring pieces of text and repeated words have similar token vectors. Pooling clusters those of each document by
-Ward's method and keeps one vector per cluster, which at a factor of 2 costs next to nothing in ranking (Clavié, Chaffin
-and Adams, https://arxiv.org/abs/2409.14683). Documents are clustered in compiled code and shared out among threads.
+Neighbouring word pieces and repeated words have similar token vectors. Pooling clusters the vectors of each document by
+Ward's method and keeps one vector per cluster; at a factor of 2 this changes rankings very little (Clavié, Chaffin and
+Adams, https://arxiv.org/abs/2409.14683). Documents are clustered in compiled code, in several threads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def pool_tokens(embeddings: TokenEmbeddings, pool_factor: int, *, protected_toke
     """Replace similar token vectors of each document by their mean.
 
     The clusters are those of sentence-transformers' `HierarchicalTokenPooling`: Ward's method on distances
-    ``1 - cosine``, cut at the wanted number. There are two differences. Rows stand in the order of each cluster's first
-    token, and so follow the text, where the order there comes from the shape of the tree. And distances that are
-    exactly equal never make fewer clusters than wanted.
+    ``1 - cosine``, cut at the wanted number of clusters. There are two differences. Rows are in the order of each
+    cluster's first token, and so in that of the text; there, in that of the cluster tree. And exactly equal distances
+    never make fewer clusters than wanted.
 
     Parameters
     ----------
@@ -38,22 +38,22 @@ def pool_tokens(embeddings: TokenEmbeddings, pool_factor: int, *, protected_toke
         float32 and on the CPU, whatever their dtype and device.
     pool_factor
         Of ``n`` tokens that are not protected, ``max(n // pool_factor, 1)`` vectors are kept. 1 returns the embeddings
-        as they are.
+        unchanged.
     protected_tokens
         First tokens of each document that are kept unchanged, special tokens for instance.
 
     Returns
     -------
     TokenEmbeddings
-        As many documents, of the same kind, dtype and device: protected tokens, then one vector of length 1 per cluster
-        (all zeros where the mean is). int8 vectors are pooled as floats and quantised again.
+        As many documents, of the same kind, dtype and device: protected tokens, then one vector per cluster, its mean
+        normalised (a mean of zero stays zero). int8 vectors are pooled as floats and quantised again.
 
     Raises
     ------
     InvalidArgumentError
-        If ``pool_factor`` is no integer from 1 or ``protected_tokens`` none from 0.
+        If ``pool_factor`` is not an integer of at least 1, or ``protected_tokens`` not one of at least 0.
     EmbeddingsError
-        If a vector that is pooled holds NaN or infinity.
+        If a vector to be pooled holds NaN or infinity.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def pool_tokens(embeddings: TokenEmbeddings, pool_factor: int, *, protected_toke
         if bad >= 0:
             raise EmbeddingsError(f"text {first + bad} has embeddings that hold NaN or infinity; pool finite ones.")
 
-    # Each token meets half of its document, on average over tokens.
+    # Multiplications: each token is compared with half of its document's tokens, on average.
     work = source.dim * int((source.lengths**2).sum()) // (2 * source.num_tokens)
     for_ranges(pool, source.offsets, work)
     pooled = _with_protected(means, offsets, source, protected_tokens)
@@ -98,7 +98,7 @@ def pool_tokens(embeddings: TokenEmbeddings, pool_factor: int, *, protected_toke
 def check_pooling(
     pool_factor: Any, protected_tokens: Any, task: str = "document", output_value: str | None = "token_embeddings"
 ) -> None:
-    """Refuse what cannot be pooled, or not like this: numbers, and the ``task`` and ``output_value`` of encoding."""
+    """Raise an error for numbers that pooling cannot have, and for a task or an output that is not pooled."""
     check_count("pool_factor", pool_factor)
     check_count("protected_tokens", protected_tokens, 0)
     if output_value not in (None, "token_embeddings"):
@@ -126,7 +126,7 @@ def _pooled_offsets(lengths: np.ndarray, pool_factor: int, protected: int) -> np
 def _with_protected(
     means: torch.Tensor, offsets: np.ndarray, source: TokenEmbeddings, protected: int
 ) -> TokenEmbeddings:
-    """Return the means in the dtype of the source, with its protected rows in their places, equal to the last bit."""
+    """Return the means in the dtype of the source, with its protected rows copied bit by bit to their places."""
     before, after = (torch.from_numpy(positions_within(edges) < protected) for edges in (source.offsets, offsets))
     if source.scales is not None:
         pooled = TokenEmbeddings(means, offsets).to("int8")

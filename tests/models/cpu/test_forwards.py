@@ -193,7 +193,7 @@ print(torch.cosine_similarity(torch.as_tensor(exact), torch.as_tensor(rounded)).
 
 @needs_prepacking
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the instructions are those of x86")
-def test_bfloat16_without_layouts_is_computed_by_the_layers(minilm):
+def test_bfloat16_is_computed_by_the_layers_where_it_cannot_be_prepacked(minilm):
     """Where oneDNN has no bfloat16, whatever the processor is called."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     command = [sys.executable, "-c", WITHOUT_BFLOAT16, minilm]
