@@ -1,20 +1,18 @@
-"""How fast texts are encoded beside sentence-transformers, and what that does to ranking.
+"""Speed of encoding compared with sentence-transformers, and its effect on ranking.
 
     python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--device cuda] [--json out.json]
 
-The folder is a collection in BEIR layout. A sample of its documents that holds all judged ones is encoded by the same
-model, all-MiniLM-L6-v2 projected to 128 dims, untrained: by sentence-transformers at its defaults, and by this library
-at its defaults and in float32. Documents are encoded once each; one query is encoded at a time, by all in turns of ten,
-and the median counts. Ranking is exact; the lowest cosine of a token vector with sentence-transformers' stands beside.
+The folder is a collection in BEIR layout. A sample of its documents with all judged ones is encoded by the same model,
+all-MiniLM-L6-v2 projected to 128 dims, untrained: by sentence-transformers at its defaults, and by this library at its
+defaults and in float32. Documents are encoded once each; queries one at a time, by all systems in turns of ten; the
+median counts. Ranking is exact; "least cosine" is the lowest cosine of a token vector with sentence-transformers'.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _ranking import MEASURE, quality, sample
+from _common import MEASURE, parse_options, quality, sample
 from sentence_transformers import MultiVectorEncoder
 
 from latelier.embeddings import TokenEmbeddings
@@ -116,9 +114,8 @@ def measure(collection: Collection, options: argparse.Namespace) -> list[dict[st
     return rows
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("LATELIER_BENCH_COLLECTION"))
     parser.add_argument("--split", default="test")
     parser.add_argument("--documents", type=int, default=2000)
     parser.add_argument("--queries", type=int, default=100)
@@ -126,10 +123,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write the table there too")
-    options = parser.parse_args()
-    if options.folder is None:
-        print("skipped: give a folder in BEIR layout, or set LATELIER_BENCH_COLLECTION", file=sys.stderr)
-        return 0
+    options = parse_options(parser)
     torch.set_num_threads(options.threads)
     rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)
     columns = {"documents/s": ".1f", "ratio": ".2f", MEASURE: ".4f", "least cosine": ".5f"}
@@ -140,8 +134,7 @@ def main() -> int:
         print(f"{row['system']:24}" + "".join(f"{cell:>14}" for cell in cells))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

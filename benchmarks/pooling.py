@@ -1,26 +1,24 @@
-"""How fast documents' tokens are pooled beside sentence-transformers, and what pooling does to ranking.
+"""Speed of token pooling compared with sentence-transformers, and its effect on ranking.
 
     python benchmarks/pooling.py path/to/scifact [--documents 1000] [--factor 2] [--dims 128] [--json results.json]
 
-The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). A sample of its documents that
-holds all judged ones is encoded once by all-MiniLM-L6-v2, untrained, projected by PCA where fewer than its 384 dims
-are asked for. Seconds are medians of repeats, both libraries in turn; ranking is exact.
+The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). A sample of its documents with
+all judged ones is encoded once by all-MiniLM-L6-v2, untrained, projected by PCA if --dims is less than its 384. Seconds
+are medians of repeats, both libraries in turn; ranking is exact.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from _ranking import MEASURE, quality, sample
+from _common import MEASURE, parse_options, quality, sample
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 
 from latelier.embeddings import TokenEmbeddings
@@ -77,9 +75,8 @@ def measure(collection: Collection, options: argparse.Namespace) -> list[dict[st
     return rows
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("LATELIER_BENCH_COLLECTION"))
     parser.add_argument("--split", default="test")
     parser.add_argument("--documents", type=int, default=1000)
     parser.add_argument("--length", type=int, default=180, help="cap on document length, in tokens")
@@ -88,10 +85,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write the table there too")
-    options = parser.parse_args()
-    if options.folder is None:
-        print("skipped: give a folder in BEIR layout, or set LATELIER_BENCH_COLLECTION", file=sys.stderr)
-        return 0
+    options = parse_options(parser)
     torch.set_num_threads(options.threads)
     rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)
     print(f"{'system':34}{'seconds':>9}{'ratio':>8}{'vectors':>9}{MEASURE:>9}")
@@ -100,8 +94,7 @@ def main() -> int:
         print(f"{row['system']:34}{timing}{row['vectors']:9,}{row[MEASURE]:9.4f}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

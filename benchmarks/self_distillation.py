@@ -1,11 +1,11 @@
-"""Fewer dimensions, nearly as good: a small student learns the scores of its own encoder at full width.
+"""Distillation of a model with fewer dimensions from its own encoder at full width.
 
     python benchmarks/self_distillation.py path/to/debian --other path/to/scifact [--dims 64] [--json results.json]
 
-Both folders are collections in BEIR layout. The teacher is the encoder without training, 384 dimensions per token; the
-student starts as the same with a projection, and trains with `Distillation` on queries of qrels/train.tsv and the
-documents that the teacher likes best for each: no judgement has a part in it. Test queries search a sample of the
-documents, exactly. The second collection shows what other text gains or loses.
+Both folders are collections in BEIR layout. The teacher is the untrained encoder, 384 dimensions per token. The student
+is the same encoder with a projection; it trains with `Distillation` on the queries of qrels/train.tsv and the documents
+that the teacher ranks highest, without relevance judgements. Test queries search a sample of the documents exactly. The
+second collection shows the effect on text of another kind.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _ranking import MEASURE, quality, sample
-from _training import training_arguments
+from _common import MEASURE, parse_options, quality, sample, training_arguments
 from sentence_transformers import MultiVectorEncoderTrainer
 
 from latelier.data import TrainingSet
@@ -30,7 +29,7 @@ from latelier.losses import Distillation
 from latelier.models import DEFAULT_MODEL, ColBERT
 from latelier.scores import top_k
 
-RANKS = 32  # of the teacher, that candidates are drawn from
+RANKS = 32  # candidates are sampled from the teacher's first 32
 
 
 class Judge:
@@ -44,7 +43,7 @@ class Judge:
         self.texts = [texts[id_] for id_ in self.ids]
 
     def __call__(self, model: ColBERT, documents: TokenEmbeddings | None = None) -> float:
-        """Return nDCG@10 of a model, whose vectors of the documents may be at hand."""
+        """Return nDCG@10 of a model; ``documents`` are its embeddings of the documents, if known."""
         documents = model.encode_document(self.texts, packed=True) if documents is None else documents
         queries = model.encode_query(list(self.collection.queries.values()), packed=True)
         return quality(self.collection, self.ids, queries.to("cpu"), documents.to("cpu"))
@@ -59,7 +58,7 @@ def make_student(projection: str, dims: int, texts: list[str], length: int) -> C
 def candidates(
     teacher: ColBERT, queries: list[str], texts: list[str], documents: TokenEmbeddings, each: int
 ) -> TrainingSet:
-    """Each query with its best document and some of the next, and what the teacher thinks of them."""
+    """Return each query with its best document, a sample of the following ones, and the teacher's scores."""
     scores, places = top_k(teacher.encode_query(queries, packed=True).to("cpu"), documents, k=RANKS)
     rng = random.Random(0)
     chosen = [[0, *sorted(rng.sample(range(1, RANKS), each - 1))] for _ in queries]
@@ -90,17 +89,16 @@ def train(student: ColBERT, examples: TrainingSet, options: argparse.Namespace) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--other", type=Path)
-    parser.add_argument("--dims", type=int, default=64, help="of the student (default: 64)")
-    parser.add_argument("--documents", type=int, default=6000, help="in the sample (default: 6000)")
-    parser.add_argument("--queries", type=int, default=1200, help="to train on (default: 1200)")
+    parser.add_argument("--dims", type=int, default=64, help="dimensions of the student (default: 64)")
+    parser.add_argument("--documents", type=int, default=6000, help="documents of the sample (default: 6000)")
+    parser.add_argument("--queries", type=int, default=1200, help="training queries (default: 1200)")
     parser.add_argument("--candidates", type=int, default=8, help="documents per query (default: 8)")
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--rate", type=float, default=1e-4)
-    parser.add_argument("--length", type=int, default=256, help="most tokens of a document (default: 256)")
+    parser.add_argument("--length", type=int, default=256, help="maximum tokens per document (default: 256)")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse_options(parser, default=False)
     judges = [Judge(options.folder, options.documents)]
     judges += [Judge(options.other, options.documents // 4)] if options.other else []
     texts = judges[0].texts

@@ -1,12 +1,11 @@
-"""What a training step costs beside sentence-transformers: same model, texts, batch and collator, in turn.
+"""Cost of a training step compared with sentence-transformers: same model, texts, batch and collator, in turn.
 
     python benchmarks/training.py path/to/debian [--repeats 3] [--memory] [--device cpu] [--json results.json]
-    python benchmarks/training.py path/to/debian --proof [options of training_proof.py]
 
-The folder is a collection in BEIR layout; its documents and training queries make the batches, with their real
-lengths. A step is collation, forward, backward and optimizer (at a learning rate of 0, so that both sides see equal
-weights). Seconds are medians of repeats; dropout is off, so that the losses can be compared. `--memory` runs each batch
-size in a process of its own and reports the largest batch whose step adds no more than a gibibyte.
+The folder is a collection in BEIR layout; batches are made of its documents and queries. A step is collation, forward,
+backward and optimizer, at a learning rate of 0, so that both sides have equal weights. Seconds are medians of repeats;
+dropout is off, so that the losses can be compared. `--memory` runs each batch size in its own process and reports the
+largest batch whose step adds at most one gibibyte.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _common import parse_options
 from sentence_transformers.multi_vector_encoder import losses as theirs
 from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 from torch import nn
@@ -110,7 +110,7 @@ def steps(kind: str, model: ColBERT, rows: list[dict[str, Any]]) -> dict[str, Ca
 
 
 def count_tokens(model: ColBERT, call: Callable[[], float]) -> tuple[int, int]:
-    """Positions that go through the encoder for documents, and those of them that hold a token."""
+    """Return the number of positions in the document batches, and of those that are not padding."""
     seen = [0, 0]
 
     def look(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -150,14 +150,14 @@ def time_steps(kind: str, model: ColBERT, rows: list[dict[str, Any]], repeats: i
 def peak(kind: str, side: str, batch: int, texts: tuple[list[str], list[str]]) -> int:
     """KiB that one step adds to this process."""
     model = make_model("cpu")
-    steps(kind, model, make_rows(texts, 2, 2, scored=False))[side]()  # allocates what stays: gradients, kernels
+    steps(kind, model, make_rows(texts, 2, 2, scored=False))[side]()  # allocates gradients and kernels, which stay
     before = _most_resident()
     steps(kind, model, make_rows(texts, batch, 2, scored=False))[side]()
     return _most_resident() - before
 
 
 def _most_resident() -> int:
-    """KiB of memory that this program had at most; on Linux `ru_maxrss` would count what its parent had as well."""
+    """Return the peak memory of this process in KiB; on Linux `ru_maxrss` includes the peak of its parent."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
@@ -197,14 +197,7 @@ def print_tables(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    if "--proof" in sys.argv:
-        import training_proof
-
-        sys.argv.remove("--proof")
-        training_proof.main()
-        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true", help="also measure memory")
@@ -212,7 +205,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["distillation", "contrastive", "cached", "memory"], help="one of the steps")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse_options(parser)
     texts = read_texts(options.folder)
     if options.peak:
         kind, side, batch = options.peak

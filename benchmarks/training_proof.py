@@ -1,14 +1,18 @@
-"""Does training help? From a dense model to a late-interaction model of one collection, measured on queries not seen.
+"""Training of a late-interaction model from a dense one, on one collection, measured on its test queries.
 
     python benchmarks/training_proof.py path/to/debian --other path/to/scifact --minutes 20 [--json proof.json]
 
-Both folders are collections in BEIR layout with qrels/train.tsv and qrels/test.tsv. What runs: the untrained model,
-`from_dense`, is measured on the test queries of both; hard negatives are mined with its own index; a model of the
-recipe asked for trains on the pairs of the first for so many minutes, each batch made of pairs whose documents are
-mined negatives of one another; its weights are blended with those it began with, with as much of the trained ones as
-training queries of the second collection allow; and it is measured. All documents of a collection are searched,
-exactly. `--replay` names collections whose titles and sentences are pairs to train on now and then; `--cache` keeps the
-token vectors of the untrained model for the next run.
+Both folders are collections in BEIR layout with qrels/train.tsv and qrels/test.tsv. The script
+
+1. measures the untrained model, `from_dense`, on the test queries of both collections;
+2. mines hard negatives with it, and trains on the pairs of the first collection for --minutes, each batch made of pairs
+   that are mined negatives of one another;
+3. blends the trained with the untrained weights: the largest share of the trained weights that keeps nDCG@10 of the
+   second collection's training queries;
+4. measures the blended model on the test queries of both, searching all documents exactly.
+
+`--replay` names collections with further training pairs, their titles and sentences. `--cache` keeps the token vectors
+of the untrained model for the next run.
 """
 
 from __future__ import annotations
@@ -16,34 +20,147 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from _proof_data import interleave, make_guard, mine, sample, titles
-from _proof_measures import accuracy, encode, measure
-from _training import training_arguments
+from _common import make_run, parse_options, training_arguments
 from sentence_transformers import MultiVectorEncoderTrainer
 from transformers import TrainerCallback
 
-from latelier.data import TrainingSet, order_by_neighbours
+from latelier import indexes
+from latelier.data import TrainingSet, mine_hard_negatives, order_by_neighbours
 from latelier.data.samplers import InOrder
 from latelier.embeddings import TokenEmbeddings
-from latelier.evaluation import Collection, load_beir
+from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.losses import CachedContrastive, Contrastive
-from latelier.models import DEFAULT_MODEL, ColBERT, Recipe
+from latelier.models import DEFAULT_MODEL, ColBERT, Recipe, pool_tokens
+from latelier.scores import colbert_kd_scores, top_k
 
 BEGIN = time.perf_counter()
-HELD_OUT = 150  # training queries that are not trained on, for the curve
-CANDIDATES = 20  # documents that each of them is tried on
+MEASURES = ["Success@1", "nDCG@10"]
+POOLING = 32  # tokens per pooled vector, for mining
+HELD_OUT = 150  # validation queries, for the curve
+CANDIDATES = 20  # documents per validation query
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)  # of the trained weights in the final ones
-TOLERANCE = 0.0075  # nDCG@10 that another collection may lose, on a sample of its training queries
+TOLERANCE = 0.0075  # maximum loss of nDCG@10 on the training queries of the other collection
+
+
+def titles(folders: list[Path], sentences: int = 2) -> Collection:
+    """Return documents of other collections with their titles and some of their sentences as queries.
+
+    The encoder was trained on such pairs at first: seeing them again may keep it from forgetting. With abstracts of
+    Cranfield and CISI it did so for SciFact's training queries, and not for its test queries.
+    """
+    documents: dict[str, dict[str, str]] = {}
+    queries: dict[str, str] = {}
+    rng = random.Random(2)
+    for folder in folders:
+        for id, document in load_beir(folder, on_problem="warn").documents.items():
+            title, text = document.get("title", ""), document["text"].removeprefix(document.get("title", "")).strip()
+            whole = re.split(r"(?<=[.?!])\s+", text)
+            drawn = rng.sample(whole, min(sentences, len(whole) // 3))
+            rest = " ".join(sentence for sentence in whole if sentence not in drawn)
+            if not title or not rest:
+                continue
+            documents[f"{folder.name}-{id}"] = {"title": "", "text": rest}
+            for query in (title, *drawn):
+                queries[f"{folder.name}-{id}-{len(queries)}"] = query
+    qrels = {query: {query.rpartition("-")[0]: 1} for query in queries}
+    return Collection(documents, queries, qrels)
+
+
+def interleave(first: TrainingSet, second: TrainingSet, batch: int, every: int) -> TrainingSet:
+    """Insert a batch of the second set after every few batches of the first; the second set repeats."""
+    queries: list[str] = []
+    documents: list[list[str]] = []
+    turn = 0
+    for start in range(0, len(first), batch):
+        parts = [(first, range(start, min(start + batch, len(first))))]
+        if start // batch % every == every - 1:
+            parts.append((second, [row % len(second) for row in range(turn, turn + batch)]))
+            turn += batch
+        for source, rows in parts:
+            queries += [source.queries[row] for row in rows]
+            documents += [source.documents[row] for row in rows]
+    return TrainingSet(queries, documents)
+
+
+def mine(
+    model: ColBERT, train: Collection, documents: TokenEmbeddings, queries: list[str], negatives: int
+) -> TrainingSet:
+    """Mine hard negatives in an index of a few pooled vectors per document, which is fast and accurate enough."""
+    index = indexes.Flat()
+    for start in range(0, len(documents), 4096):
+        pooled = pool_tokens(documents[start : start + 4096].to("float32"), POOLING, protected_tokens=0)
+        index.add(list(train.documents)[start : start + 4096], pooled)
+    judged = {query: train.qrels[query] for query in queries}
+    return mine_hard_negatives(
+        model,
+        index,
+        train.queries,
+        judged,
+        documents=train.texts(),
+        negatives=negatives,
+        ranks=(1, negatives),
+        batch_size=256,
+    )
+
+
+def first_documents(test: Collection, training: Collection, documents: int) -> tuple[Collection, Collection]:
+    """Return both collections with the first documents and the queries whose relevant documents are among them."""
+    kept = dict(list(test.documents.items())[:documents])
+    parts = []
+    for part in (test, training):
+        qrels = {query: judged for query, judged in part.qrels.items() if judged.keys() <= kept.keys()}
+        parts.append(Collection(kept, {query: part.queries[query] for query in qrels}, qrels))
+    return parts[0], parts[1]
+
+
+def make_guard(folder: Path, documents: int = 3000, queries: int = 1000) -> Collection:
+    """Return the first training queries of a collection, their documents, and the first of the other documents."""
+    whole = load_beir(folder, "train")
+    qrels = dict(list(whole.qrels.items())[:queries])
+    kept = dict.fromkeys(id for judged in qrels.values() for id in judged)
+    kept |= dict.fromkeys(list(whole.documents)[: max(0, documents - len(kept))])
+    return Collection({id: whole.documents[id] for id in kept}, {q: whole.queries[q] for q in qrels}, qrels)
+
+
+def encode(model: ColBERT, texts: list[str], cache: Path | None = None) -> TokenEmbeddings:
+    """Return the embeddings of documents, read from or written to a cache."""
+    if cache is not None and cache.exists():
+        return TokenEmbeddings.load(cache)
+    vectors = model.encode_document(texts, packed=True).to("cpu").to("float16")
+    if cache is not None:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        vectors.save(cache)
+    return vectors
+
+
+def measure(model: ColBERT, collection: Collection, documents: TokenEmbeddings) -> dict[str, float]:
+    """Return the measures of exact search."""
+    ids = list(collection.documents)
+    vectors = model.encode_query(list(collection.queries.values()), packed=True)
+    scores, positions = top_k(vectors.to("cpu").to("float32"), documents, k=10)
+    return dict(evaluate(make_run(collection, ids, scores, positions), collection.qrels, MEASURES))
+
+
+def accuracy(model: ColBERT, held_out: TrainingSet) -> float:
+    """Return the share of queries whose positive scores highest among their candidates."""
+    texts = list(dict.fromkeys(text for row in held_out.documents for text in row))
+    place = {text: i for i, text in enumerate(texts)}
+    documents = encode(model, texts).to("float32")
+    queries = model.encode_query(list(held_out.queries), packed=True).to("cpu").to("float32")
+    order = [place[text] for row in held_out.documents for text in row]
+    scores = colbert_kd_scores(queries, documents[order])
+    return float((scores.argmax(dim=1) == 0).float().mean())
 
 
 class Clock(TrainerCallback):
-    """Stops training when its time or its steps are up, lowers the learning rate accordingly, measures on the way."""
+    """Stops training after a time or a number of steps, lowers the learning rate linearly, measures in between."""
 
     def __init__(
         self, model: ColBERT, held_out: TrainingSet, seconds: float, points: int, steps: int | None = None
@@ -57,12 +174,12 @@ class Clock(TrainerCallback):
 
     @property
     def share(self) -> float:
-        """Share of the steps, or of the time, that is spent; measuring not counted."""
+        """Share of the steps or of the time that has passed, without the time of measuring."""
         return self.step / self.steps if self.steps else self.spent / self.seconds
 
     @property
     def spent(self) -> float:
-        """Seconds of training."""
+        """Seconds of training so far."""
         return time.perf_counter() - self.started - self.paused
 
     def rate(self, step: int) -> float:
@@ -87,7 +204,7 @@ class Clock(TrainerCallback):
         self.record(0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure when it is time to, stop when time is up."""
+        """Measure at the points of the curve, stop at the end."""
         self.step = state.global_step
         if self.share >= self.points[min(len(self.curve), len(self.points) - 1)]:
             self.record(state.global_step)
@@ -95,7 +212,7 @@ class Clock(TrainerCallback):
 
 
 def blend(model: ColBERT, untrained: dict[str, torch.Tensor], trained: dict[str, torch.Tensor], share: float) -> None:
-    """Go only a part of the way from the untrained weights: other collections lose less (Wortsman et al., 2022)."""
+    """Interpolate between untrained and trained weights: other collections lose less (Wortsman et al., 2022)."""
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if value.is_floating_point():
@@ -105,9 +222,9 @@ def blend(model: ColBERT, untrained: dict[str, torch.Tensor], trained: dict[str,
 def choose_share(
     model: ColBERT, start: dict[str, torch.Tensor], held_out: TrainingSet, guard: Collection, least: float
 ) -> list[dict[str, float]]:
-    """Blend with as much of the trained weights as another collection allows, or as is best for it; return the tries.
+    """Blend with the largest share of the trained weights whose nDCG@10 on ``guard`` is at least ``least``.
 
-    No test query has a part in it.
+    If no share reaches it, the best one for ``guard`` is taken. Returns the figures of all shares tried.
     """
     trained = {name: value.detach().clone() for name, value in model.state_dict().items()}
     texts = list(guard.texts().values())
@@ -160,7 +277,7 @@ def make_model(recipe: str, options: argparse.Namespace) -> ColBERT:
     torch.manual_seed(0)
     shared: dict[str, Any] = {
         "max_length_document": options.length,
-        # A few hundred steps do not overfit; dropout would only make each of them a quarter dearer.
+        # A few hundred steps do not overfit; dropout would make each step 25% slower.
         "config_kwargs": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     }
     if recipe == "dense":
@@ -171,7 +288,7 @@ def make_model(recipe: str, options: argparse.Namespace) -> ColBERT:
 
 
 def freeze(model: ColBERT, layers: int) -> None:
-    """Keep the word vectors and the first layers as they are: half the time of a backward pass."""
+    """Freeze the word embeddings and the first layers, which halves the time of a backward pass."""
     encoder = model[0].model
     for module in [encoder.embeddings, *encoder.encoder.layer[:layers]] if layers else []:
         module.requires_grad_(False)
@@ -179,42 +296,46 @@ def freeze(model: ColBERT, layers: int) -> None:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--other", type=Path, help="another collection, with qrels/train.tsv, to see what is lost")
-    parser.add_argument("--minutes", type=float, default=20, help="of training, measuring not counted (default: 20)")
-    parser.add_argument("--steps", type=int, help="train for so many steps, however long they take")
+    parser.add_argument("--other", type=Path, help="another collection, with qrels/train.tsv, to measure what it loses")
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="minutes of training, without measuring (default: 20)"
+    )
+    parser.add_argument("--steps", type=int, help="train for a number of steps instead")
     parser.add_argument("--dims", type=int, default=128)
-    parser.add_argument("--length", type=int, default=350, help="most tokens of a document")
-    parser.add_argument("--train-length", type=int, default=256, help="the same while training")
-    parser.add_argument("--freeze", type=int, default=3, help="first layers to leave as they are")
+    parser.add_argument("--length", type=int, default=350, help="maximum tokens per document")
+    parser.add_argument("--train-length", type=int, default=256, help="maximum tokens per document while training")
+    parser.add_argument("--freeze", type=int, default=3, help="number of first layers to freeze")
     parser.add_argument("--recipe", choices=["dense", "full", "no-expansion"], default="dense")
-    parser.add_argument("--untrained-recipe", action="store_true", help="measure the recipe before training, too")
-    parser.add_argument("--query-length", type=int, help="tokens of a query of the other recipes (default: theirs)")
+    parser.add_argument("--untrained-recipe", action="store_true", help="measure the untrained recipe too")
+    parser.add_argument("--query-length", type=int, help="query tokens of the other recipes (default: theirs)")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--mini-batch", type=int, default=0, help="texts per pass of CachedContrastive; 0: Contrastive")
-    parser.add_argument("--negatives", type=int, default=0, help="mined documents that only their own row has")
-    parser.add_argument("--ranks", type=int, default=10, help="last rank that negatives are drawn from")
-    parser.add_argument("--neighbours", type=int, default=7, help="rows put beside a row whose documents they confuse")
-    parser.add_argument("--replay", type=Path, nargs="+", help="collections whose titles and sentences are pairs too")
-    parser.add_argument("--replay-every", type=int, default=3, help="batches, before a batch of these")
-    parser.add_argument("--passes", type=int, default=8, help="over the pairs, before the same batches come again")
+    parser.add_argument("--negatives", type=int, default=0, help="mined negatives per row")
+    parser.add_argument("--ranks", type=int, default=10, help="last rank of mined negatives")
+    parser.add_argument(
+        "--neighbours", type=int, default=7, help="rows grouped with each row whose positives are its mined negatives"
+    )
+    parser.add_argument("--replay", type=Path, nargs="+", help="collections of further pairs: titles and sentences")
+    parser.add_argument("--replay-every", type=int, default=3, help="one batch of them after so many batches")
+    parser.add_argument("--passes", type=int, default=8, help="passes over the pairs with different batches")
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.2)
-    parser.add_argument("--documents", type=int, help="a sample, to try this script out; default: all")
-    parser.add_argument("--pairs", type=int, default=26000, help="training queries that negatives are mined for")
-    parser.add_argument("--points", type=int, default=5, help="of the curve")
-    parser.add_argument("--cache", type=Path, help="folder for the untrained model's token vectors")
+    parser.add_argument("--documents", type=int, help="use the first documents only, to try the script")
+    parser.add_argument("--pairs", type=int, default=26000, help="number of training queries")
+    parser.add_argument("--points", type=int, default=5, help="points of the curve")
+    parser.add_argument("--cache", type=Path, help="folder for the token vectors of the untrained model")
     parser.add_argument(
-        "--save", type=Path, help="folder for the trained model; NAME-unblended beside it: before blending"
+        "--save", type=Path, help="folder for the trained model; the unblended one is saved as NAME-unblended"
     )
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    parser.add_argument("--curve", type=Path, help="an SVG of the loss and of success on held-out queries")
+    return parse_options(parser, default=False)
 
 
 def prepare(
     model: ColBERT, training: Collection, vectors: TokenEmbeddings, options: argparse.Namespace
 ) -> tuple[TrainingSet, TrainingSet]:
-    """Return the rows to train on, in their order, and those that are held out for the curve."""
+    """Return the training rows, in order, and the validation rows."""
     queries = sorted(training.qrels)
     random.Random(1).shuffle(queries)
 
@@ -235,10 +356,10 @@ def say(what: str) -> None:
 
 
 def read_collections(options: argparse.Namespace) -> tuple[dict[str, Collection], Collection]:
-    """Return what is measured on, and what is trained on."""
+    """Return the test collections, and the training collection."""
     test, training = load_beir(options.folder, "test"), load_beir(options.folder, "train")
     if options.documents:
-        test, training = sample(test, training, options.documents)
+        test, training = first_documents(test, training, options.documents)
     others = {options.other.name: load_beir(options.other)} if options.other else {}
     return {options.folder.name: test, **others}, training
 
@@ -304,6 +425,29 @@ def main() -> None:
     print_table(results)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
+    if options.curve:
+        draw(results["training"], options.curve)
+
+
+def draw(training: dict[str, Any], target: Path) -> None:
+    """Draw the loss, and the accuracy on held-out queries, over the steps."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    points, loss = training["curve"], training["loss"]
+    plt.rcParams.update({"svg.hashsalt": "latelier", "svg.fonttype": "none", "font.size": 9})
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
+    left.plot([step for step, _ in loss], [float(value) for _, value in loss], color="#3f51b5", linewidth=1)
+    left.set(xlabel="steps", ylabel="loss", ylim=(0, None))
+    hits = [point["Success@1 of candidates"] for point in points]
+    right.plot([point["step"] for point in points], hits, color="#3f51b5", marker="o", markersize=3)
+    right.set(xlabel="steps", ylabel="success@1, held out")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(target, metadata={"Date": None})
 
 
 def print_table(results: dict[str, Any]) -> None:

@@ -1,22 +1,21 @@
-"""How well late interaction without training ranks, beside the pooled vector it comes from, and what not to do.
+"""Ranking of late interaction without training, compared with the pooled vector of the same encoder.
 
     python benchmarks/untrained.py path/to/scifact [--split test] [--documents 300] [--json results.json]
 
-The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). Every system ranks all
-documents exactly; the measures are those of `latelier.evaluation.evaluate`. The encoder is all-MiniLM-L6-v2.
+The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). Every system searches
+all documents exactly. The encoder is all-MiniLM-L6-v2.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from _common import make_run, parse_options
 from sentence_transformers import SentenceTransformer
 from torch.nn.functional import normalize
 
@@ -41,9 +40,9 @@ def encode(model: ColBERT, documents: list[str], queries: list[str]) -> tuple[To
 
 
 def project(model: ColBERT, embeddings: TokenEmbeddings) -> TokenEmbeddings:
-    """Apply a model's head to token vectors of the same encoder: what `model.encode` returns, without encoding again.
+    """Apply a model's head to the normalised token vectors of its encoder: what `model.encode` returns, but faster.
 
-    The head is linear, so that the vectors were normalised before makes no difference after they are normalised again.
+    The head is linear, so normalising its output gives the same result for normalised inputs.
     """
     with torch.no_grad():
         return TokenEmbeddings(normalize(model[1].linear(embeddings.vectors), dim=1), embeddings.offsets)
@@ -82,15 +81,11 @@ def systems(documents: list[str], queries: list[str], length: int) -> Iterator[t
 
 def measure(collection: Collection, length: int) -> list[dict[str, float | str]]:
     ids, documents = zip(*collection.texts().items(), strict=True)
-    names, queries = zip(*collection.queries.items(), strict=True)
     rows = []
-    for name, compute in systems(list(documents), list(queries), length):
+    for name, compute in systems(list(documents), list(collection.queries.values()), length):
         begin = time.perf_counter()
         best = compute().topk(min(100, len(ids)), dim=1)
-        run = {
-            query: {ids[i]: score for i, score in zip(places, scores, strict=True)}
-            for query, places, scores in zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
-        }
+        run = make_run(collection, ids, best.values, best.indices)
         seconds = time.perf_counter() - begin
         row = {"system": name, **evaluate(run, collection.qrels, MEASURES), "seconds": round(seconds, 1)}
         print("  ".join(f"{v:7.4f}" if isinstance(v, float) else f"{v:32}" for v in row.values()), flush=True)
@@ -98,24 +93,19 @@ def measure(collection: Collection, length: int) -> list[dict[str, float | str]]
     return rows
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("LATELIER_BENCH_COLLECTION"))
     parser.add_argument("--split", default="test")
     parser.add_argument("--documents", type=int, default=300, help="cap on document length, in tokens")
     parser.add_argument("--json", type=Path, help="write the table there too")
-    options = parser.parse_args()
-    if options.folder is None:
-        print("skipped: give a folder in BEIR layout, or set LATELIER_BENCH_COLLECTION", file=sys.stderr)
-        return 0
+    options = parse_options(parser)
     collection = load_beir(options.folder, options.split, on_problem="warn")
     print(collection)
     print("  ".join([f"{'system':32}", *MEASURES, "seconds"]))
     rows = measure(collection, options.documents)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
