@@ -18,7 +18,7 @@ from latelier.errors import CorruptedIndexError, IndexDamageWarning
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
-from latelier.indexes.ivf.kernels.candidates import select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidates, sum_bits
 from latelier.indexes.ivf.kernels.queries import quantise_query
 from latelier.indexes.ivf.search import find_candidates, keep_likely, probe_lists
 from latelier.indexes.storage.segments import Part, Segment
@@ -68,8 +68,8 @@ def turn_round(array):
 
 
 EVERYTHING = slice(None)
-# Values that would lead a kernel elsewhere, and what the warning calls them.
-LEADING = {
+# Values that would lead a kernel out of its arrays, and what the warning calls them.
+OUT_OF_RANGE = {
     "offsets far": ("offsets", put((slice(1, None), FAR)), "offsets of inverted lists"),
     "offsets fall": ("offsets", put((5, 10**6)), "offsets of inverted lists"),
     "offsets whose differences overflow": ("offsets", put((3, 2**63 - 1), (4, -2)), "offsets of inverted lists"),
@@ -85,7 +85,7 @@ LEADING = {
     "dim of nothing": ("centroids_fit", put((3, -7)), "centroids"),
     "dim of others": ("centroids_fit", put((3, 1e300)), "centroids"),
 }
-# Values that kernels only compute with, or that they take with care.
+# Values that kernels only compute with, or check before they use them.
 HARMLESS = {
     "entries all the same": ("documents", put((EVERYTHING, 3))),
     "entries beyond the documents": ("documents", put((EVERYTHING, 65_535))),
@@ -113,11 +113,11 @@ def results(index, options=NARROW):
     return [[[hit.id, round(hit.score, 3)] for hit in row] for row in index.search(queries, 5, **options)]
 
 
-@pytest.mark.parametrize("name", LEADING)
-def test_ann_data_that_leads_elsewhere_is_not_used_and_made_anew(folder, kernels, name):
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_ann_data_with_addresses_out_of_range_is_not_used_and_made_anew(folder, kernels, name):
     with indexes.open(folder, read_only=True) as index:
         everything = results(index, {"rerank": 15, "candidates": 400})
-    array, edit, problem = LEADING[name]
+    array, edit, problem = OUT_OF_RANGE[name]
     change(folder, array, edit)
 
     def use():
@@ -164,7 +164,7 @@ def test_other_damage_to_ann_data_finds_other_documents_at_worst(folder, kernels
         assert len(exact) == len(found) / 2
 
 
-def test_every_bit_of_offsets_and_ranges_is_refused_or_harmless(folder):
+def test_every_bit_of_offsets_and_ranges_is_rejected_or_harmless(folder):
     """One bit at a time, of the arrays that kernels use as addresses."""
     with indexes.open(folder, read_only=True) as index:
         arrays = {name: array.copy() for name, array in lists_of(index).arrays().items()}
@@ -187,14 +187,14 @@ def test_every_bit_of_offsets_and_ranges_is_refused_or_harmless(folder):
                         assert ((found >= 0) & (found < len(table.numbers))).all()
                         outcomes[name, "harmless"] += 1
                     except CorruptedIndexError:
-                        outcomes[name, "refused"] += 1
+                        outcomes[name, "rejected"] += 1
                     flat[place] ^= np.int64(-(2**63) if bit == 63 else 1 << bit)
         return {" ".join(key): count for key, count in outcomes.items()}
 
     outcomes = in_child(use)
-    assert outcomes["offsets refused"] > 250
-    assert outcomes["centroids_ranges refused"] > 100
-    assert outcomes["numbers refused"] > 200
+    assert outcomes["offsets rejected"] > 250
+    assert outcomes["centroids_ranges rejected"] > 100
+    assert outcomes["numbers rejected"] > 200
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_every_bit_of_offsets_and_ranges_is_refused_or_harmless(folder):
         ("centroids_cells", np.zeros((4, 16, 8, 2), "int8").T, r"centroids_cells.npy is int8 \(2, 8, 16, 4\)"),
     ],
 )
-def test_ann_data_of_another_form_is_refused(early, name, array, message):
+def test_ann_data_of_another_shape_or_dtype_raises(early, name, array, message):
     index = indexes.IVF()
     index.add(range(200), collection(200)[0])
     arrays = lists_of(index).arrays()
@@ -290,7 +290,7 @@ def count_candidates(entries, offsets, seed, documents, block):
     count = select_candidates(
         probed,
         excess,
-        (offsets, entries.view("uint8"), entries.itemsize),
+        ListEntries(offsets, entries.view("uint8"), entries.itemsize),
         sum_bits(tokens),
         own,
         documents,
@@ -355,7 +355,7 @@ def test_a_codec_reads_only_what_it_has_written(bits, dim):
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 1])
-def test_arrays_that_are_not_those_of_the_segment_are_refused(bits):
+def test_arrays_other_than_those_of_the_segment_raise(bits):
     codec = Codec(bits, 40)
     segment = segment_of(codec, [3, 2])
     for name in codec.layout:
@@ -377,14 +377,14 @@ def test_arrays_that_are_not_those_of_the_segment_are_refused(bits):
 
 
 @pytest.mark.parametrize("positions", [[2], [0, 5], [-1], [1, 2**62]])
-def test_documents_that_a_segment_does_not_hold_are_refused(positions):
+def test_documents_that_a_segment_does_not_hold_raise(positions):
     part = Part(segment_of(Codec(8, 10), [3, 2]), np.array(positions))
     with pytest.raises(CorruptedIndexError, match="of a segment were asked for, which has 2"):
         Codec(8, 10).decode(part)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, -3])
-def test_segments_that_hold_the_same_documents_are_refused(first):
+def test_segments_that_hold_the_same_documents_raise(first):
     codec = Codec(8, 10)
     parts = [Part(segment_of(codec, [3, 2, 4]), np.arange(3)), Part(segment_of(codec, [5], first), np.arange(1))]
     with pytest.raises(CorruptedIndexError, match=f"two segments of the index hold the documents {first} to 2"):

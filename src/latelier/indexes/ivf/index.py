@@ -1,7 +1,7 @@
 """`IVF`: the approximate index, with inverted lists over coded tokens; for more than some thousand documents.
 
 Documents are stored coded and can be searched as soon as they are committed: by the sign codes of all, and by inverted
-lists once there are enough. Lists are made after the commit, within the writing call that makes them worth it: searches
+lists once there are enough. Lists are built after the commit, by the call that has written the documents: searches
 never wait for them, and a process that is killed meanwhile loses nothing.
 """
 
@@ -50,7 +50,7 @@ _BALANCED = partial(choose_search_parameters, effort="balanced")
 
 
 class IVF(StoredIndex):
-    """An approximate index of coded tokens.
+    """The approximate index: inverted lists over tokens of 8, 4, 2 or 1 bits per number.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ class IVF(StoredIndex):
         Bits per number: 8 (the default), 4, 2 or 1. Fixed when the index is made. At 128 dims a token takes 150, 75,
         45 or 30 bytes on disk, all included.
     read_only
-        Never write. Set by itself where the folder cannot be written.
+        Never write; implied where the folder cannot be written.
     memory_limit
-        About how many bytes a write may take, however much is written.
+        Memory in bytes that a write takes at most, approximately, whatever the number of documents.
     device
         A GPU to search on, such as ``"cuda"``: it keeps a copy of all vectors in half precision, 256 bytes per token at
         128 dims, and scores every document for every query, whatever the effort. None searches on the CPU.

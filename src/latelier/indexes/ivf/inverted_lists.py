@@ -1,8 +1,8 @@
 """Inverted lists: for each centroid, the documents with a token assigned to it; also as the ANN data that is stored.
 
-The entries of a list are the documents' places in `numbers`, which holds their numbers in the catalog. A number stands
-for the same vectors for ever, so inverted lists stay valid when segments are merged; documents that were added later
-are not in them until they are appended.
+The entries of a list are places in `numbers`, which holds the documents' numbers in the catalog. A number never gets
+other vectors, so inverted lists stay valid when segments are merged and documents updated or removed; documents that
+were added later are in no list until they are appended.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def append_documents(lists: InvertedLists, table: DocumentTable, ordinals: np.nd
     numbers = np.concatenate([lists.numbers, table.numbers[ordinals]])
     merged = np.empty(len(lists.documents) + len(documents), dtype="int32")
     before = lists.documents.astype("int32", copy=False)
-    append_lists((lists.offsets, before), (offsets, documents), merged)
+    append_lists(lists.offsets, before, offsets, documents, merged)
     centroids = lists.centroids._replace(statistics=statistics)
     return InvertedLists(centroids, numbers, lists.offsets + offsets, _narrow(merged, len(numbers)))
 

@@ -21,7 +21,7 @@ import numpy as np
 from latelier.indexes.ivf.centroids import Centroids
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
-from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, ListEntries, select_candidates, sum_bits
 from latelier.indexes.ivf.kernels.dots import centroid_dots, rerank_scores
 from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
@@ -197,7 +197,7 @@ def find_candidates(
     count = select_candidates(
         probed.lists,
         probed.excess,
-        (lists.offsets, lists.documents.view("uint8"), lists.documents.itemsize),
+        ListEntries(lists.offsets, lists.documents.view("uint8"), lists.documents.itemsize),
         sum_bits(len(probed.lists)),
         allowed,
         len(table.numbers),

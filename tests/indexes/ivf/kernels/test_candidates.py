@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, ListEntries, select_candidates, sum_bits
 
 pytestmark = pytest.mark.processor
 
@@ -16,7 +16,7 @@ def select(probed, excess, lists, allowed, documents, block, most, dtype="int32"
     entries = np.concatenate([*lists, np.zeros(0)]).astype(dtype)
     best, sums = np.full(most, -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
     rows = np.asarray(probed, dtype="int32"), np.asarray(excess, dtype="int32")
-    lists = offsets, entries.view("uint8"), entries.itemsize
+    lists = ListEntries(offsets, entries.view("uint8"), entries.itemsize)
     count = select_candidates(*rows, lists, sum_bits(len(probed)), allowed, documents, sums, best)
     assert (best[count:] == -7).all()
     return best[:count].tolist()

@@ -28,7 +28,7 @@ def test_inverted_and_appended_lists_equal_a_dict(lists_of, cut):
 
     before, more = inverted(lists_of[:cut], 0), inverted(lists_of[cut:], len(lists_of[:cut]))
     merged = np.empty(len(before[1]) + len(more[1]), dtype="int32")
-    append_lists(before, more, merged)
+    append_lists(*before, *more, merged)
     offsets = before[0] + more[0]
     for i in range(8):
         wanted = [d for d, lists in enumerate(lists_of) if i in lists]

@@ -10,7 +10,7 @@ one block is accumulated and selected from, then the next. Main memory is read f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -21,7 +21,7 @@ from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, constant, splat
 
-__all__ = ["MOST_TOKENS", "RUN", "select_candidates", "sum_bits"]
+__all__ = ["MOST_TOKENS", "RUN", "ListEntries", "select_candidates", "sum_bits"]
 
 # A word of 32 bits holds a document's sum and the number of a query token: so many tokens leave 16 bits for the sum.
 MOST_TOKENS = (1 << 16) - 1
@@ -29,6 +29,24 @@ MOST_TOKENS = (1 << 16) - 1
 RUN = 64
 # Bits of a sum at most, and the highest of them by which sums are sorted into bins.
 _SUM_BITS, _BIN_BITS = 24, 12
+
+
+class ListEntries(NamedTuple):
+    """All inverted lists, as the kernel reads them.
+
+    Attributes
+    ----------
+    offsets
+        ``(lists + 1,)`` int64: where the entries of each list begin.
+    documents
+        The entries, ascending in each list, as bytes.
+    itemsize
+        Bytes of an entry: 2 or 4.
+    """
+
+    offsets: np.ndarray
+    documents: np.ndarray
+    itemsize: int
 
 
 def sum_bits(tokens: int) -> int:
@@ -46,7 +64,7 @@ def sum_bits(tokens: int) -> int:
 def select_candidates(
     probed: np.ndarray,
     excess: np.ndarray,
-    lists: tuple[np.ndarray, np.ndarray, int],
+    lists: ListEntries,
     bits: int,
     allowed: np.ndarray,
     documents: int,
@@ -61,9 +79,8 @@ def select_candidates(
         ``(query_tokens, nprobe)`` int32, from `probing.best_lists`: the lists, best first, and the excess, at least 1,
         of their imputed score. It never rises along a row; a list below 0 ends the row.
     lists
-        All inverted lists: offsets ``(lists + 1,)`` int64; the documents, ascending in each list, as bytes; and how
-        many bytes each one takes, 2 or 4. Documents are not trusted: one that is out of order or out of range ends its
-        list, and nothing outside of the other arrays is read or written.
+        All inverted lists. Entries are not trusted: one that is out of order or out of range ends its list, and nothing
+        outside of the other arrays is read or written.
     bits
         From `sum_bits`: the first excesses of all rows add up to less than ``2 ** bits``.
     allowed
@@ -110,18 +127,17 @@ def select_candidates(
 
 
 @kernel()
-def _probed_ranges(probed: np.ndarray, lists: tuple[np.ndarray, np.ndarray, int]) -> np.ndarray:
+def _probed_ranges(probed: np.ndarray, lists: ListEntries) -> np.ndarray:
     """Return where the entries of each probed list begin and end, ``(query_tokens, nprobe, 2)``; -1 ends a row."""
-    offsets, entries, size = lists
-    entries_at = np.int64(entries.ctypes.data)
+    entries_at, size = np.int64(lists.documents.ctypes.data), lists.itemsize
     ranges = np.full((*probed.shape, 2), -1, dtype=np.int64)
     for q in range(probed.shape[0]):
         for n in range(probed.shape[1]):
             i = probed[q, n]
             if i < 0:
                 break
-            ranges[q, n, 0], ranges[q, n, 1] = offsets[i], offsets[i + 1]
-            prefetch(entries_at + size * offsets[i])  # type: ignore[call-arg]
+            ranges[q, n, 0], ranges[q, n, 1] = lists.offsets[i], lists.offsets[i + 1]
+            prefetch(entries_at + size * lists.offsets[i])  # type: ignore[call-arg]
     return ranges
 
 
@@ -129,7 +145,7 @@ def _probed_ranges(probed: np.ndarray, lists: tuple[np.ndarray, np.ndarray, int]
 def _accumulate(
     probed: np.ndarray,
     excess: np.ndarray,
-    lists: tuple[np.ndarray, np.ndarray, int],
+    lists: ListEntries,
     ranges: np.ndarray,
     base: int,
     bits: int,
@@ -139,7 +155,7 @@ def _accumulate(
 
     A word of `sums` holds a sum in its lower bits, and above them the query token that last added to it.
     """
-    entries_at, size, room = np.int64(lists[1].ctypes.data), lists[2], np.uint64(len(sums))
+    entries_at, size, room = np.int64(lists.documents.ctypes.data), lists.itemsize, np.uint64(len(sums))
     lower, shift = np.uint32((np.int64(1) << bits) - 1), np.uint32(bits)
     for q in range(probed.shape[0]):
         mark = np.uint32(q + 1) << shift

@@ -45,22 +45,24 @@ def invert(
 
 @kernel()
 def append_lists(
-    before: tuple[np.ndarray, np.ndarray], more: tuple[np.ndarray, np.ndarray], merged: np.ndarray
+    offsets: np.ndarray, documents: np.ndarray, more_offsets: np.ndarray, more: np.ndarray, merged: np.ndarray
 ) -> None:
-    """Write the documents of each list, those of `before` first.
+    """Append to each list the documents that it has in other lists.
 
     Parameters
     ----------
-    before, more
-        Offsets ``(lists + 1,)`` int64, and the documents of all lists, int32.
+    offsets, documents
+        The first lists: offsets ``(lists + 1,)`` int64, and the documents of all lists, int32.
+    more_offsets, more
+        The same of the lists to append.
     merged
-        As many int32 as both have; written.
+        As many int32 as there are in both; written.
     """
     n = 0
-    for i in range(len(before[0]) - 1):
-        for place in range(before[0][i], before[0][i + 1]):
-            merged[n] = before[1][place]
+    for i in range(len(offsets) - 1):
+        for place in range(offsets[i], offsets[i + 1]):
+            merged[n] = documents[place]
             n += 1
-        for place in range(more[0][i], more[0][i + 1]):
-            merged[n] = more[1][place]
+        for place in range(more_offsets[i], more_offsets[i + 1]):
+            merged[n] = more[place]
             n += 1
