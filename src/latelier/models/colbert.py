@@ -2,7 +2,7 @@
 
 A subclass of sentence-transformers' `MultiVectorEncoder`: its trainer, evaluators, model cards, hub upload, PEFT and
 backends work unchanged, and a folder that we save loads there. Methods check their arguments and delegate: building to
-`recipe`, reading to `checkpoints`, tokenising to `tokenization`, computing to `encoding`, results to `outputs`.
+`construction`, reading to `checkpoints`, tokenising to `tokenization`, computing to `encoding`, results to `outputs`.
 """
 
 from __future__ import annotations
