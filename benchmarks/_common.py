@@ -1,23 +1,27 @@
-"""What the benchmark scripts share: their collection, samples of it, runs and their quality, arguments of training."""
+"""What the benchmark scripts share: options, timing, samples of collections, runs and their quality, training."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import random
+import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sentence_transformers import MultiVectorEncoderTrainingArguments
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate
 from latelier.scores import colbert_scores
 
-__all__ = ["MEASURE", "make_run", "parse_options", "quality", "sample", "training_arguments"]
+if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoderTrainingArguments
+
+__all__ = ["MEASURE", "make_run", "median_ms", "parse_options", "quality", "sample", "training_arguments"]
 
 MEASURE = "nDCG@10"
 VARIABLE = "LATELIER_BENCH_COLLECTION"
@@ -34,6 +38,19 @@ def parse_options(parser: argparse.ArgumentParser, *, default: bool = True) -> a
         print(f"skipped: give a folder in BEIR layout{f', or set {VARIABLE}' if default else ''}", file=sys.stderr)
         sys.exit(0)
     return options
+
+
+def median_ms(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Time all calls in turn, so that a busy moment of the machine falls on all of them."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            times[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def sample(collection: Collection, documents: int) -> list[str]:
@@ -62,6 +79,8 @@ def quality(collection: Collection, ids: list[str], queries: TokenEmbeddings, do
 
 def training_arguments(folder: str, **changes: Any) -> MultiVectorEncoderTrainingArguments:
     """Return the arguments of a trainer that reports its loss and saves nothing."""
+    from sentence_transformers import MultiVectorEncoderTrainingArguments  # slow to import
+
     return MultiVectorEncoderTrainingArguments(
         output_dir=folder,
         bf16=True,

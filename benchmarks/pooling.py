@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from _common import MEASURE, parse_options, quality, sample
+from _common import MEASURE, median_ms, parse_options, quality, sample
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 
 from latelier.embeddings import TokenEmbeddings
@@ -36,19 +34,6 @@ def encode(texts: list[str], queries: list[str], dims: int, length: int) -> tupl
     return model.encode_document(texts, packed=True), model.encode_query(queries, packed=True)
 
 
-def median_seconds(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Time all calls in turn, so that a busy moment of the machine falls on all of them."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeats):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def measure(collection: Collection, options: argparse.Namespace) -> list[dict[str, Any]]:
     ids = sample(collection, options.documents)
     texts = collection.texts()
@@ -64,7 +49,7 @@ def measure(collection: Collection, options: argparse.Namespace) -> list[dict[st
         f"sentence-transformers, factor {options.factor}": lambda: peer.pool(listed),
         f"latelier, factor {options.factor}": lambda: pool_tokens(documents, options.factor),
     }
-    seconds = median_seconds(options.repeats, calls)
+    seconds = {name: ms / 1e3 for name, ms in median_ms(options.repeats, calls).items()}
     slowest = next(iter(seconds.values()))
     rows: list[dict[str, Any]] = [{"system": "not pooled"}]
     rows += [{"system": name, "seconds": seconds[name], "ratio": slowest / seconds[name]} for name in calls]

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _common import median_ms
 from sentence_transformers.multi_vector_encoder.scoring import colbert_scores as peer_training_scores
 from sentence_transformers.util import maxsim as peer_maxsim
 from torch.nn.functional import cross_entropy, normalize
@@ -43,19 +44,6 @@ TRAINING: dict[str, Callable[..., torch.Tensor]] = {
     "latelier": colbert_scores,
     "latelier, plain torch": lambda *a, **k: colbert_scores(*a, **k, backend="torch"),
 }
-
-
-def median_ms(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Time all calls in turn, so that a busy moment of the machine falls on all of them."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeats):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            times[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def unit(*shape: int) -> torch.Tensor:

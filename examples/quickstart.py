@@ -11,8 +11,8 @@ documents = [
 
 
 def main() -> None:
-    # all-MiniLM-L6-v2 as a late-interaction model, an exact index in memory. A path instead keeps the index on disk:
-    # Retriever(index="recipes").
+    # all-MiniLM-L6-v2 as a late-interaction model, and an exact index in memory. Retriever(index="recipes") keeps the
+    # index on disk.
     retriever = Retriever()
     retriever.add(documents, show_progress=True)
 
@@ -21,11 +21,11 @@ def main() -> None:
         for result in retriever.search(question, k=2):
             print(f"  {result.score:6.2f}  {result.id:6}  {result.text}")
 
-    print("\nonly what is no dessert:")
+    print("\nno desserts:")
     for result in retriever.search("baked in the oven", k=1, filter="course <> ?", parameters=("dessert",)):
         print(f"  {result.score:6.2f}  {result.id:6}  {result.text}")
 
-    print("\nwhy the first answer was found:")
+    print("\nthe score of the first result, by word:")
     print(retriever.explain("how long does an apple cake stay in the oven?", "tart"))
 
 

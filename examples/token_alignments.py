@@ -3,8 +3,8 @@
 # %% [markdown]
 # # Which words matched?
 #
-# Late interaction scores a document by letting each token of the query choose the document token that is most
-# similar to it. So every score can be read: here is the matrix of similarities behind one.
+# Late interaction matches each query token with the most similar document token, and adds up these similarities.
+# This script prints the matrix of similarities behind one score.
 
 # %%
 import numpy as np
@@ -29,8 +29,8 @@ document_vectors = model.encode_document(documents)
 print(f"query: {tuple(query_vectors.shape)}, documents: {[tuple(d.shape) for d in document_vectors]}")
 
 # %% [markdown]
-# The matrix of similarities for the first document: query tokens down, document tokens across. MaxSim takes the
-# largest number of each row (marked) and adds them up.
+# The similarities for the first document: rows are query tokens, columns document tokens. MaxSim is the sum of the
+# largest number in each row (marked with *).
 
 # %%
 rows, columns = model.tokens(query), model.tokens(documents[0], is_query=False)

@@ -25,7 +25,7 @@ BATCH = 16
 
 
 def docstring_pairs() -> list[tuple[str, str]]:
-    """Return (first paragraph, name and rest) of every docstring that is long enough, in a fixed random order."""
+    """Return (first paragraph, name and rest) of every long enough docstring, in a fixed random order."""
     pairs = {}
     for document in standard_library_documents():
         name, _, docstring = document["text"].partition("\n")
@@ -39,7 +39,7 @@ def docstring_pairs() -> list[tuple[str, str]]:
 
 
 def measure(model: ColBERT, pairs: list[tuple[str, str]]) -> float:
-    """nDCG@10 of finding each query's own document among those of all held-out pairs."""
+    """Return nDCG@10 of finding each query's own document among the documents of all pairs."""
     queries = model.encode_query([query for query, _ in pairs], packed=True)
     documents = model.encode_document([document for _, document in pairs], packed=True)
     scores = colbert_scores(queries, documents).tolist()
@@ -55,14 +55,14 @@ def main() -> None:
 
     pairs = docstring_pairs()
     held_out, training = pairs[:HELD_OUT], pairs[HELD_OUT:]
-    print(f"{len(training)} pairs to train on, {len(held_out)} held out")
+    print(f"{len(training)} training pairs, {len(held_out)} validation pairs")
 
-    # Around the dense model: markers, query expansion, and a head of 128 dimensions that nobody has trained yet.
+    # The dense model with markers, query expansion and a new, untrained head of 128 dimensions.
     model = ColBERT(DEFAULT_MODEL, max_length_query=24, max_length_document=48, device="cpu")
     print(f"nDCG@10 before training         {measure(model, held_out):.3f}")
 
     # The first column is the query, the second its document, whatever their names. Further columns would be hard
-    # negatives; here, the documents of the other queries in a batch have to do.
+    # negatives; here, the negatives are the documents of the other queries in the batch.
     dataset = Dataset.from_dict(
         {"query": [query for query, _ in training], "document": [document for _, document in training]}
     )
@@ -71,9 +71,9 @@ def main() -> None:
             output_dir=folder,
             max_steps=steps,
             per_device_train_batch_size=BATCH,
-            learning_rate=1e-4,  # high, for so few steps; 1e-5 is usual where there is more to learn from
+            learning_rate=1e-4,  # high, for few steps; 1e-5 is usual with more data
             warmup_steps=3,
-            batch_sampler=BatchSamplers.NO_DUPLICATES,  # a document must not stand in a batch as its own negative
+            batch_sampler=BatchSamplers.NO_DUPLICATES,  # no document is a negative of its own query
             logging_steps=5,
             save_strategy="no",
             report_to=[],
@@ -86,8 +86,8 @@ def main() -> None:
     seconds = time.perf_counter() - start
     print(f"nDCG@10 after {steps} steps          {measure(model.eval(), held_out):.3f}   ({seconds:.0f} s)")
 
-    # What there was to beat: the dense model's own token vectors, three times as wide and never trained for this.
-    # 150 queries do not settle a difference of 0.01.
+    # The baseline: the dense model's own token vectors, three times as wide and untrained. With 150 queries, a
+    # difference of 0.01 may be chance.
     untrained = ColBERT.from_dense(DEFAULT_MODEL, max_length_document=48, device="cpu")
     print(f"nDCG@10 of ColBERT.from_dense   {measure(untrained, held_out):.3f}")
 

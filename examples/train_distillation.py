@@ -1,8 +1,8 @@
-"""Teach a small model to score as a larger one does, offline, on a CPU: `python examples/train_distillation.py`.
+"""Train a small model on the scores of a larger one, offline, on a CPU: `python examples/train_distillation.py`.
 
 The teacher is all-MiniLM-L6-v2 with its own 384 dimensions per token; the student keeps 32 of them, so its index is
 twelve times smaller. Both read the docstrings of Python's standard library: the first paragraph is the query, the rest
-of a docstring its document. Takes about a minute.
+of the docstring its document. Takes about a minute.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH = 8
 
 
 def docstring_pairs() -> list[tuple[str, str]]:
-    """Return (first paragraph, name and rest) of every docstring that is long enough, in a fixed random order."""
+    """Return (first paragraph, name and rest) of every long enough docstring, in a fixed random order."""
     pairs = {}
     for document in standard_library_documents():
         name, _, docstring = document["text"].partition("\n")
@@ -47,16 +47,16 @@ def all_scores(model: ColBERT, pairs: list[tuple[str, str]]) -> torch.Tensor:
 
 
 def measure(model: ColBERT, pairs: list[tuple[str, str]]) -> float:
-    """nDCG@10 of finding each query's own document among those of all held-out pairs."""
+    """Return nDCG@10 of finding each query's own document among the documents of all pairs."""
     scores = all_scores(model, pairs).tolist()
     run = {f"q{i}": {f"d{j}": score for j, score in enumerate(row)} for i, row in enumerate(scores)}
     return evaluate(run, {f"q{i}": {f"d{i}": 1} for i in range(len(pairs))}, ["nDCG@10"])["nDCG@10"]
 
 
 def candidates(teacher: ColBERT, pairs: list[tuple[str, str]]) -> Dataset:
-    """Each query with the documents that the teacher likes best, and its scores.
+    """Return each query with the documents that the teacher ranks highest, and the teacher's scores.
 
-    Nobody said which document is right: a teacher needs no judgements, only queries and documents.
+    No relevance judgements are needed, only queries and documents.
     """
     scores, best = all_scores(teacher, pairs).topk(CANDIDATES, dim=1)
     columns = {"query": [query for query, _ in pairs]}
@@ -96,8 +96,8 @@ def main() -> None:
             model=student,
             args=arguments,
             train_dataset=candidates(teacher, training),
-            # The teacher scores by MaxSim as well, on the same scale. One that scores from 0 to 1, as many
-            # cross-encoders do, goes with normalize_scores=True.
+            # The teacher's scores are MaxSim too, on the same scale. For a teacher with scores from 0 to 1, such as
+            # many cross-encoders, use normalize_scores=True.
             loss=Distillation(student, normalize_scores=False),
         )
         start = time.perf_counter()
