@@ -84,7 +84,7 @@ class ColBERT(MultiVectorEncoder):
         max_length_query: int | None = None, max_length_document: int | None = None,
         *, recipe: Recipe | None = None, truncate_dim: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        options.check(type(self).__name__, kwargs, options.of(MultiVectorEncoder), ColBERT)
+        options.check(type(self).__name__, kwargs, options.parameters_of(MultiVectorEncoder), ColBERT)
         # A plain object: a module stored before nn.Module.__init__ would break nn.Sequential.
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)

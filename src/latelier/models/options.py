@@ -17,8 +17,8 @@ __all__ = [
     "check_own_dtype",
     "chosen",
     "has_loop_options",
-    "of",
     "one_name",
+    "parameters_of",
     "prompt_errors",
     "resolve_task",
     "resolve_truncation",
@@ -73,7 +73,7 @@ def one_name(spellings: Mapping[str, Any], what: str) -> Any:
     return next(iter(given.values()))
 
 
-def of(function: Callable[..., Any]) -> set[str]:
+def parameters_of(function: Callable[..., Any]) -> set[str]:
     """Return the names of a function's or a class's parameters."""
     return set(inspect.signature(function).parameters)
 
@@ -96,7 +96,7 @@ def check(method: str, given: Iterable[str], known: Iterable[str], function: Cal
     for name in given:
         if name in known:
             continue
-        accepted = (known if function is None else known | of(function)) - {"kwargs"}
+        accepted = (known if function is None else known | parameters_of(function)) - {"kwargs"}
         if elsewhere := get_close_matches(name, _INSTEAD, 1, cutoff=0.9):
             hint = _INSTEAD[elsewhere[0]]
         elif close := get_close_matches(name, accepted, 1):
