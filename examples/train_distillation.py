@@ -20,9 +20,7 @@ from latelier.losses import Distillation
 from latelier.models import DEFAULT_MODEL, ColBERT
 from latelier.scores import colbert_scores
 
-HELD_OUT = 150
 CANDIDATES = 4
-BATCH = 8
 
 
 def docstring_pairs() -> list[tuple[str, str]]:
@@ -67,12 +65,15 @@ def candidates(teacher: ColBERT, pairs: list[tuple[str, str]]) -> Dataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20, help=f"batches of {BATCH} queries to train on (default: 20)")
-    steps = parser.parse_args().steps
+    parser.add_argument("--steps", type=int, default=20, help="batches to train on (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8, help="queries of a batch (default: %(default)s)")
+    parser.add_argument("--validation-queries", type=int, default=150, help="kept to measure on (default: %(default)s)")
+    options = parser.parse_args()
     torch.manual_seed(0)
 
     pairs = docstring_pairs()
-    held_out, training = pairs[:HELD_OUT], pairs[HELD_OUT : HELD_OUT + steps * BATCH]
+    held_out = pairs[: options.validation_queries]
+    training = pairs[options.validation_queries :][: options.steps * options.batch_size]
     teacher = ColBERT.from_dense(DEFAULT_MODEL, max_length_document=48, device="cpu")
     print(f"nDCG@10 of the teacher, {teacher.embedding_size} dimensions  {measure(teacher, held_out):.3f}")
 
@@ -82,8 +83,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = MultiVectorEncoderTrainingArguments(
             output_dir=folder,
-            max_steps=steps,
-            per_device_train_batch_size=BATCH,
+            max_steps=options.steps,
+            per_device_train_batch_size=options.batch_size,
             learning_rate=2e-4,  # high, for so few steps
             warmup_steps=3,
             logging_steps=5,
@@ -103,7 +104,8 @@ def main() -> None:
         start = time.perf_counter()
         trainer.train()
     seconds = time.perf_counter() - start
-    print(f"nDCG@10 of the student after {steps} steps  {measure(student.eval(), held_out):.3f}   ({seconds:.0f} s)")
+    after = f"nDCG@10 of the student after {options.steps} steps"
+    print(f"{after}  {measure(student.eval(), held_out):.3f}   ({seconds:.0f} s)")
 
 
 if __name__ == "__main__":

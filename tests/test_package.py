@@ -61,14 +61,6 @@ except SystemExit as stop:
     assert run_python(code).endswith("code 0 torch False")
 
 
-@pytest.mark.parametrize("name", ["scores", "indexes"])
-def test_embeddings_of_other_libraries_need_no_transformers(name):
-    code = (
-        f"import sys, latelier.{name}; print(sorted({{'transformers', 'sentence_transformers'}} & sys.modules.keys()))"
-    )
-    assert run_python(code) == "[]"
-
-
 @pytest.mark.parametrize(
     ("extra", "module", "use"),
     [

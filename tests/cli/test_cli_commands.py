@@ -99,16 +99,16 @@ def test_index_adds_refuses_and_updates(run, tmp_path):
     assert (result.exit_code, "give one of them" in result.stderr) == (1, True)
 
 
-def test_a_model_given_by_hand_goes_with_the_options_of_the_index(run, tmp_path, minilm):
+def test_a_model_given_by_hand_goes_with_the_options_of_the_index(run, tmp_path, tiny):
     folder = tmp_path / "index"
     options = {"max_length_document": 8, "local_files_only": True}
-    with Retriever(minilm, folder, device="cpu", model_options=options) as retriever:
+    with Retriever(tiny, folder, device="cpu", model_options=options) as retriever:
         retriever.add([("a", "word " * 50)])
     for command in (["search", folder, "word"], ["index", "-", "--index", folder]):
         result = run(*command, "--device", "cpu", input="word " * 50)
         assert result.exit_code == 1
         assert "options that are not stored: 'local_files_only'. Give the model" in result.stderr
-        result = run(*command, "--model", minilm, "--device", "cpu", input="word " * 50)
+        result = run(*command, "--model", tiny, "--device", "cpu", input="word " * 50)
         assert result.exit_code == 0, result.output
     with indexes.open(folder) as index:
         assert [len(matrix) for matrix in index.get_embeddings(index.ids())] == [8, 8]
@@ -127,10 +127,10 @@ def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_
     assert run("search", copy, "fruit", "--model", minilm, "--device", "cpu").exit_code == 0
 
 
-def test_index_with_a_model_of_ones_own(run, tmp_path, minilm, records_file):
+def test_index_with_a_model_of_ones_own(run, tmp_path, tiny, records_file):
     folder = tmp_path / "index"
-    assert run("index", records_file, "--index", folder, "--model", minilm, "--device", "cpu").exit_code == 0
-    assert json.loads(run("info", folder, "--json").stdout)["model"] == minilm
+    assert run("index", records_file, "--index", folder, "--model", tiny, "--device", "cpu").exit_code == 0
+    assert json.loads(run("info", folder, "--json").stdout)["model"] == tiny
     result = run("index", "-", "--index", folder, "--device", "cpu", input="one more text\n")
     assert result.stdout == f"{folder}: 4 documents, 3 before.\n"
     result = run("index", "-", "--index", tmp_path / "new", "--model", "./absent", "--device", "cpu", input="text\n")
@@ -208,15 +208,6 @@ def test_the_real_command_prints_help_and_version_without_numpy_or_torch(option,
     printed = subprocess.run([sys.executable, "-c", HELP, option], capture_output=True, text=True, check=True).stdout
     assert printed.startswith(expected)
     assert printed.endswith("\n['typer']\n")
-
-
-def test_the_real_command_keeps_its_streams_apart(folder):
-    code = "from latelier.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", code, "info", folder, "--json"], capture_output=True, text=True, check=True
-    )
-    assert json.loads(result.stdout)["documents"] == 3
-    assert result.stderr == ""
 
 
 def test_bold_is_for_terminals_and_can_be_refused(monkeypatch):

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from latelier.demo import standard_library_documents
 from latelier.demo.session import MODEL_OPTIONS, QUESTIONS, build, demo_folder
 from latelier.models import load
 
@@ -18,12 +17,12 @@ SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "tempfile.T
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def cache(tmp_path_factory, docstrings):
     """A cache that holds the demo's index of a few documents."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(cache))
-        documents = [document for document in standard_library_documents() if document["id"] in SOME]
+        documents = [document for document in docstrings if document["id"] in SOME]
         build(demo_folder(), load(device="cpu", **MODEL_OPTIONS), documents)
     return cache
 

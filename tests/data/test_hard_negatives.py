@@ -95,8 +95,8 @@ def test_unknown_ids_are_named(index):
         mined(index, {"q": {"nowhere": 1}})
 
 
-def test_a_late_interaction_teacher(minilm):
-    teacher = ColBERT.from_dense(minilm, device="cpu")
+def test_a_late_interaction_teacher(shallow):
+    teacher = ColBERT.from_dense(shallow, device="cpu")
     examples = TrainingSet(["where is Rome?", "rust?"], [["On the Tiber.", "A novel."], ["A novel.", "Iron oxide."]])
     scored = teacher_scores(teacher, examples)
     for query, documents, scores in zip(examples.queries, examples.documents, scored.scores, strict=True):
@@ -106,8 +106,8 @@ def test_a_late_interaction_teacher(minilm):
     assert teacher_scores(teacher, TrainingSet([], [])).scores == []
 
 
-def test_a_cross_encoder_teacher(minilm):
-    teacher = CrossEncoder(minilm, num_labels=1, device="cpu", config_kwargs={"num_hidden_layers": 1})
+def test_a_cross_encoder_teacher(tiny):
+    teacher = CrossEncoder(tiny, num_labels=1, device="cpu")
     examples = TrainingSet(["where is Rome?"], [["On the Tiber.", "A novel.", "Iron oxide."]])
     expected = teacher.predict([("where is Rome?", text) for text in examples.documents[0]])
     assert teacher_scores(teacher, examples).scores == [pytest.approx(expected.tolist(), abs=1e-6)]

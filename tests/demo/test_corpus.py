@@ -13,13 +13,8 @@ from latelier.demo.corpus import builtin_definitions, source_definitions, source
 
 
 @pytest.fixture(scope="module")
-def documents():
-    return list(standard_library_documents())
-
-
-@pytest.fixture(scope="module")
-def by_id(documents):
-    return {document["id"]: document for document in documents}
+def by_id(docstrings):
+    return {document["id"]: document for document in docstrings}
 
 
 @pytest.mark.parametrize(
@@ -62,18 +57,18 @@ def test_text_is_the_words_of_the_name_then_the_docstring(by_id):
     assert by_id["collections.abc.Mapping"]["text"].startswith("collections abc Mapping\n")
 
 
-def test_thousands_of_documents_without_private_names_tests_or_duplicates(documents, by_id):
-    assert len(documents) > 5_000
-    assert len(by_id) == len(documents)
-    assert {document["kind"] for document in documents} == {"module", "class", "function", "method", "property"}
-    parts = set(itertools.chain.from_iterable(document["id"].split(".") for document in documents))
+def test_thousands_of_documents_without_private_names_tests_or_duplicates(docstrings, by_id):
+    assert len(docstrings) > 5_000
+    assert len(by_id) == len(docstrings)
+    assert {document["kind"] for document in docstrings} == {"module", "class", "function", "method", "property"}
+    parts = set(itertools.chain.from_iterable(document["id"].split(".") for document in docstrings))
     assert not [part for part in parts if part.startswith("_")]
-    modules = {document["module"].split(".")[0] for document in documents}
+    modules = {document["module"].split(".")[0] for document in docstrings}
     assert modules <= set(sys.stdlib_module_names)
     assert not modules & {"test", "idlelib", "lib2to3", "turtledemo", "distutils", "this", "antigravity"}
-    contents = [(document["id"].removeprefix(document["module"]), document["text"]) for document in documents]
+    contents = [(document["id"].removeprefix(document["module"]), document["text"]) for document in docstrings]
     assert len(set(contents)) == len(contents)
-    assert all(document["text"].count("\n") and document["text"].split("\n", 1)[1].strip() for document in documents)
+    assert all(document["text"].count("\n") and document["text"].split("\n", 1)[1].strip() for document in docstrings)
 
 
 def test_what_is_left_out(by_id):
@@ -84,8 +79,8 @@ def test_what_is_left_out(by_id):
     assert "asyncio.tasks.gather" in by_id
 
 
-def test_the_order_is_fixed(documents):
-    assert [d["id"] for d in itertools.islice(standard_library_documents(), 500)] == [d["id"] for d in documents[:500]]
+def test_the_order_is_fixed(docstrings):
+    assert [d["id"] for d in itertools.islice(standard_library_documents(), 500)] == [d["id"] for d in docstrings[:500]]
 
 
 def test_collecting_runs_no_application_code():

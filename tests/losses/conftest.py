@@ -8,9 +8,8 @@ from latelier.models import ColBERT
 
 
 @pytest.fixture(scope="session")
-def shared_colbert(minilm):
-    # Two of the six layers: what is tested here does not depend on how well the model reads.
-    return ColBERT(minilm, 16, "cpu", max_length_query=12, config_kwargs={"num_hidden_layers": 2})
+def shared_colbert(shallow):
+    return ColBERT(shallow, 16, "cpu", max_length_query=12)
 
 
 @pytest.fixture

@@ -181,8 +181,8 @@ def test_features_of_unknown_side_stop_training(colbert):
         Distillation(colbert.train())(batch, torch.ones(2, 1))
 
 
-def test_a_model_without_markers_needs_no_side(minilm):
-    model = ColBERT.from_dense(minilm, device="cpu").train()
+def test_a_model_without_markers_needs_no_side(shallow):
+    model = ColBERT.from_dense(shallow, device="cpu").train()
     batch = [dict(model.tokenize(QUERIES)), dict(model.tokenize(ALL_DOCUMENTS, is_query=False))]
     loss = Distillation(model)
     torch.manual_seed(1)  # dropout is on

@@ -33,12 +33,10 @@ def call_loss(loss):
 
 
 @pytest.fixture(scope="module")
-def originals(shared_colbert, minilm):
+def originals(shared_colbert, shallow):
     return {
         "ColBERT": Case(shared_colbert, call_model),
-        "from_dense": Case(
-            ColBERT.from_dense(minilm, device="cpu", config_kwargs={"num_hidden_layers": 2}), call_model
-        ),
+        "from_dense": Case(ColBERT.from_dense(shallow, device="cpu"), call_model),
         "Distillation": Case(Distillation(shared_colbert), call_loss),
         "Contrastive": Case(Contrastive(shared_colbert, temperature=5.0), call_loss),
     }

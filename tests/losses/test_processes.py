@@ -1,6 +1,8 @@
 """Training with several processes: real ones, that exchange gradients by gloo, against one that has the whole batch."""
 
+import multiprocessing
 import socket
+import sys
 
 import pytest
 import torch
@@ -59,20 +61,22 @@ def run_process(rank, port, shares, results):
     found["alone"] = value_and_gradient(
         Contrastive(DistributedDataParallel(alone)), alone, columns(2 * rank, 2 * rank + 2)
     )
-    results[rank] = found
+    torch.save(found, results / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(tmp_path_factory):
+    """What each process found; the processes are forked from one that has imported the library."""
+    folder = tmp_path_factory.mktemp("processes")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with mp.Manager() as manager:
-        found = manager.dict()
-        mp.spawn(run_process, args=(port, SHARES, found), nprocs=2)
-        return [dict(found[rank]) for rank in range(2)]
+    method = "spawn" if sys.platform == "win32" else "forkserver"
+    multiprocessing.set_forkserver_preload(["latelier.losses"])
+    mp.start_processes(run_process, args=(port, SHARES, folder), nprocs=2, start_method=method)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.parametrize("share", SHARES)

@@ -159,10 +159,10 @@ def test_scores_of_another_shape_are_refused(loss, scorer, received, expected):
 
 
 @pytest.mark.parametrize("loss", [Contrastive, Distillation])
-def test_what_cannot_be_trained_with_is_refused(loss, minilm):
+def test_what_cannot_be_trained_with_is_refused(loss, shallow):
     with pytest.raises(InvalidArgumentError, match="score_metric='maxsim' is not callable"):
         loss(Lexicon(), "maxsim")
     with pytest.raises(InvalidArgumentError, match="received a model of type str; expected a late-interaction model"):
         loss("all-MiniLM-L6-v2")
     with pytest.raises(InvalidArgumentError, match="received a model of type SentenceTransformer; expected a late"):
-        loss(SentenceTransformer(minilm, device="cpu"))
+        loss(SentenceTransformer(shallow, device="cpu"))

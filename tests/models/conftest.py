@@ -1,4 +1,7 @@
-"""Models that several tests only read: loading one takes longer than using it."""
+"""Models that several tests only read: loading one takes longer than using it.
+
+They have the first two of MiniLM's six layers: what is tested here does not depend on how well the model reads.
+"""
 
 import pytest
 
@@ -6,12 +9,12 @@ from latelier.models import ColBERT
 
 
 @pytest.fixture(scope="session")
-def fresh(minilm):
-    """The full recipe around MiniLM, untrained."""
-    return ColBERT(minilm, embedding_size=16, device="cpu")
+def fresh(shallow):
+    """The full recipe around the encoder, untrained."""
+    return ColBERT(shallow, embedding_size=16, device="cpu")
 
 
 @pytest.fixture(scope="session")
-def dense(minilm):
-    """MiniLM's own token vectors."""
-    return ColBERT.from_dense(minilm, device="cpu")
+def dense(shallow):
+    """The encoder's own token vectors."""
+    return ColBERT.from_dense(shallow, device="cpu")

@@ -1,4 +1,4 @@
-"""Folders as other libraries save them, made from the real MiniLM with a known head."""
+"""Folders as other libraries save them, made from the model of the fixture `tiny` with a known head."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ from transformers import AutoModel, AutoTokenizer
 PUNCTUATION = list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
-def head(out_features=16, in_features=384):
+def head(out_features=16, in_features=48):
     return torch.randn(out_features, in_features, generator=torch.Generator().manual_seed(7)) * 0.1
 
 
-def bare(minilm, folder, with_markers=False):
+def bare(tiny, folder, with_markers=False):
     """A plain Hugging Face encoder: no sentence-transformers files at all."""
-    tokenizer, encoder = AutoTokenizer.from_pretrained(minilm), AutoModel.from_pretrained(minilm)
+    tokenizer, encoder = AutoTokenizer.from_pretrained(tiny), AutoModel.from_pretrained(tiny)
     if with_markers:
         # As PyLate does: ordinary added tokens with a trailing space, new rows of their own.
         tokenizer.add_tokens(["[Q] ", "[D] "])
@@ -30,9 +30,9 @@ def bare(minilm, folder, with_markers=False):
     return Path(folder)
 
 
-def pylate(minilm, folder, *, version3=True, settings=None):
+def pylate(tiny, folder, *, version3=True, settings=None):
     """A folder as PyLate saves it: Transformer and token-level Dense, the rest in the configuration."""
-    folder = bare(minilm, folder, with_markers=True)
+    folder = bare(tiny, folder, with_markers=True)
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"},
@@ -59,9 +59,9 @@ def pylate(minilm, folder, *, version3=True, settings=None):
     return folder
 
 
-def stanford(minilm, folder):
+def stanford(tiny, folder):
     """A folder as Stanford's ColBERT saves it: the head inside the encoder's weights, artifact.metadata beside."""
-    folder = bare(minilm, folder)
+    folder = bare(tiny, folder)
     weights = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file({**weights, "linear.weight": head()}, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
@@ -79,9 +79,9 @@ def stanford(minilm, folder):
     return folder
 
 
-def dense_with_head(minilm, folder, out_features=16, *, in_features=384, activation="linear.Identity", bias=False):
+def dense_with_head(tiny, folder, out_features=16, *, in_features=48, activation="linear.Identity", bias=False):
     """A dense sentence-transformers model with a trained linear layer behind its pooling."""
-    shutil.copytree(minilm, folder)
+    shutil.copytree(tiny, folder)
     folder = Path(folder)
     modules = json.loads((folder / "modules.json").read_text())[:2]
     write(folder / "modules.json", modules)
@@ -118,13 +118,13 @@ def write(path, content):
     path.write_text(json.dumps(content, indent=2))
 
 
-def by_hand(minilm_folder, text, *, marker_id, weight, width=None, attend=False, skip=()):
+def by_hand(encoder_folder, text, *, marker_id, weight, width=None, attend=False, skip=()):
     """ColBERT's embedding of one text with nothing but transformers and matrix products.
 
     [CLS] marker text [SEP], then [MASK] up to `width` (not attended to unless `attend`), projected, normalised; the
     rows of tokens in `skip` are left out.
     """
-    tokenizer, encoder = AutoTokenizer.from_pretrained(minilm_folder), AutoModel.from_pretrained(minilm_folder)
+    tokenizer, encoder = AutoTokenizer.from_pretrained(encoder_folder), AutoModel.from_pretrained(encoder_folder)
     # Length with a special token: the marker itself takes one place of the cap.
     ids = tokenizer(text, truncation=True, max_length=(width or 512) - (marker_id is not None))["input_ids"]
     if marker_id is not None:

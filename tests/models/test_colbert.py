@@ -138,10 +138,10 @@ def test_tokens_name_the_rows(fresh, dense):
     assert dense.tokens("a, pear!") == ["[CLS]", "a", ",", "pear", "!", "[SEP]"]
 
 
-def test_query_lengths_of_from_dense_are_the_encoders(dense, minilm):
+def test_query_lengths_of_from_dense_are_the_encoders(dense, shallow):
     assert (dense.max_length_query, dense.max_length_document) == (512, 350)
     assert dense.encode_query(" ".join(["pear"] * 600)).shape == (512, 384)
-    expected = by_hand(minilm, " ".join(["pear"] * 100), marker_id=None, weight=None)
+    expected = by_hand(shallow, " ".join(["pear"] * 100), marker_id=None, weight=None)
     torch.testing.assert_close(dense.encode_query(" ".join(["pear"] * 100)), expected, rtol=1e-5, atol=2e-6)
 
 
@@ -177,9 +177,9 @@ def test_a_row_that_is_not_a_text_is_named_by_its_position(fresh, bad):
         ({"device": "gpu"}, "unknown device 'gpu'; expected 'cpu', 'cuda'"),
     ],
 )
-def test_bad_constructor_arguments(minilm, arguments, message):
+def test_bad_constructor_arguments(tiny, arguments, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        ColBERT(minilm, **{"device": "cpu", **arguments})
+        ColBERT(tiny, **{"device": "cpu", **arguments})
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_bad_constructor_arguments(minilm, arguments, message):
         ("xyz", "it takes backend, .*trust_remote_code"),
     ],
 )
-def test_unknown_constructor_options_are_named(minilm, option, message):
+def test_unknown_constructor_options_are_named(tiny, option, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        ColBERT(minilm, device="cpu", **{option: 32})
+        ColBERT(tiny, device="cpu", **{option: 32})
 
 
 def test_scores_refuse_unequal_sides(fresh):
@@ -203,30 +203,30 @@ def test_scores_refuse_unequal_sides(fresh):
         fresh.scores(["a"], ["c"], batch_size=0)
 
 
-def test_a_fresh_model_says_once_that_it_wants_training(minilm, caplog):
+def test_a_fresh_model_says_once_that_it_wants_training(tiny, caplog):
     with caplog.at_level(logging.WARNING):
-        ColBERT(minilm, device="cpu")
+        ColBERT(tiny, device="cpu")
     messages = [record.message for record in caplog.records if record.name.startswith("latelier")]
     assert len(messages) == 1
     assert "want training. To search without training, use ColBERT.from_dense" in messages[0]
     assert not any("Converting" in record.message for record in caplog.records)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        ColBERT.from_dense(minilm, device="cpu")
+        ColBERT.from_dense(tiny, device="cpu")
     ours = [r.message for r in caplog.records if r.name.startswith(("latelier", "sentence_transformers"))]
     assert ours == []
 
 
-def test_another_recipe(minilm):
+def test_another_recipe(tiny):
     recipe = Recipe(query_marker="", document_marker="[DOC]", query_expansion=False, skiplist=("pear",))
-    model = ColBERT(minilm, device="cpu", recipe=recipe)
+    model = ColBERT(tiny, device="cpu", recipe=recipe)
     assert model.tokens("a pear, two", is_query=True) == ["[CLS]", "a", "pear", ",", "two", "[SEP]"]
     assert model.tokens("a pear, two", is_query=False) == ["[CLS]", "[DOC]", "a", ",", "two", "[SEP]"]
     assert model.max_length_query == 32
 
 
-def test_prompts_given_by_the_caller_are_taken_as_they_are(minilm):
-    model = ColBERT(minilm, device="cpu", prompts={"query": "find: "})
+def test_prompts_given_by_the_caller_are_taken_as_they_are(tiny):
+    model = ColBERT(tiny, device="cpu", prompts={"query": "find: "})
     assert model.tokens("pear")[:4] == ["[CLS]", "find", ":", "pear"]
     assert model.tokens("pear", is_query=False)[1] == "[D] "
     explicit = model.encode_query("pear", prompt="")

@@ -131,7 +131,7 @@ def test_a_device_that_is_not_there_is_named(fresh, device):
 
 
 class TestTruncation:
-    def test_the_first_numbers_at_length_one(self, fresh, minilm, small_windows):
+    def test_the_first_numbers_at_length_one(self, fresh, shallow, small_windows):
         expected = [
             torch.nn.functional.normalize(rows[:, :5], dim=1) for rows in fresh.encode_document(TEXTS, packed=False)
         ]

@@ -10,26 +10,26 @@ from latelier.models import ColBERT
 TEXTS = ["Fruits, like pears, are good for health.", "What is a pear?", "x"]
 
 
-def test_no_markers_no_expansion_no_skiplist(dense, minilm):
+def test_no_markers_no_expansion_no_skiplist(dense, shallow):
     for encode in (dense.encode_query, dense.encode_document):
         for text, rows in zip(TEXTS, encode(TEXTS), strict=True):
-            torch.testing.assert_close(rows, by_hand(minilm, text, marker_id=None, weight=None), rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(rows, by_hand(shallow, text, marker_id=None, weight=None), rtol=1e-5, atol=2e-6)
 
 
-def test_orthogonal_projection_is_seeded_and_keeps_lengths_on_average(minilm, dense):
-    model = ColBERT.from_dense(minilm, "orthogonal", 128, device="cpu")
-    again = ColBERT.from_dense(minilm, "orthogonal", 128, device="cpu")
+def test_orthogonal_projection_is_seeded_and_keeps_lengths_on_average(shallow, dense):
+    model = ColBERT.from_dense(shallow, "orthogonal", 128, device="cpu")
+    again = ColBERT.from_dense(shallow, "orthogonal", 128, device="cpu")
     assert torch.equal(model.encode_document(TEXTS[0]), again.encode_document(TEXTS[0]))
     weight = model[1].linear.weight.detach()
-    expected = by_hand(minilm, TEXTS[0], marker_id=None, weight=weight)
+    expected = by_hand(shallow, TEXTS[0], marker_id=None, weight=weight)
     torch.testing.assert_close(model.encode_document(TEXTS[0]), expected, rtol=1e-5, atol=2e-6)
     full = dense.encode_document(TEXTS[0])
     kept = model.encode_document(TEXTS[0])
     assert (full @ full.T - kept @ kept.T).abs().max() < 0.25
 
 
-def test_pca_keeps_what_the_best_subspace_keeps(minilm, dense, tmp_path):
-    model = ColBERT.from_dense(minilm, "pca", 8, device="cpu")
+def test_pca_keeps_what_the_best_subspace_keeps(shallow, dense, tmp_path):
+    model = ColBERT.from_dense(shallow, "pca", 8, device="cpu")
     assert model.fit_projection(iter(TEXTS), batch_size=2) is model
     vectors = torch.cat(dense.encode_document(TEXTS))
     # Eckart-Young: no 8-dimensional subspace keeps more than the leading right singular vectors do.
@@ -43,8 +43,8 @@ def test_pca_keeps_what_the_best_subspace_keeps(minilm, dense, tmp_path):
     assert again.tokens("pear") == ["[CLS]", "pear", "[SEP]"]
 
 
-def test_an_unfitted_pca_refuses_to_encode_and_to_be_saved(minilm, tmp_path):
-    model = ColBERT.from_dense(minilm, "pca", 8, device="cpu")
+def test_an_unfitted_pca_refuses_to_encode_and_to_be_saved(shallow, tmp_path):
+    model = ColBERT.from_dense(shallow, "pca", 8, device="cpu")
     for use in (
         lambda: model.encode_query("pear"),
         lambda: model(texts=["pear"]),
@@ -59,17 +59,17 @@ def test_an_unfitted_pca_refuses_to_encode_and_to_be_saved(minilm, tmp_path):
         model.encode_query("pear")
 
 
-def test_only_pca_models_are_fitted(dense, minilm):
+def test_only_pca_models_are_fitted(dense, shallow):
     with pytest.raises(InvalidArgumentError, match="this model has no PCA projection"):
         dense.fit_projection(TEXTS)
     with pytest.raises(InvalidArgumentError, match="unknown projection 'umap'; expected None, 'orthogonal' or 'pca'"):
-        ColBERT.from_dense(minilm, "umap")
+        ColBERT.from_dense(shallow, "umap")
     with pytest.raises(InvalidArgumentError, match=r"received None as the model; give a str or a pathlib\.Path"):
         ColBERT.from_dense(None)
 
 
-def test_default_document_length_and_explicit_ones(minilm):
-    model = ColBERT.from_dense(minilm, max_length_document=10, max_length_query=6, device="cpu")
+def test_default_document_length_and_explicit_ones(shallow):
+    model = ColBERT.from_dense(shallow, max_length_document=10, max_length_query=6, device="cpu")
     long = " ".join(["pear"] * 50)
     assert model.encode_document(long).shape == (10, 384)
     assert model.encode_query(long).shape == (6, 384)

@@ -19,9 +19,9 @@ from latelier.models.loading import load_unvouched
 
 
 @pytest.fixture
-def plain(minilm, tmp_path):
-    """A copy of MiniLM, to be made hostile."""
-    return shutil.copytree(minilm, tmp_path / "model")
+def plain(tiny, tmp_path):
+    """A copy of the tiny model, to be made hostile."""
+    return shutil.copytree(tiny, tmp_path / "model")
 
 
 def edit(path, **changes):
@@ -59,7 +59,7 @@ def write_code(folder, marker):
 
 
 DENSE = "sentence_transformers.models.Dense"
-LAYER = {"in_features": 384, "out_features": 16, "bias": False}
+LAYER = {"in_features": 48, "out_features": 16, "bias": False}
 HOSTILE = {
     "module of its own": (lambda f: add_module(f, "evil.Evil"), "names 'evil.Evil', which is code of its own"),
     "module of another package": (lambda f: add_module(f, "os.path.join"), "code of its own"),
@@ -203,14 +203,14 @@ def test_folders_that_are_not_here(tmp_path):
         load_unvouched("C:\\models\\mine", "cpu")
 
 
-def test_the_usual_folders_are_plain(minilm, tmp_path):
-    pylate(minilm, tmp_path / "pylate")
-    pylate(minilm, tmp_path / "pylate of before", version3=False)
-    stanford(minilm, tmp_path / "stanford")
-    dense_with_head(minilm, tmp_path / "dense")
-    bare(minilm, tmp_path / "bare")
-    ColBERT(minilm, embedding_size=16, device="cpu").save(str(tmp_path / "ours"))
-    for folder in (minilm, *tmp_path.iterdir()):
+def test_the_usual_folders_are_plain(tiny, tmp_path):
+    pylate(tiny, tmp_path / "pylate")
+    pylate(tiny, tmp_path / "pylate of before", version3=False)
+    stanford(tiny, tmp_path / "stanford")
+    dense_with_head(tiny, tmp_path / "dense")
+    bare(tiny, tmp_path / "bare")
+    ColBERT(tiny, embedding_size=16, device="cpu").save(str(tmp_path / "ours"))
+    for folder in (tiny, *tmp_path.iterdir()):
         check_plain(type(tmp_path)(folder))
     expected = load(str(tmp_path / "ours"), device="cpu").encode_query("fruit")
     found = load_unvouched(str(tmp_path / "ours"), "cpu", max_length_document=8)
@@ -243,11 +243,11 @@ for name in sys.argv[1:]:
 """
 
 
-def test_names_of_the_hub_are_checked_in_the_snapshot_and_never_folders(minilm, tmp_path):
+def test_names_of_the_hub_are_checked_in_the_snapshot_and_never_folders(tiny, tmp_path):
     marker = tmp_path / "MARKER"
     for name in ("good", "bad"):
         cached = tmp_path / "home" / "hub" / f"models--someone--{name}"
-        folder = shutil.copytree(minilm, cached / "snapshots" / ("0" * 40))
+        folder = shutil.copytree(tiny, cached / "snapshots" / ("0" * 40))
         (cached / "refs").mkdir()
         (cached / "refs" / "main").write_text("0" * 40)
         write_code(folder, marker)
@@ -261,7 +261,7 @@ def test_names_of_the_hub_are_checked_in_the_snapshot_and_never_folders(minilm, 
         arguments, cwd=tmp_path / "cwd", env=environment, capture_output=True, text=True, check=True
     ).stdout
     good, bad, absent = done.splitlines()
-    assert good == "384"
+    assert good == "48"
     assert bad.startswith("InvalidArgumentError the model 'someone/bad' is not loaded without your word for it")
     assert absent.startswith("ModelLoadError could not load the model 'someone/absent'")
     assert not marker.exists()

@@ -15,10 +15,10 @@ GROUPS = [["Fruits are healthy!", "A pear."], [], ["two figs", "a plum", ""]]
 
 
 @pytest.fixture(scope="module")
-def plain(minilm, tmp_path_factory):
+def plain(shallow, tmp_path_factory):
     """The same weights and recipe in our class and in theirs."""
     folder = tmp_path_factory.mktemp("models") / "ours"
-    ColBERT(minilm, embedding_size=16, device="cpu").save(folder)
+    ColBERT(shallow, embedding_size=16, device="cpu").save(folder)
     return MultiVectorEncoder(str(folder), device="cpu")
 
 

@@ -26,11 +26,11 @@ if __name__ == "__main__":
 """
 
 
-def test_more_texts_than_open_files_are_allowed(minilm, tmp_path):
+def test_more_texts_than_open_files_are_allowed(tiny, tmp_path):
     pytest.importorskip("resource", reason="limits on open files are POSIX")
     script = tmp_path / "many.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script, minilm], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script, tiny], capture_output=True, text=True, timeout=300)
     assert done.stdout.split("\n")[0] == f"{MANY} [True, True, True]", done.stderr[-2000:]
 
 

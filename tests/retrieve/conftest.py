@@ -18,9 +18,19 @@ def model(minilm):
     return load(minilm, device="cpu")
 
 
-@pytest.fixture
-def retriever(model):
-    """A new retriever in memory, filled with the records."""
+def fill(model):
     retriever = Retriever(model)
     retriever.add(RECORDS)
     return retriever
+
+
+@pytest.fixture
+def retriever(model):
+    """A new retriever in memory, filled with the records."""
+    return fill(model)
+
+
+@pytest.fixture(scope="session")
+def shared_retriever(model):
+    """The same for tests that leave it as it is: encoding the records takes longer than what they do."""
+    return fill(model)

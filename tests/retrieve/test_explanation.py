@@ -10,19 +10,19 @@ from latelier.scores.alignment import Alignment
 
 
 @pytest.mark.parametrize("query", ["unhealthy fruit", "capital of Germany", "what is the distance to the moon?"])
-def test_the_parts_sum_to_the_score_of_the_search(retriever, query):
-    for result in retriever.search(query):
-        explanation = retriever.explain(query, result.id)
+def test_the_parts_sum_to_the_score_of_the_search(shared_retriever, query):
+    for result in shared_retriever.search(query):
+        explanation = shared_retriever.explain(query, result.id)
         assert explanation.score == pytest.approx(result.score, abs=1e-4)
         assert sum(match.contribution for match in explanation.words()) == pytest.approx(result.score, abs=1e-4)
-        assert [match.token for match in explanation.tokens] == retriever.model.tokens(query, is_query=True)
+        assert [match.token for match in explanation.tokens] == shared_retriever.model.tokens(query, is_query=True)
 
 
-def test_each_token_is_matched_with_the_most_similar_one(retriever):
-    explanation = retriever.explain("unhealthy fruit", "fruit")
-    query = np.asarray(retriever.model.encode_query("unhealthy fruit"))
-    document = np.asarray(retriever.model.encode_document("Bananas are healthy."))
-    pieces = retriever.model.tokens("Bananas are healthy.", is_query=False)
+def test_each_token_is_matched_with_the_most_similar_one(shared_retriever):
+    explanation = shared_retriever.explain("unhealthy fruit", "fruit")
+    query = np.asarray(shared_retriever.model.encode_query("unhealthy fruit"))
+    document = np.asarray(shared_retriever.model.encode_document("Bananas are healthy."))
+    pieces = shared_retriever.model.tokens("Bananas are healthy.", is_query=False)
     for row, match in zip(query, explanation.tokens, strict=True):
         similarities = [float(row @ token) for token in document]
         assert match.position == int(np.argmax(similarities))
@@ -30,8 +30,8 @@ def test_each_token_is_matched_with_the_most_similar_one(retriever):
         assert match.similarity == pytest.approx(max(similarities), abs=1e-5)
 
 
-def test_words_are_whole(retriever):
-    words = retriever.explain("unhealthy fruit", "fruit").words()
+def test_words_are_whole(shared_retriever):
+    words = shared_retriever.explain("unhealthy fruit", "fruit").words()
     assert [(match.word, match.matched) for match in words] == [
         ("[CLS]", words[0].matched),
         ("unhealthy", "healthy"),
@@ -40,8 +40,8 @@ def test_words_are_whole(retriever):
     ]
 
 
-def test_prints_as_a_table_that_adds_up(retriever):
-    explanation = retriever.explain("unhealthy fruit", "fruit")
+def test_prints_as_a_table_that_adds_up(shared_retriever):
+    explanation = shared_retriever.explain("unhealthy fruit", "fruit")
     title, *rows = str(explanation).splitlines()
     assert title == f"'fruit' scores {explanation.score:.3f} for 'unhealthy fruit':"
     assert [row.split()[0] for row in rows] == ["unhealthy", "fruit", "(special"]

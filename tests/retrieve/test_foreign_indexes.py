@@ -126,9 +126,9 @@ def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, mode
         assert len(Retriever(model, index).search("fruit")) == 1
 
 
-def test_a_model_inside_of_the_index_runs_nothing(filled, minilm, tmp_path):
+def test_a_model_inside_of_the_index_runs_nothing(filled, tiny, tmp_path):
     folder = shutil.copytree(filled, tmp_path / "index")
-    model = shutil.copytree(minilm, folder / "model")
+    model = shutil.copytree(tiny, folder / "model")
     marker = tmp_path / "MARKER"
     (model / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil:\n    pass\n")
     modules = json.loads((model / "modules.json").read_text())
@@ -149,15 +149,15 @@ def test_a_model_inside_of_the_index_runs_nothing(filled, minilm, tmp_path):
     assert not marker.exists()
 
 
-def test_other_options_work_for_who_gives_them_and_are_not_stored(minilm, tmp_path):
+def test_other_options_work_for_who_gives_them_and_are_not_stored(tiny, tmp_path):
     folder = tmp_path / "index"
     options = {"max_length_document": 8, "local_files_only": True, "model_kwargs": {"attn_implementation": "eager"}}
-    with Retriever(minilm, folder, device="cpu", model_options=options) as retriever:
+    with Retriever(tiny, folder, device="cpu", model_options=options) as retriever:
         retriever.add(["word " * 50])
         assert retriever.model.transformers_model.config._attn_implementation == "eager"
         stored = ModelIdentity.stored_in(retriever.index)
         assert (stored.options, stored.unstored) == ({"max_length_document": 8}, ["local_files_only", "model_kwargs"])
     with pytest.raises(InvalidArgumentError, match=r"not stored: 'local_files_only', 'model_kwargs'\. Give the model"):
         Retriever.open(folder, device="cpu")
-    with Retriever(minilm, folder, device="cpu", model_options=options) as again:
+    with Retriever(tiny, folder, device="cpu", model_options=options) as again:
         assert len(again.search("word")) == 1

@@ -169,17 +169,17 @@ def test_a_run_goes_straight_into_evaluation(retriever):
     assert list(retriever.run({"q": "fruit"}, filter="year < 2020")["q"]) == ["fruit"]
 
 
-def test_a_folder_remembers_its_model_and_is_opened_by_path_alone(minilm, tmp_path):
+def test_a_folder_remembers_its_model_and_is_opened_by_path_alone(tiny, tmp_path):
     folder = tmp_path / "index"
-    with Retriever(minilm, folder, device="cpu", model_options={"max_length_document": 16}) as retriever:
+    with Retriever(tiny, folder, device="cpu", model_options={"max_length_document": 16}) as retriever:
         retriever.add([("a", "Bananas are healthy."), ("b", "word " * 50)])
         expected = retriever.search("fruit")
-        assert repr(retriever).startswith(f"Retriever({minilm!r}, Flat(2 documents")
+        assert repr(retriever).startswith(f"Retriever({tiny!r}, Flat(2 documents")
     with Retriever.open(folder, device="cpu", read_only=True) as opened:
         assert opened.model.max_length_document == 16
         assert opened.search("fruit") == expected
         assert len(opened.index.get_embeddings(["b"])[0]) == 16
-    with Retriever(minilm, folder, device="cpu") as again:
+    with Retriever(tiny, folder, device="cpu") as again:
         assert len(again) == 2
 
 
@@ -200,18 +200,18 @@ def test_the_default_model_and_an_index_in_memory():
     assert (retriever.model_name, retriever.index.path, len(retriever)) == (DEFAULT_MODEL, None, 0)
 
 
-def test_another_dimension_is_refused_before_the_corpus_is_read(model, minilm, tmp_path):
+def test_another_dimension_is_refused_before_the_corpus_is_read(model, tiny, tmp_path):
     with Retriever(model, tmp_path / "index") as retriever:
         retriever.add(["text"])
-    small = ColBERT.from_dense(minilm, projection="orthogonal", embedding_size=16, device="cpu")
+    small = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=16, device="cpu")
     with pytest.raises(InvalidArgumentError, match=r"holds embeddings of 384 dimensions, this model makes 16"):
         Retriever(small, tmp_path / "index")
 
 
-def test_other_weights_of_the_same_dimension_are_refused(model, minilm, tmp_path):
-    with Retriever(minilm, tmp_path / "index", device="cpu") as retriever:
+def test_other_weights_of_the_same_dimension_are_refused(model, tiny, tmp_path):
+    with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
         retriever.add(["text"])
-    other = ColBERT.from_dense(minilm, projection="orthogonal", embedding_size=384, device="cpu")
+    other = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=48, device="cpu")
     with pytest.raises(InvalidArgumentError, match=r"filled by the model '.*' with other weights"):
         Retriever(other, tmp_path / "index")
     index = indexes.open(tmp_path / "index")
@@ -221,9 +221,9 @@ def test_other_weights_of_the_same_dimension_are_refused(model, minilm, tmp_path
     index.close()
 
 
-def test_an_index_that_was_emptied_takes_another_model(model, minilm, tmp_path):
-    small = load(minilm, device="cpu", max_length_document=8)
-    other = ColBERT.from_dense(minilm, projection="orthogonal", embedding_size=16, device="cpu")
+def test_an_index_that_was_emptied_takes_another_model(model, tiny, tmp_path):
+    small = load(tiny, device="cpu", max_length_document=8)
+    other = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=16, device="cpu")
     with Retriever(small, tmp_path / "index") as retriever:
         retriever.add(["text"])
         retriever.remove(0)

@@ -6,6 +6,12 @@ from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 
 
+@pytest.fixture(scope="module")
+def retriever(shared_retriever):
+    """One retriever for all tests of this file: whatever they try leaves it as it was."""
+    return shared_retriever
+
+
 class Unprintable:
     def __repr__(self):
         raise ValueError("no repr")

@@ -1,5 +1,7 @@
 """A few sentences to train on, and what every training run here shares."""
 
+import copy
+
 import pytest
 import torch
 from datasets import Dataset
@@ -8,11 +10,16 @@ from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderT
 from latelier.models import ColBERT
 
 
-@pytest.fixture
-def model(minilm):
+@pytest.fixture(scope="session")
+def untrained(shallow):
     torch.manual_seed(0)
-    # Two of the six layers: what is tested here does not depend on how well the model reads.
-    return ColBERT(minilm, 16, "cpu", config_kwargs={"num_hidden_layers": 2})
+    return ColBERT(shallow, 16, "cpu")
+
+
+@pytest.fixture
+def model(untrained):
+    """A fresh model, to be trained."""
+    return copy.deepcopy(untrained)
 
 
 @pytest.fixture(scope="session")

@@ -100,9 +100,9 @@ def test_adapters_train_and_the_rest_stays(name, model, train, request, tmp_path
     assert all("lora_" in name for name in encoder)
 
 
-def test_adapters_are_saved_and_load_in_plain_sentence_transformers(minilm, train, triplets, tmp_path):
+def test_adapters_are_saved_and_load_in_plain_sentence_transformers(shallow, train, triplets, tmp_path):
     peft = pytest.importorskip("peft")
-    model = ColBERT.from_dense(minilm, device="cpu")
+    model = ColBERT.from_dense(shallow, device="cpu")
     model.add_adapter(
         peft.LoraConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, r=4, target_modules=["query", "value"])
     )
@@ -114,10 +114,10 @@ def test_adapters_are_saved_and_load_in_plain_sentence_transformers(minilm, trai
         torch.testing.assert_close(found.encode_document(["Wings push air down."])[0], expected, rtol=0, atol=1e-5)
 
 
-def test_adapters_of_a_model_with_markers_want_a_saved_one(minilm, train, triplets, tmp_path):
+def test_adapters_of_a_model_with_markers_want_a_saved_one(shallow, train, triplets, tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, r=4, target_modules=["query", "value"])
-    model = ColBERT(minilm, 32, device="cpu")
+    model = ColBERT(shallow, 32, device="cpu")
     with pytest.raises(LatelierError, match=r"markers are new tokens.*model = ColBERT\('base'\)"):
         model.add_adapter(config)
     model.save(str(tmp_path / "base"))

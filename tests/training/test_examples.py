@@ -10,13 +10,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("name", ["train_contrastive", "train_distillation"])
-def test_example_runs(name, monkeypatch, capsys):
+def test_example_runs(name, docstrings, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    monkeypatch.setattr(example, "HELD_OUT", 6)
-    monkeypatch.setattr(example, "BATCH", 4)
-    monkeypatch.setattr("sys.argv", [name, "--steps", "1"])
+    monkeypatch.setattr(example, "standard_library_documents", lambda: docstrings)
+    monkeypatch.setattr("sys.argv", [name, "--steps", "1", "--batch-size", "4", "--validation-queries", "6"])
     example.main()
     measured = [float(value) for value in re.findall(r"nDCG@10 .*?(\d\.\d{3})", capsys.readouterr().out)]
     assert len(measured) == 3

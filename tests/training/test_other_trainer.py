@@ -62,8 +62,8 @@ def test_the_collator_of_late_interaction_makes_it_right(model, trainer, triplet
     assert running.state.global_step == 2
 
 
-def test_a_model_without_markers_trains_anyway(minilm, trainer, triplets):
-    model = ColBERT.from_dense(minilm, device="cpu")
+def test_a_model_without_markers_trains_anyway(shallow, trainer, triplets):
+    model = ColBERT.from_dense(shallow, device="cpu")
     running = trainer(Contrastive(model), triplets)
     running.train()
     assert running.state.global_step == 2

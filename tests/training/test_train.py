@@ -39,10 +39,10 @@ def test_without_validation_and_progress_nothing_is_measured_or_printed(model, o
     assert (model.encode_query("what is 3?") - before).abs().max() > 1e-3
 
 
-def test_dense_models_start_as_they_are_or_with_a_new_head(minilm):
-    assert build_model(minilm, TrainingOptions(device="cpu")).embedding_size == 384
-    assert build_model(minilm, TrainingOptions(dims=32, device="cpu")).embedding_size == 32
-    full = build_model(minilm, TrainingOptions(start="colbert", dims=32, device="cpu"))
+def test_dense_models_start_as_they_are_or_with_a_new_head(shallow):
+    assert build_model(shallow, TrainingOptions(device="cpu")).embedding_size == 384
+    assert build_model(shallow, TrainingOptions(dims=32, device="cpu")).embedding_size == 32
+    full = build_model(shallow, TrainingOptions(start="colbert", dims=32, device="cpu"))
     assert (full.embedding_size, full.prompts["query"]) == (32, "[Q] ")
 
 

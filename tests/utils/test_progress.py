@@ -10,8 +10,8 @@ from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 
 
-def test_nothing_waits_for_the_lock_of_bars_that_are_not_shown(minilm):
-    model = ColBERT(minilm, device="cpu")
+def test_nothing_waits_for_the_lock_of_bars_that_are_not_shown(tiny):
+    model = ColBERT(tiny, device="cpu")
     done = []
 
     def work():

@@ -3,6 +3,7 @@
 Each hostile value is used in a process of its own, so that a wild read or write fails its test and ends no other.
 """
 
+import shutil
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -34,13 +35,22 @@ def kernels(request, monkeypatch):
     monkeypatch.setenv("LATELIER_KERNELS", request.param)
 
 
-@pytest.fixture
-def folder(early, tmp_path):
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
     """A closed index of 400 documents, all of them in inverted lists."""
-    with indexes.IVF(tmp_path / "index") as index:
-        index.add(range(400), collection(400)[0])
-        assert lists_of(index).documents.dtype == np.uint16
-    return tmp_path / "index"
+    folder = tmp_path_factory.mktemp("healthy") / "index"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexes.IVF, "_thresholds", EARLY)
+        with indexes.IVF(folder) as index:
+            index.add(range(400), collection(400)[0])
+            assert lists_of(index).documents.dtype == np.uint16
+    return folder
+
+
+@pytest.fixture
+def folder(healthy, early, tmp_path):
+    """A copy of it, to be damaged."""
+    return shutil.copytree(healthy, tmp_path / "index")
 
 
 def change(folder, name, edit):

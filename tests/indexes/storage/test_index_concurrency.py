@@ -57,16 +57,16 @@ def test_searching_threads_see_whole_commits(index):
 
     def write():
         try:
-            for number in range(2, 30):
+            for number in range(2, 16):
                 version(number)
-                if number % 10 == 0:
+                if number % 5 == 0:
                     index.compact()
         finally:
             done.set()
 
     run_threads(write, search, search, search)
     assert len(seen) > 1
-    assert index.search(ONE, k=1)[0][0].score == about(index, 58.0)
+    assert index.search(ONE, k=1)[0][0].score == about(index, 30.0)
 
 
 def test_writing_threads_take_turns(index):
@@ -87,7 +87,7 @@ def test_searching_never_waits_for_a_writer(index):
         for i in range(3):
             thread = threading.Thread(target=lambda: found.append(index.search(ONE)[0]))
             thread.start()
-            thread.join(timeout=3)
+            thread.join(timeout=60)
             found.append(index.search(ONE)[0])
             yield np.full((1, 2), float(i))
 
@@ -199,11 +199,11 @@ def test_processes_see_whole_commits_while_another_one_writes_and_compacts(disk_
         return number
 
     written = start_child(write)
-    versions = set()
-    end = time.monotonic() + 2
+    versions, opened = set(), 0
     try:
-        while time.monotonic() < end:
-            with indexes.open(path, read_only=len(versions) % 2 == 0) as index:
+        while len(versions) < 5 or opened < 20:
+            opened += 1
+            with indexes.open(path, read_only=opened % 2 == 0) as index:
                 scores = {hit.score for hit in index.search(ONE, k=6)[0]}
                 assert len(scores) == 1
                 versions |= scores
@@ -211,8 +211,7 @@ def test_processes_see_whole_commits_while_another_one_writes_and_compacts(disk_
     finally:
         stop.touch()
         count = written()
-    assert count > 3
-    assert len(versions) > 3
+    assert count >= len(versions) - 1  # the first version is from before
     with indexes.open(path) as index:
         assert index.search(ONE, k=1)[0][0].score == about(index, 2.0 * count)
         assert index.verify().is_whole

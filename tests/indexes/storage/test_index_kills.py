@@ -10,15 +10,14 @@ from latelier.indexes.ivf.warmup import compile_kernels
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 
+
 # `make soak` kills hundreds.
-KILLS = 50
-
-
+@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_killed_writers_leave_the_last_commit(kind, tmp_path, monkeypatch):
+def test_killed_writers_leave_the_last_commit(kind, kills, tmp_path, monkeypatch):
     monkeypatch.setattr(indexes.IVF, "_thresholds", EARLY)
     compile_kernels()  # in the parent: children would be killed while they load them
     folder = tmp_path / "index"
     kind(folder).close()
-    outcomes = kill_rounds(folder, seed=0, rounds=KILLS)
-    assert outcomes["committed"] + outcomes["rolled back"] > KILLS // 4  # most kills came in the middle of a change
+    outcomes = kill_rounds(folder, seed=0, rounds=kills)
+    assert outcomes["committed"] + outcomes["rolled back"] > kills // 4  # most kills came in the middle of a change

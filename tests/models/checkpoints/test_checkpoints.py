@@ -29,8 +29,8 @@ def assert_plain_loads_the_same(model, folder):
 
 
 @pytest.mark.parametrize("version3", [True, False], ids=["pylate-3", "pylate-before-3"])
-def test_pylate(minilm, tmp_path, version3):
-    folder = pylate(minilm, tmp_path / "pylate", version3=version3)
+def test_pylate(tiny, tmp_path, version3):
+    folder = pylate(tiny, tmp_path / "pylate", version3=version3)
     model = ColBERT(folder, device="cpu")
     ids = model.tokenizer.convert_tokens_to_ids(["[Q] ", "[D] "])
     assert ids == [30522, 30523]
@@ -44,21 +44,21 @@ def test_pylate(minilm, tmp_path, version3):
     assert_plain_loads_the_same(model, tmp_path / "ours")
 
 
-def test_pylate_without_expansion_and_with_attention_to_it(minilm, tmp_path):
-    folder = pylate(minilm, tmp_path / "off", settings={"do_query_expansion": False})
+def test_pylate_without_expansion_and_with_attention_to_it(tiny, tmp_path):
+    folder = pylate(tiny, tmp_path / "off", settings={"do_query_expansion": False})
     model = ColBERT(folder, device="cpu")
     expected = [by_hand(folder, q, marker_id=30522, weight=head()) for q in QUERIES]
     assert_same(model.encode_query(QUERIES), expected)
-    folder = pylate(minilm, tmp_path / "attend", settings={"attend_to_expansion_tokens": True})
+    folder = pylate(tiny, tmp_path / "attend", settings={"attend_to_expansion_tokens": True})
     model = ColBERT(folder, device="cpu")
     expected = [by_hand(folder, q, marker_id=30522, weight=head(), width=24, attend=True) for q in QUERIES]
     assert_same(model.encode_query(QUERIES), expected)
 
 
-def test_stanford(minilm, tmp_path):
-    folder = stanford(minilm, tmp_path / "stanford")
+def test_stanford(tiny, tmp_path):
+    folder = stanford(tiny, tmp_path / "stanford")
     model = ColBERT(folder, device="cpu")
-    plain = bare(minilm, tmp_path / "encoder")
+    plain = bare(tiny, tmp_path / "encoder")
     expected = [by_hand(plain, q, marker_id=1, weight=head(), width=24) for q in QUERIES]  # [unused0]
     assert_same(model.encode_query(QUERIES), expected)
     expected = [by_hand(plain, d, marker_id=2, weight=head(), skip=PUNCTUATION) for d in DOCUMENTS]  # [unused1]
@@ -68,8 +68,8 @@ def test_stanford(minilm, tmp_path):
     assert_plain_loads_the_same(model, tmp_path / "ours")
 
 
-def test_a_bare_encoder_gets_the_recipe(minilm, tmp_path):
-    folder = bare(minilm, tmp_path / "bare")
+def test_a_bare_encoder_gets_the_recipe(tiny, tmp_path):
+    folder = bare(tiny, tmp_path / "bare")
     model = ColBERT(folder, embedding_size=16, max_length_query=20, device="cpu")
     model.save_pretrained(tmp_path / "ours")
     weight = model[1].linear.weight.detach()
@@ -80,8 +80,8 @@ def test_a_bare_encoder_gets_the_recipe(minilm, tmp_path):
     assert_same(model.encode_document(DOCUMENTS), expected)
 
 
-def test_ours_survives_a_round_trip_with_every_setting(minilm, tmp_path):
-    model = ColBERT(minilm, embedding_size=32, max_length_query=16, max_length_document=40, device="cpu")
+def test_ours_survives_a_round_trip_with_every_setting(tiny, tmp_path):
+    model = ColBERT(tiny, embedding_size=32, max_length_query=16, max_length_document=40, device="cpu")
     model.save_pretrained(tmp_path / "ours")
     again = ColBERT(tmp_path / "ours", device="cpu")
     assert_same(model.encode_query(QUERIES), again.encode_query(QUERIES))
@@ -91,8 +91,8 @@ def test_ours_survives_a_round_trip_with_every_setting(minilm, tmp_path):
     assert_plain_loads_the_same(model, tmp_path / "ours")
 
 
-def test_explicit_lengths_win_over_saved_ones(minilm, tmp_path):
-    ColBERT(minilm, max_length_query=16, max_length_document=40, device="cpu").save_pretrained(tmp_path / "ours")
+def test_explicit_lengths_win_over_saved_ones(tiny, tmp_path):
+    ColBERT(tiny, max_length_query=16, max_length_document=40, device="cpu").save_pretrained(tmp_path / "ours")
     again = ColBERT(tmp_path / "ours", max_length_query=12, max_length_document=8, device="cpu")
     assert again.encode_query("pear").shape[0] == 12
     assert again.encode_document(" ".join(["pear"] * 50)).shape[0] == 8
@@ -101,8 +101,8 @@ def test_explicit_lengths_win_over_saved_ones(minilm, tmp_path):
     assert longer.max_length_document == 40
 
 
-def test_another_embedding_size_is_ignored_with_a_warning(minilm, tmp_path):
-    ColBERT(minilm, embedding_size=32, device="cpu").save_pretrained(tmp_path / "ours")
+def test_another_embedding_size_is_ignored_with_a_warning(tiny, tmp_path):
+    ColBERT(tiny, embedding_size=32, device="cpu").save_pretrained(tmp_path / "ours")
     with pytest.warns(UserWarning, match="embedding_size=64 is ignored: .* a head of 32 dimensions"):
         assert ColBERT(tmp_path / "ours", embedding_size=64, device="cpu").embedding_size == 32
 
@@ -111,8 +111,8 @@ def kinds(model):
     return [type(module).__name__ for module in model]
 
 
-def test_a_trained_dense_head_is_kept(minilm, tmp_path, caplog):
-    folder = dense_with_head(minilm, tmp_path / "dense", 64)
+def test_a_trained_dense_head_is_kept(tiny, tmp_path, caplog):
+    folder = dense_with_head(tiny, tmp_path / "dense", 64)
     with caplog.at_level("WARNING"):
         model = ColBERT(folder, device="cpu")
     assert "whose linear layer is kept as the head: ColBERT added markers and query expansion" in caplog.text
@@ -126,8 +126,8 @@ def test_a_trained_dense_head_is_kept(minilm, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("layers", ["tanh and bias", "two", "before the pooling"])
-def test_dense_layers_are_applied_as_sentence_transformers_applies_them(minilm, tmp_path, layers):
-    folder = dense_with_head(minilm, tmp_path / "dense", 32, activation="activation.Tanh", bias=True)
+def test_dense_layers_are_applied_as_sentence_transformers_applies_them(tiny, tmp_path, layers):
+    folder = dense_with_head(tiny, tmp_path / "dense", 32, activation="activation.Tanh", bias=True)
     if layers == "two":
         append(folder, "Dense", lambda path: write_dense(path, head(24, 32)))
     if layers == "before the pooling":
@@ -143,12 +143,12 @@ def test_dense_layers_are_applied_as_sentence_transformers_applies_them(minilm, 
         assert_same(model.encode_document(DOCUMENTS, prompt=""), theirs)
 
 
-def test_what_works_on_the_pooled_vector_alone_is_left_out_by_name(minilm, tmp_path):
-    folder = dense_with_head(minilm, tmp_path / "wide", in_features=768)  # as behind two poolings side by side
-    with pytest.warns(UserWarning, match="the Dense of .*wide is left out: it reads 768 numbers, and a token has 384"):
+def test_what_works_on_the_pooled_vector_alone_is_left_out_by_name(tiny, tmp_path):
+    folder = dense_with_head(tiny, tmp_path / "wide", in_features=768)  # as behind two poolings side by side
+    with pytest.warns(UserWarning, match="the Dense of .*wide is left out: it reads 768 numbers, and a token has 48"):
         model = ColBERT(folder, device="cpu")
     assert model.encode_document("pear").shape[1] == 128  # a head to learn, as for any encoder
-    folder = dense_with_head(minilm, tmp_path / "norm")
+    folder = dense_with_head(tiny, tmp_path / "norm")
 
     def layer_norm(path):
         path.mkdir()
@@ -160,8 +160,8 @@ def test_what_works_on_the_pooled_vector_alone_is_left_out_by_name(minilm, tmp_p
         assert ColBERT.from_dense(folder, device="cpu").encode_document("pear").shape[1] == 16
 
 
-def test_a_projection_behind_a_trained_head(minilm, tmp_path):
-    folder = dense_with_head(minilm, tmp_path / "dense", 64)
+def test_a_projection_behind_a_trained_head(tiny, tmp_path):
+    folder = dense_with_head(tiny, tmp_path / "dense", 64)
     smaller = ColBERT.from_dense(folder, "orthogonal", 16, device="cpu")
     assert kinds(smaller)[1:3] == ["Dense", "Dense"]
     assert smaller.encode_document("pear").shape[1] == 16
@@ -171,24 +171,24 @@ def test_a_projection_behind_a_trained_head(minilm, tmp_path):
             ColBERT.from_dense(folder, projection, device="cpu")
 
 
-def test_from_dense_keeps_the_prompts_and_the_head_that_a_model_was_trained_with(minilm, tmp_path):
-    folder = dense_with_head(minilm, tmp_path / "dense")
+def test_from_dense_keeps_the_prompts_and_the_head_that_a_model_was_trained_with(tiny, tmp_path):
+    folder = dense_with_head(tiny, tmp_path / "dense")
     model = ColBERT.from_dense(folder, device="cpu")
-    plain = bare(minilm, tmp_path / "bare")
+    plain = bare(tiny, tmp_path / "bare")
     expected = [by_hand(plain, "query: " + q, marker_id=None, weight=head()) for q in QUERIES]
     assert_same(model.encode_query(QUERIES), expected)
     expected = [by_hand(plain, "passage: " + d, marker_id=None, weight=head()) for d in DOCUMENTS]
     assert_same(model.encode_document(DOCUMENTS), expected)
 
 
-def test_load_takes_anything(minilm, tmp_path):
-    folder = pylate(minilm, tmp_path / "pylate")
+def test_load_takes_anything(tiny, tmp_path):
+    folder = pylate(tiny, tmp_path / "pylate")
     assert_same(load(folder, device="cpu").encode_query(QUERIES), ColBERT(folder, device="cpu").encode_query(QUERIES))
-    assert load(minilm, device="cpu").tokens("pear") == ["[CLS]", "pear", "[SEP]"]
+    assert load(tiny, device="cpu").tokens("pear") == ["[CLS]", "pear", "[SEP]"]
 
 
-def test_from_dense_refuses_a_late_interaction_checkpoint(minilm, tmp_path):
-    folder = pylate(minilm, tmp_path / "pylate")
+def test_from_dense_refuses_a_late_interaction_checkpoint(tiny, tmp_path):
+    folder = pylate(tiny, tmp_path / "pylate")
     with pytest.raises(InvalidArgumentError, match=r"a late-interaction checkpoint already; load it with ColBERT"):
         ColBERT.from_dense(folder, device="cpu")
 
@@ -210,9 +210,9 @@ def test_the_pooled_model_is_the_mean_of_our_tokens(minilm):
     torch.testing.assert_close(torch.nn.functional.normalize(hidden.mean(0), dim=0), dense, rtol=1e-4, atol=1e-5)
 
 
-def test_the_model_type_stays_that_of_sentence_transformers(minilm, tmp_path):
+def test_the_model_type_stays_that_of_sentence_transformers(tiny, tmp_path):
     """With a type of our own, their loader would put a random head in the place of the trained one."""
-    model = ColBERT(minilm, embedding_size=8, device="cpu")
+    model = ColBERT(tiny, embedding_size=8, device="cpu")
     model.save_pretrained(tmp_path / "ours")
     config = json.loads((tmp_path / "ours" / "config_sentence_transformers.json").read_text())
     assert config["model_type"] == "MultiVectorEncoder"

@@ -17,7 +17,6 @@ import pytest
 from folders import dense_with_head, pylate
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
-from transformers import AutoTokenizer, BertConfig, BertModel
 
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT, Recipe
@@ -36,30 +35,27 @@ TEXTS = [
     "The quick brown fox jumps over the lazy dog, twice, and the dog does not mind at all.",
 ]
 MODELS = {
-    "from_dense": lambda minilm, folder: ColBERT.from_dense(minilm, device="cpu"),
-    "from_dense, rotated": lambda minilm, folder: ColBERT.from_dense(minilm, "orthogonal", 32, device="cpu"),
-    "recipe": lambda minilm, folder: ColBERT(minilm, device="cpu"),
-    "attends to expansion": lambda minilm, folder: ColBERT(
-        minilm, 64, "cpu", 20, 40, recipe=Recipe(attend_to_expansion=True)
+    "from_dense": lambda tiny, folder: ColBERT.from_dense(tiny, device="cpu"),
+    "from_dense, rotated": lambda tiny, folder: ColBERT.from_dense(tiny, "orthogonal", 32, device="cpu"),
+    "recipe": lambda tiny, folder: ColBERT(tiny, device="cpu"),
+    "attends to expansion": lambda tiny, folder: ColBERT(
+        tiny, 64, "cpu", 20, 40, recipe=Recipe(attend_to_expansion=True)
     ),
-    "no expansion": lambda minilm, folder: ColBERT(minilm, 32, "cpu", 12, 100, recipe=Recipe(query_expansion=False)),
-    "own skiplist": lambda minilm, folder: ColBERT(minilm, 32, "cpu", recipe=Recipe(skiplist=("a", ".", "pear tree"))),
-    "one marker": lambda minilm, folder: ColBERT(
-        minilm, 32, "cpu", recipe=Recipe(query_marker="", document_marker="[DOC] ", skiplist=())
+    "no expansion": lambda tiny, folder: ColBERT(tiny, 32, "cpu", 12, 100, recipe=Recipe(query_expansion=False)),
+    "own skiplist": lambda tiny, folder: ColBERT(tiny, 32, "cpu", recipe=Recipe(skiplist=("a", ".", "pear tree"))),
+    "one marker": lambda tiny, folder: ColBERT(
+        tiny, 32, "cpu", recipe=Recipe(query_marker="", document_marker="[DOC] ", skiplist=())
     ),
-    "marker of the vocabulary": lambda minilm, folder: ColBERT(
-        minilm, 32, "cpu", recipe=Recipe(query_marker="[unused0]", document_marker="[unused0]")
+    "marker of the vocabulary": lambda tiny, folder: ColBERT(
+        tiny, 32, "cpu", recipe=Recipe(query_marker="[unused0]", document_marker="[unused0]")
     ),
-    "trained heads": lambda minilm, folder: ColBERT(
-        dense_with_head(minilm, folder / "dense", 48, activation="activation.Tanh", bias=True),
+    "trained heads": lambda tiny, folder: ColBERT(
+        dense_with_head(tiny, folder / "dense", 48, activation="activation.Tanh", bias=True),
         device="cpu",
         prompts={"query": "", "document": ""},
     ),
-    "a pylate folder": lambda minilm, folder: ColBERT(pylate(minilm, folder / "theirs"), device="cpu"),
+    "a pylate folder": lambda tiny, folder: ColBERT(pylate(tiny, folder / "theirs"), device="cpu"),
 }
-
-
-OF_MINILM = ("trained heads", "a pylate folder")
 
 
 def embeddings(model):
@@ -71,19 +67,9 @@ def difference(left, right):
     return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in zip(left, right, strict=True))
 
 
-@pytest.fixture(scope="module")
-def tiny(minilm, tmp_path_factory):
-    """A random encoder with MiniLM's vocabulary."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    config = BertConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
-    BertModel(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(minilm).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_we_and_sentence_transformers_read_it_back(name, minilm, tiny, tmp_path):
-    model = MODELS[name](minilm if name in OF_MINILM else tiny, tmp_path)
+def test_we_and_sentence_transformers_read_it_back(name, tiny, tmp_path):
+    model = MODELS[name](tiny, tmp_path)
     model.save_pretrained(tmp_path / "saved", layout="pylate")
     expected = embeddings(model)
     again = ColBERT(tmp_path / "saved", device="cpu")
@@ -92,9 +78,9 @@ def test_we_and_sentence_transformers_read_it_back(name, minilm, tiny, tmp_path)
     assert difference(expected, embeddings(MultiVectorEncoder(str(tmp_path / "saved"), device="cpu"))) < 2e-6
 
 
-def test_the_files_are_those_of_pylate(minilm, tmp_path):
-    ColBERT(minilm, 16, "cpu", 24, 120).save(str(tmp_path), layout="pylate")
-    theirs = pylate(minilm, tmp_path / "theirs")
+def test_the_files_are_those_of_pylate(tiny, tmp_path):
+    ColBERT(tiny, 16, "cpu", 24, 120).save(str(tmp_path), layout="pylate")
+    theirs = pylate(tiny, tmp_path / "theirs")
     for name in (
         "modules.json",
         "config_sentence_transformers.json",

@@ -26,9 +26,9 @@ needs_prepacking = pytest.mark.skipif(
 
 
 @pytest.fixture
-def own(minilm):
+def own(shallow):
     """A model that a test may change."""
-    return ColBERT(minilm, embedding_size=16, device="cpu")
+    return ColBERT(shallow, embedding_size=16, device="cpu")
 
 
 def plain(model, texts, task="document"):
@@ -183,7 +183,7 @@ import sys, torch
 from latelier.models import ColBERT
 from latelier.models.compute_dtype import prefers_bfloat16
 from latelier.models.cpu.prepacked import can_prepack
-model = ColBERT.from_dense(sys.argv[1], device="cpu", config_kwargs={"num_hidden_layers": 2})
+model = ColBERT.from_dense(sys.argv[1], device="cpu")
 exact, rounded = (model.encode_document("wings push air down", compute_dtype=d) for d in ("float32", "bfloat16"))
 print(can_prepack(torch.float32), can_prepack(torch.bfloat16), end=" ")
 print(prefers_bfloat16(10**6, torch.device("cpu"), torch.float32), end=" ")
@@ -193,10 +193,10 @@ print(torch.cosine_similarity(torch.as_tensor(exact), torch.as_tensor(rounded)).
 
 @needs_prepacking
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the instructions are those of x86")
-def test_bfloat16_is_computed_by_the_layers_where_it_cannot_be_prepacked(minilm):
+def test_bfloat16_is_computed_by_the_layers_where_it_cannot_be_prepacked(shallow):
     """Where oneDNN has no bfloat16, whatever the processor is called."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    command = [sys.executable, "-c", WITHOUT_BFLOAT16, minilm]
+    command = [sys.executable, "-c", WITHOUT_BFLOAT16, shallow]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     *answers, cosine = done.stdout.split()

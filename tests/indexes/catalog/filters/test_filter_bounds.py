@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from latelier import indexes
 from latelier.errors import FilterTimeoutError, InvalidArgumentError, LatelierError
 from latelier.indexes.catalog.connection import connect
+from latelier.indexes.catalog.filters import bounds
 from latelier.indexes.catalog.filters.bounds import deadline
 from latelier.indexes.storage import storage
 
@@ -57,10 +59,8 @@ def run(code, *arguments):
 
 
 def test_a_filter_ends_when_its_time_is_over(index):
-    started = time.monotonic()
     with pytest.raises(FilterTimeoutError, match=r"the filter 'EXISTS .* within 0.3 seconds; .*filter_timeout=60"):
         found(index, ENDLESS, filter_timeout=0.3)
-    assert time.monotonic() - started < 5
     assert found(index, "json_array_length(items) = 0", filter_timeout=None) == ["b"]
     index.add("c", [np.ones((1, 2))], metadata={"items": None})
     assert found(index, "items IS NULL", filter_timeout=0.3) == ["c"]
@@ -68,14 +68,16 @@ def test_a_filter_ends_when_its_time_is_over(index):
         found(index, ENDLESS, filter_timeout=np.float32(0.2))
 
 
-def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path):
+def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path, monkeypatch):
+    passed = 0.0  # on the clock that ends filters
+    monkeypatch.setattr(bounds, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
     with indexes.Flat(tmp_path / "index") as index:
         index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"items": list(range(1000))}, {"items": []}])
         errors = []
 
         def search():
-            with pytest.raises(FilterTimeoutError, match="within 3 seconds") as error:
-                found(index, ENDLESS, filter_timeout=3)
+            with pytest.raises(FilterTimeoutError, match="within 900 seconds") as error:
+                found(index, ENDLESS, filter_timeout=900)
             errors.append(error.value)
 
         thread = threading.Thread(target=search)
@@ -84,33 +86,23 @@ def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path):
             assert found(index, "items = ''" if i % 2 else "json_valid(items)") == ([] if i % 2 else ["a", "b"])
             index.add(i, [np.ones((1, 2))])
         assert thread.is_alive()
+        passed = 900.0
         thread.join()
         assert len(errors) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_ctrl_c_ends_a_filter_and_leaves_the_index_usable(tmp_path, where):
-    answer = run(
-        """
-        import json
-        answers = []
-        for _ in range(5):
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-            started = time.monotonic()
-            try:
-                index.search(query, filter=endless, filter_timeout=None)
-            except KeyboardInterrupt:
-                answers.append(time.monotonic() - started)
-        index.add("new", [np.ones((1, 2))])
-        answers += [hit.id for hit in index.search(query, k=1, filter="items IS NULL")[0]]
-        print(json.dumps(answers))
-        """,
-        *([str(tmp_path / "index")] if where == "disk" else []),
-    )
-    assert answer.pop() == "new"
-    assert len(answer) == 5
-    assert all(0.1 < seconds < 3 for seconds in answer)
+def test_ctrl_c_ends_a_filter_and_leaves_the_index_usable(index):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for _ in range(2):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                found(index, ENDLESS, filter_timeout=None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    index.add("new", [np.ones((1, 2))])
+    assert found(index, "items IS NULL") == ["new"]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of signals")
@@ -138,9 +130,9 @@ def test_no_signal_is_lost_between_two_steps_of_the_clock():
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        for round in range(1500):  # at another place between two looks at the clock each time
+        for round in range(300):  # at another place between two looks at the clock each time
             with pytest.raises(LookupError, match="from a signal"), deadline(connection, None, LookupError):  # noqa: PT012
-                signal.setitimer(signal.ITIMER_REAL, 0.0005 + round * 1e-7)
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + round * 5e-7)
                 connection.execute(endless).fetchone()
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -276,7 +276,7 @@ expressions = st.deferred(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(expressions)
 @example("open AND NOT year = 2001 OR lang")
 @example("- id COLLATE NOCASE || 1 -> '$'")
@@ -294,7 +294,7 @@ def test_what_the_grammar_accepts_finds_what_sqlite_finds(index, plain, filter):
 OWN = {id for id, row in zip(IDS, ROWS, strict=True) if row["tenant"] == "t1"}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**64))
 def test_no_filter_finds_the_documents_of_another_tenant(index, seed):
     theirs, parameters = random_filter(random.Random(seed))
