@@ -6,7 +6,7 @@ than opening what is new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -121,6 +121,7 @@ class Snapshot:
         self.segments = list(segments)
         self._ann_data = ann_data
         self._firsts = np.array([state.row.first for state in segments], dtype="int64")
+        self._lasts = np.array([state.row.last for state in segments], dtype="int64")
 
     @cached_property
     def damaged(self) -> frozenset[str]:
@@ -177,14 +178,14 @@ class Snapshot:
         """
         if numbers is None:
             return [state.living for state in self.segments]
-        found = [(state, self._within(state, numbers)) for state in self.segments]
+        found = list(self._split(numbers))
         if sum(len(own) for _, own in found) < len(numbers):
             raise _unknown_documents("no segment holds")
-        return [state.select(own) for state, own in found if len(own)]
+        return [state.select(own) for state, own in found]
 
     def keep_living(self, numbers: np.ndarray) -> np.ndarray:
         """Return those of ascending numbers that are living documents, as far as their segments can be read."""
-        kept = [state.keep_living(self._within(state, numbers)) for state in self.segments]
+        kept = [state.keep_living(own) for state, own in self._split(numbers)]
         return np.concatenate([np.zeros(0, "int64"), *kept])
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
@@ -198,11 +199,13 @@ class Snapshot:
                 ids[place] = id
         return ids
 
-    @staticmethod
-    def _within(state: SegmentState, numbers: np.ndarray) -> np.ndarray:
-        """Return those of ascending numbers that lie between the first and the last one of a segment."""
-        first, last = np.searchsorted(numbers, [state.row.first, state.row.last + 1])
-        return numbers[first:last]
+    def _split(self, numbers: np.ndarray) -> Iterator[tuple[SegmentState, np.ndarray]]:
+        """Yield segments, each with those of ascending numbers that lie between its first and its last one, if any."""
+        begins = np.searchsorted(numbers, self._firsts).tolist()
+        ends = np.searchsorted(numbers, self._lasts, side="right").tolist()
+        for state, begin, end in zip(self.segments, begins, ends, strict=True):
+            if begin < end:
+                yield state, numbers[begin:end]
 
 
 def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapshot | None) -> Snapshot:
