@@ -49,7 +49,8 @@ def order_by_neighbours(
 
     Examples
     --------
-    >>> mined = TrainingSet(["a", "b", "c", "d"], [["A", "C"], ["B", "D"], ["C", "A"], ["D", "B"]])
+    >>> documents = [["A", "C"], ["B", "D"], ["C", "A"], ["D", "B"]]
+    >>> mined = TrainingSet(["a", "b", "c", "d"], documents)
     >>> ordered = order_by_neighbours(mined, neighbours=1)
     >>> ordered.queries, ordered.documents
     (['d', 'b', 'a', 'c'], [['D'], ['B'], ['A'], ['C']])

@@ -83,11 +83,17 @@ def mine_hard_negatives(
     --------
     >>> from latelier import indexes
     >>> from latelier.models import ColBERT
-    >>> model = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-    >>> texts = {"a": "Rome lies on the Tiber.", "b": "Rome, Georgia, is a city.", "c": "Iron and oxygen form rust."}
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> model = ColBERT.from_dense(name, device="cpu")
+    >>> texts = [
+    ...     "Rome lies on the Tiber.",
+    ...     "Rome, Georgia, is a city.",
+    ...     "Iron and oxygen form rust.",
+    ... ]
     >>> index = indexes.Flat()
-    >>> index.add(list(texts), model.encode_document(list(texts.values())), texts=list(texts.values()))
-    >>> mined = mine_hard_negatives(model, index, {"q": "where is Rome?"}, {"q": {"a": 1}})
+    >>> index.add(["a", "b", "c"], model.encode_document(texts), texts=texts)
+    >>> queries, qrels = {"q": "where is Rome?"}, {"q": {"a": 1}}
+    >>> mined = mine_hard_negatives(model, index, queries, qrels)
     >>> mined.documents
     [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
     """

@@ -64,11 +64,16 @@ def load_training_set(
 
     Examples
     --------
-    >>> rows = [{"query": "where is Rome?", "pos": ["On the Tiber."], "neg": ["In Georgia."]}]
-    >>> load_training_set(rows).to_dataset()[0]
+    >>> row = {
+    ...     "query": "where is Rome?",
+    ...     "pos": ["On the Tiber."],
+    ...     "neg": ["In Georgia."],
+    ... }
+    >>> load_training_set([row]).to_dataset()[0]
     {'query': 'where is Rome?', 'positive': 'On the Tiber.', 'negative_1': 'In Georgia.'}
-    >>> scored = [{"query_id": 1, "document_ids": "['a', 'b']", "scores": "[0.9, 0.1]"}]
-    >>> load_training_set(scored, queries={1: "where is Rome?"}, documents={"a": "On the Tiber.", "b": "In Georgia."})
+    >>> scored = {"query_id": 1, "document_ids": ["a", "b"], "scores": [0.9, 0.1]}
+    >>> texts = {"a": "On the Tiber.", "b": "In Georgia."}
+    >>> load_training_set([scored], queries={1: "where is Rome?"}, documents=texts)
     TrainingSet(1 row, 2 documents each, with scores)
     """
     check_count("candidates", candidates, optional=True)

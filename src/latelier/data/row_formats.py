@@ -58,7 +58,8 @@ def read_row(
 
     Examples
     --------
-    >>> read_row({"anchor": "rust?", "positive": "Iron oxide.", "negative": "A novel."}, "row 0")[0].documents
+    >>> row = {"anchor": "rust?", "positive": "Iron oxide.", "negative": "A novel."}
+    >>> read_row(row, "row 0")[0].documents
     ['Iron oxide.', 'A novel.']
     """
     if not isinstance(row, Mapping):

@@ -44,8 +44,10 @@ def teacher_scores(
     Examples
     --------
     >>> from latelier.models import ColBERT
-    >>> teacher = ColBERT.from_dense("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-    >>> examples = TrainingSet(["where is Rome?"], [["Rome lies on the Tiber.", "Iron and oxygen form rust."]])
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> teacher = ColBERT.from_dense(name, device="cpu")
+    >>> documents = ["Rome lies on the Tiber.", "Iron and oxygen form rust."]
+    >>> examples = TrainingSet(["where is Rome?"], [documents])
     >>> scores = teacher_scores(teacher, examples).scores[0]
     >>> scores[0] > scores[1]
     True

@@ -41,9 +41,11 @@ class TrainingSet:
 
     Examples
     --------
-    >>> TrainingSet(["where is Rome?"], [["Rome lies on the Tiber.", "Rome, Georgia, is a city."]])
+    >>> documents = ["Rome lies on the Tiber.", "Rome, Georgia, is a city."]
+    >>> TrainingSet(["where is Rome?"], [documents])
     TrainingSet(1 row, 2 documents each)
-    >>> TrainingSet(["Rome?", "rust?"], [["In Italy.", "In Georgia."], ["An oxide."]])  # doctest: +ELLIPSIS
+    >>> two = ["where is Rome?", "what is rust?"]
+    >>> TrainingSet(two, [documents, ["An oxide."]])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: row 1 has 1 document, the rows before it have 2 each; ...
     """

@@ -39,11 +39,16 @@ class CachedContrastive(Contrastive):
     Examples
     --------
     >>> from latelier import models, losses
-    >>> model = models.ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-    >>> queries = model.tokenize(["are fruits healthy?", "how do planes fly?"], is_query=True)
-    >>> documents = model.tokenize(["fruits are good for health.", "wings push air down."], is_query=False)
-    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)([queries, documents])
-    >>> whole = losses.Contrastive(model)([queries, documents])
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> model = models.ColBERT(name, device="cpu")
+    >>> queries = ["are fruits healthy?", "how do planes fly?"]
+    >>> documents = ["fruits are good for health.", "wings push air down."]
+    >>> batch = [
+    ...     model.tokenize(queries, is_query=True),
+    ...     model.tokenize(documents, is_query=False),
+    ... ]
+    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)(batch)
+    >>> whole = losses.Contrastive(model)(batch)
     >>> abs(cached.item() - whole.item()) < 1e-4
     True
     """

@@ -60,14 +60,20 @@ class Contrastive(Loss):
     --------
     >>> from latelier import models, losses
 
-    >>> model = models.ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> model = models.ColBERT(name, device="cpu")
     >>> contrastive = losses.Contrastive(model)
 
-    >>> anchors = model.tokenize(["are fruits healthy?", "how do planes fly?"], is_query=True)
-    >>> positives = model.tokenize(["fruits are good for health.", "wings push air down."], is_query=False)
-    >>> negatives = model.tokenize(["fruits are sold by weight.", "planes are made of metal."], is_query=False)
+    >>> anchors = ["are fruits healthy?", "how do planes fly?"]
+    >>> positives = ["fruits are good for health.", "wings push air down."]
+    >>> negatives = ["fruits are sold by weight.", "planes are made of metal."]
+    >>> batch = [
+    ...     model.tokenize(anchors, is_query=True),
+    ...     model.tokenize(positives, is_query=False),
+    ...     model.tokenize(negatives, is_query=False),
+    ... ]
 
-    >>> loss = contrastive([anchors, positives, negatives])
+    >>> loss = contrastive(batch)
     >>> round(loss.item(), 2)
     0.63
     """

@@ -46,10 +46,13 @@ class MarginMSE(Loss):
     Examples
     --------
     >>> from latelier import models, losses
-    >>> model = models.ColBERT("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> model = models.ColBERT(name, device="cpu")
     >>> margin_mse = losses.MarginMSE(model)
     >>> query = model.tokenize(["are fruits healthy?"], is_query=True)
-    >>> documents = model.tokenize(["fruits are good for health.", "fruits are sold by weight."], is_query=False)
+    >>> documents = model.tokenize(
+    ...     ["fruits are good for health.", "fruits are sold by weight."], is_query=False
+    ... )
     >>> from_scores = margin_mse([query, documents], labels=[[9.0, 4.0]])
     >>> from_margins = margin_mse([query, documents], labels=[5.0])
     >>> from_scores.item() == from_margins.item() > 0

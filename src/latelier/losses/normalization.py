@@ -60,7 +60,8 @@ def row_weights(scores: Tensor, rounding: float) -> Tensor:
 
     Examples
     --------
-    >>> row_weights(torch.tensor([[10.0, 10.001], [10.0, 10.02], [10.0, 12.0]]), rounding=1e-3)
+    >>> scores = torch.tensor([[10.0, 10.001], [10.0, 10.02], [10.0, 12.0]])
+    >>> row_weights(scores, rounding=1e-3)
     tensor([0.0000, 0.3427, 1.0000])
     """
     scores = scores.detach()

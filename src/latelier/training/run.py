@@ -90,8 +90,8 @@ def train(
     >>> options = TrainingOptions(dims=32, device="cpu")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = train(pairs, folder, validation=pairs, options=options)
-    >>> report.rows, report.steps, report.validation_queries, report.before["success@1"]
-    (2, 1, 2, 1.0)
+    >>> report.rows, report.steps, report.before["success@1"]
+    (2, 1, 1.0)
     """
     _require_trainer()
     options = TrainingOptions() if options is None else options

@@ -87,8 +87,8 @@ def measured(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
     Examples
     --------
-    >>> measured({"validation_maxsim_accuracy@1": 0.5, "validation_maxsim_ndcg@10": 0.75})
-    {'success@1': 0.5, 'ndcg@10': 0.75}
+    >>> measured({"eval_validation_maxsim_ndcg@10": 0.75, "epoch": 1.0}, "eval_")
+    {'ndcg@10': 0.75}
     """
     return {name: float(values[prefix + key]) for name, key in _MEASURES.items() if prefix + key in values}
 

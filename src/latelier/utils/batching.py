@@ -36,8 +36,8 @@ def batch_by_tokens(
 
     Examples
     --------
-    >>> [batch.tolist() for batch in batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20)]
-    [[4, 1], [0, 3, 2]]
+    >>> list(batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20))
+    [array([4, 1]), array([0, 3, 2])]
     """
     import numpy as np  # here: `latelier --help` imports this package
 

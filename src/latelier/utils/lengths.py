@@ -31,8 +31,10 @@ def encoder_limit(config: Any) -> int | None:
     Examples
     --------
     >>> from transformers import BertConfig, RobertaConfig
-    >>> encoder_limit(BertConfig()), encoder_limit(RobertaConfig(max_position_embeddings=514))
-    (512, 512)
+    >>> encoder_limit(BertConfig())
+    512
+    >>> encoder_limit(RobertaConfig(max_position_embeddings=514))
+    512
     """
     limit = getattr(config, "max_position_embeddings", None)
     if not is_count(limit):

@@ -54,8 +54,10 @@ def rows_or_slice(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray | sl
     Examples
     --------
     >>> offsets = np.array([0, 2, 2, 5])
-    >>> rows_or_slice(offsets, np.array([0, 2])), rows_or_slice(offsets, np.array([1, 2]))
-    (array([0, 1, 2, 3, 4]), slice(2, 5, None))
+    >>> rows_or_slice(offsets, np.array([0, 2]))
+    array([0, 1, 2, 3, 4])
+    >>> rows_or_slice(offsets, np.array([1, 2]))
+    slice(2, 5, None)
     """
     first, last = documents[0], documents[-1]
     if last - first + 1 == len(documents):

@@ -162,7 +162,8 @@ def number_or_text(text: str) -> int | float | str:
 
     Examples
     --------
-    >>> [number_or_text(text) for text in ("2020", "-1.5", "007", "1e3x", "NaN", "1e999")]
+    >>> texts = ["2020", "-1.5", "007", "1e3x", "NaN", "1e999"]
+    >>> [number_or_text(text) for text in texts]
     [2020, -1.5, '007', '1e3x', 'NaN', '1e999']
     """
     try:
