@@ -21,7 +21,7 @@ def own_names(modules: Iterable[ModuleType]) -> dict[str, object]:
 ALL_MODULES = [
     importlib.import_module(found.name)
     for found in pkgutil.walk_packages(latelier.__path__, "latelier.")
-    if "scores.triton" not in found.name or find_spec("triton")  # GPU kernels, which cannot be imported without it
+    if "triton" not in found.name or find_spec("triton")  # GPU kernels, which cannot be imported without it
 ]
 EVERY_NAME = own_names(ALL_MODULES)
 INTERFACE = own_names(module for module in ALL_MODULES if module.__name__.removeprefix("latelier.") in latelier.__all__)

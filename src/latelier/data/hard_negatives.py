@@ -5,6 +5,7 @@ Random negatives become easy after a few hundred steps; the index of the model i
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from latelier.data.training_set import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
+from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count, is_count
 from latelier.utils.progress import progress_bar
 
@@ -98,9 +100,7 @@ def mine_hard_negatives(
     [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
     """
     first, last = _check(negatives, ranks, margin, batch_size)
-    missing = next((id_ for id_ in qrels if id_ not in queries), None)
-    if missing is not None:
-        raise InvalidArgumentError(f"query {missing!r} has relevance judgements, but no text in queries.")
+    _check_queries(queries, qrels)
     rng = None if seed is None else random.Random(seed)
     wanted = [id_ for id_, judged in qrels.items() if any(value > 0 for value in judged.values())]
     rows: list[tuple[str, Id, list[Id]]] = []
@@ -115,10 +115,8 @@ def mine_hard_negatives(
                 judged = qrels[id_]
                 window = [hit for hit in hits if not judged.get(hit.id)][first - 1 : last]
                 for positive in (document for document, value in judged.items() if value > 0):
-                    kept = window
-                    if margin is not None:
-                        most = (1 - margin) * _score(index, vectors[position], positive, hits)
-                        kept = [hit for hit in window if hit.score <= most]
+                    most = _most(margin, index, vectors[position], positive, hits)
+                    kept = [hit for hit in window if hit.score <= most]
                     if len(kept) >= negatives:
                         chosen = kept[:negatives] if rng is None else rng.sample(kept, negatives)
                         rows.append((id_, positive, [hit.id for hit in chosen]))
@@ -143,15 +141,21 @@ def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_siz
     return first, last
 
 
-def _score(index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
-    """Return the score of a positive: that of the search if it is among the hits, else computed."""
-    from latelier.scores import colbert_scores_pairwise
+def _check_queries(queries: Mapping[str, str], qrels: Mapping[str, Mapping[Any, int]]) -> None:
+    missing = next((id_ for id_ in qrels if id_ not in queries), None)
+    if missing is not None:
+        raise InvalidArgumentError(f"query {missing!r} has relevance judgements, but no text in queries.")
 
+
+def _most(margin: float | None, index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
+    """Return the highest score of a negative: ``(1 - margin)`` times the positive's, which is computed if not a hit."""
+    if margin is None:
+        return math.inf
     found = next((hit.score for hit in hits if hit.id == positive), None)
-    if found is not None:
-        return found
-    vectors = index.get_embeddings([positive]).to("float32")
-    return float(colbert_scores_pairwise([query], list(vectors.to("torch"))))
+    if found is None:
+        vectors = index.get_embeddings([positive]).to("float32")
+        found = float(colbert_scores_pairwise([query], list(vectors.to("torch"))))
+    return (1 - margin) * found
 
 
 def _texts(index: Index, documents: Mapping[Any, str] | None, ids: Iterable[Id]) -> dict[Id, str]:

@@ -67,6 +67,13 @@ def check_count(
 def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard[int]:
     """Whether a value is an integer in a range, as `check_count` accepts it.
 
+    Parameters
+    ----------
+    value
+        Any value.
+    least, most
+        The range, as in `check_count`.
+
     Examples
     --------
     >>> import numpy as np
