@@ -87,13 +87,9 @@ def mine_hard_negatives(
     >>> from latelier.models import ColBERT
     >>> name = "sentence-transformers/all-MiniLM-L6-v2"
     >>> model = ColBERT.from_dense(name, device="cpu")
-    >>> texts = [
-    ...     "Rome lies on the Tiber.",
-    ...     "Rome, Georgia, is a city.",
-    ...     "Iron and oxygen form rust.",
-    ... ]
+    >>> texts = ["Rome lies on the Tiber.", "Rome, Georgia, is a city."]
     >>> index = indexes.Flat()
-    >>> index.add(["a", "b", "c"], model.encode_document(texts), texts=texts)
+    >>> index.add(["a", "b"], model.encode_document(texts), texts=texts)
     >>> queries, qrels = {"q": "where is Rome?"}, {"q": {"a": 1}}
     >>> mined = mine_hard_negatives(model, index, queries, qrels)
     >>> mined.documents
