@@ -11,7 +11,7 @@ from typing import Any
 
 from latelier.errors import CorruptedIndexError, LatelierError, ReadOnlyIndexError, StorageError
 from latelier.indexes.catalog import forks
-from latelier.indexes.catalog.filters.authorizer import Authorizer
+from latelier.indexes.catalog.authorizer import Authorizer
 from latelier.indexes.catalog.folder import sync_folder
 
 __all__ = [
@@ -35,7 +35,7 @@ class Connection(sqlite3.Connection):
     Attributes
     ----------
     authorizer
-        Within ``with connection.authorizer:`` only documents can be read.
+        Restricts statements to reading documents, while a filter is evaluated.
     single_use
         Whether it cannot see the commits of others, so that each transaction needs a new one.
     inherited

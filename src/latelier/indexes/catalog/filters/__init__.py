@@ -10,5 +10,5 @@ there are at most 500. What a column does not give is read as ``metadata ->> '$.
 
 An expression may come from a stranger. It is parsed by a grammar that is a subset of SQL's and bounds how long its
 values become (`grammar`); it runs for a limited time (`bounds`); and SQLite itself denies it everything but reading
-documents (`authorizer`).
+documents (`latelier.indexes.catalog.authorizer`).
 """

@@ -14,6 +14,7 @@ from latelier.errors import FilterTimeoutError, InvalidArgumentError
 from latelier.indexes.base import Parameters
 from latelier.indexes.catalog.connection import Connection
 from latelier.indexes.catalog.filters.bounds import MOST_BYTES, deadline, limit_lengths
+from latelier.indexes.catalog.filters.functions import FUNCTIONS
 from latelier.indexes.catalog.filters.grammar import parse_filter
 from latelier.indexes.catalog.filters.sql import FieldName, Filter, join_filters
 from latelier.indexes.catalog.filters.tokens import rejection, shorten
@@ -99,7 +100,7 @@ def matching_numbers(
 
     end = None if timeout is None else time.monotonic() + timeout
     try:
-        with connection.authorizer, limit_lengths(connection), deadline(connection, end, late):
+        with connection.authorizer.restricted_to(FUNCTIONS), limit_lengths(connection), deadline(connection, end, late):
             return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         if str(error).startswith(_FILE_ERRORS):

@@ -1,4 +1,4 @@
-"""SQLite's authorizer for filters, which SQLite asks about every table, column and function of a statement.
+"""What a connection may do: SQLite asks the authorizer about every table, column and function of a statement.
 
 The grammar of filters writes nothing that the authorizer denies: it is the second line of defence, should the grammar
 have a hole. SQLite asks when it compiles a statement, not when it runs one that `sqlite3` has compiled before.
@@ -7,22 +7,31 @@ have a hole. SQLite asks when it compiles a statement, not when it runs one that
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from types import TracebackType
-
-from latelier.indexes.catalog.filters.functions import FUNCTIONS
 
 __all__ = ["Authorizer"]
 
 _LISTS = ("json_each", "json_tree")
 _TABLES = {"document", "content", *_LISTS}
-_CALLABLE = frozenset(FUNCTIONS) | {"->", "->>", *_LISTS}
+# To SQLite these are functions too.
+_OPERATORS = ("->", "->>")
 
 
 class Authorizer:
-    """A callback for `sqlite3.Connection.set_authorizer`; within its ``with`` block only documents can be read."""
+    """A callback for `sqlite3.Connection.set_authorizer`.
+
+    Within ``with authorizer.restricted_to(functions):`` statements can only read documents and call these functions.
+    """
 
     def __init__(self) -> None:
         self._restricted = False
+        self._functions: Collection[str] = ()
+
+    def restricted_to(self, functions: Collection[str]) -> Authorizer:
+        """Return itself as a context in which all but reading documents with these functions is denied."""
+        self._functions = functions
+        return self
 
     def __enter__(self) -> None:
         self._restricted = True
@@ -38,6 +47,9 @@ class Authorizer:
             not self._restricted
             or action == sqlite3.SQLITE_SELECT
             or (action == sqlite3.SQLITE_READ and first in _TABLES)
-            or (action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _CALLABLE)
+            or (action == sqlite3.SQLITE_FUNCTION and self._is_callable(str(second).lower()))
         )
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    def _is_callable(self, name: str) -> bool:
+        return name in self._functions or name in _OPERATORS or name in _LISTS
