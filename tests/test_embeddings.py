@@ -212,7 +212,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
         (lambda: TokenEmbeddings(torch.zeros(1, 2), [0, 1])[[0.5]], "cannot select texts by float64"),
     ],
 )
-def test_what_does_not_fit_is_refused(make, message):
+def test_what_does_not_fit_is_rejected(make, message):
     with pytest.raises((EmbeddingsError, InvalidArgumentError), match=message):
         make()
 
@@ -236,7 +236,7 @@ LARGEST = 2**63 - 1
         (torch.tensor([False, True]), "offsets of dtype torch.bool"),
     ],
 )
-def test_offsets_that_would_lead_elsewhere_are_refused(offsets, message):
+def test_offsets_that_would_lead_elsewhere_are_rejected(offsets, message):
     for vectors in (np.ones((5, 8), dtype="float32"), torch.ones(5, 8)):
         with pytest.raises(EmbeddingsError, match=message):
             TokenEmbeddings(vectors, offsets)
@@ -331,7 +331,7 @@ def test_positions_outside_are_index_errors():
         packed[[0, 5]]
 
 
-def test_foreign_and_damaged_files_are_refused(tmp_path):
+def test_foreign_and_damaged_files_are_rejected(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(2)}, tmp_path / "foreign")
@@ -366,7 +366,7 @@ VECTORS, OFFSETS = torch.ones(5, 8), torch.tensor([0, 5])
         ({"vectors": VECTORS.to(torch.int8), "offsets": OFFSETS, "scales": torch.tensor(1.0)}, r"scales of shape \(\)"),
     ],
 )
-def test_files_of_wrong_tensors_are_refused(tmp_path, tensors, message):
+def test_files_of_wrong_tensors_are_rejected(tmp_path, tensors, message):
     from safetensors.torch import save_file
 
     save_file(tensors, tmp_path / "wrong", metadata=OURS)
@@ -395,7 +395,7 @@ def described(shape):
         (described([2**33, 2**33]), None),
     ],
 )
-def test_files_of_hostile_headers_are_refused(tmp_path, header, length):
+def test_files_of_hostile_headers_are_rejected(tmp_path, header, length):
     length = len(header) if length is None else length
     (tmp_path / "hostile").write_bytes(struct.pack("<Q", length) + header + struct.pack("<qq", 0, 2**62))
     with pytest.raises(EmbeddingsError, match=r"hostile is (damaged|not a complete safetensors file): "):

@@ -81,7 +81,7 @@ def test_index_of_a_kind_stays_of_that_kind(run, records_file, tmp_path):
     assert sum(word["contribution"] for word in found[0]["words"]) == pytest.approx(found[0]["score"], abs=0.01)
 
 
-def test_index_adds_refuses_and_updates(run, tmp_path):
+def test_index_adds_rejects_and_updates(run, tmp_path):
     folder, texts = tmp_path / "index", "Bananas are healthy.\nThe moon is far away.\n"
     result = run("index", "-", "--index", folder, "--device", "cpu", input=texts)
     assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 0 before.\n")
@@ -210,7 +210,7 @@ def test_the_real_command_prints_help_and_version_without_numpy_or_torch(option,
     assert printed.endswith("\n['typer']\n")
 
 
-def test_bold_is_for_terminals_and_can_be_refused(monkeypatch):
+def test_bold_is_for_terminals_unless_no_color_is_set(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert bold("x") == "\x1b[1mx\x1b[0m"

@@ -78,7 +78,7 @@ def test_qrels_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("scores", [None, [1.0], {"a": "high"}, {"a": 1.0, 2: 1.0}])
-def test_what_cannot_be_ranked_is_refused(scores):
+def test_what_cannot_be_ranked_is_rejected(scores):
     with pytest.raises(InvalidArgumentError, match=r"expected .document id|not a number|ids that are all str"):
         ranking(scores)
 

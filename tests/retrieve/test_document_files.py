@@ -116,14 +116,14 @@ def test_long_texts_are_read_whole(tmp_path, name, content, length):
         ),
     ],
 )
-def test_bad_input_is_refused_by_name_and_in_few_words(tmp_path, name, content, message):
+def test_bad_input_is_rejected_by_name_and_in_few_words(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=message) as raised:
         read(tmp_path / name)
     assert len(str(raised.value)) < 800
 
 
-def test_every_flipped_bit_of_a_gzip_is_refused_or_read(tmp_path):
+def test_every_flipped_bit_of_a_gzip_is_rejected_or_read(tmp_path):
     whole = gzip.compress("".join(f"line {i} {i * i}\n" for i in range(500)).encode(), mtime=0)
     path = tmp_path / "a.txt.gz"
     outcomes = set()
@@ -136,7 +136,7 @@ def test_every_flipped_bit_of_a_gzip_is_refused_or_read(tmp_path):
             outcomes.add(len(read(path)))
         except (StorageError, InvalidArgumentError):
             outcomes.add("refused")
-    assert outcomes == {500, "refused"}  # the header holds a name and a time, which nobody reads
+    assert outcomes == {500, "refused"}  # the header holds a name and a time, which are not checked
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes with a name")
@@ -161,7 +161,7 @@ def test_names_of_nothing(tmp_path):
             read(name)
 
 
-def test_fuzzed_files_are_accepted_or_refused(tmp_path):
+def test_fuzzed_files_are_accepted_or_rejected(tmp_path):
     generator = random.Random(0)
     outcomes = [run_case(make_case(generator), tmp_path) for _ in range(400)]
     assert [outcome for outcome in outcomes if outcome.verdict == "wrong"] == []

@@ -62,7 +62,7 @@ def claim(folder, identity):
         ("\x1b[2J", 1),
     ],
 )
-def test_options_that_nobody_may_store(filled, tmp_path, option, value):
+def test_options_that_may_not_be_stored(filled, tmp_path, option, value):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), {**GOOD, "options": {option: value}})
     with pytest.raises(IndexFormatError, match=r"the option .* If you know the model, pass it") as raised:
         Retriever.open(folder, device="cpu", read_only=True)

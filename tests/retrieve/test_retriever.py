@@ -107,7 +107,7 @@ def test_chunks_before_an_invalid_document_are_kept_and_nothing_of_its_own(model
         retriever.add([("x", "text")], chunk_size=0)
 
 
-def test_known_ids_are_refused_before_anything_is_encoded(retriever, monkeypatch):
+def test_known_ids_are_rejected_before_anything_is_encoded(retriever, monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("encoded")
 
@@ -200,7 +200,7 @@ def test_the_default_model_and_an_index_in_memory():
     assert (retriever.model_name, retriever.index.path, len(retriever)) == (DEFAULT_MODEL, None, 0)
 
 
-def test_another_dimension_is_refused_before_the_corpus_is_read(model, tiny, tmp_path):
+def test_another_dimension_is_rejected_before_the_corpus_is_read(model, tiny, tmp_path):
     with Retriever(model, tmp_path / "index") as retriever:
         retriever.add(["text"])
     small = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=16, device="cpu")
@@ -208,7 +208,7 @@ def test_another_dimension_is_refused_before_the_corpus_is_read(model, tiny, tmp
         Retriever(small, tmp_path / "index")
 
 
-def test_other_weights_of_the_same_dimension_are_refused(model, tiny, tmp_path):
+def test_other_weights_of_the_same_dimension_are_rejected(model, tiny, tmp_path):
     with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
         retriever.add(["text"])
     other = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=48, device="cpu")
