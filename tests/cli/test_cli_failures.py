@@ -176,9 +176,9 @@ def test_closed_streams_and_arguments_that_are_no_text(tmp_path):
         1,
         b"Error: standard input is closed; name a file, or pipe the documents in.\n",
     )
-    status, out, err = finish(start("info", b"/nowhere/\xff\x1b[2J"))
-    assert (status, out) == (1, "")
-    assert err.startswith(r"Error: there is no index in /nowhere/\udcff\x1b[2J")
+    status, out, err = finish(start(b"/nowhere/\xff\x1b[2J"))
+    assert (status, out) == (2, "")
+    assert r"No such command '/nowhere/\udcff\x1b[2J'" in err
     closed = subprocess.run(
         [sys.executable, "-c", COMMAND, "--version"],
         stderr=subprocess.PIPE,
