@@ -33,12 +33,13 @@ def call_loss(loss):
 
 
 @pytest.fixture(scope="module")
-def originals(shared_colbert, shallow):
+def originals(tiny):
+    colbert = ColBERT(tiny, 16, "cpu", max_length_query=12)
     return {
-        "ColBERT": Case(shared_colbert, call_model),
-        "from_dense": Case(ColBERT.from_dense(shallow, device="cpu"), call_model),
-        "Distillation": Case(Distillation(shared_colbert), call_loss),
-        "Contrastive": Case(Contrastive(shared_colbert, temperature=5.0), call_loss),
+        "ColBERT": Case(colbert, call_model),
+        "from_dense": Case(ColBERT.from_dense(tiny, device="cpu"), call_model),
+        "Distillation": Case(Distillation(colbert), call_loss),
+        "Contrastive": Case(Contrastive(colbert, temperature=5.0), call_loss),
     }
 
 
