@@ -1,6 +1,7 @@
 """The house rules, read from the source: size, what library code may not do, and which way imports go."""
 
 import ast
+import collections
 import graphlib
 from collections.abc import Iterator
 from importlib.util import resolve_name
@@ -107,6 +108,17 @@ def test_contributing_shows_these_layers():
 def test_no_import_cycles():
     order = graphlib.TopologicalSorter({name: own_imports(name) for name in SOURCES})
     assert set(order.static_order()) == SOURCES.keys()  # a cycle raises graphlib.CycleError, which names it
+
+
+def test_no_two_modules_give_one_name_two_meanings():
+    """Engines, and kernels of one kind, are named alike on purpose, as a command and the function that it calls."""
+    alike = ("latelier.kernels.", "latelier.scores.engines.")
+    homes = collections.defaultdict(set)
+    for name, tree in TREES.items():
+        for node in [] if name.startswith("latelier.cli.") else tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                homes[node.name].add(next((one for one in alike if name.startswith(one)), name))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
 def test_init_files_only_re_export():

@@ -4,9 +4,9 @@ import random
 from functools import lru_cache
 from pathlib import Path
 
-from input_fuzzer import make_case, run_case
 from typer.testing import CliRunner, Result
 
+from input_fuzzer import make_case, run_case
 from latelier.cli import app
 from soak.cases import Part, Wrong, say
 

@@ -15,7 +15,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from latelier.kernels.jit import kernel
-from latelier.kernels.simd import LANES, ROWS, at, constant, prefetch
+from latelier.kernels.simd import LANES, ROWS, at, constant, emit_prefetch
 
 __all__ = ["BFLOAT16", "FLOAT16", "INT8", "WORDS", "convert_meanwhile", "convert_rows"]
 
@@ -83,7 +83,7 @@ def convert_meanwhile(
 
     def convert_eight(index: ir.Value) -> None:
         offset = builder.mul(index, step)
-        prefetch(builder, builder.add(ahead, offset))
+        emit_prefetch(builder, builder.add(ahead, offset))
         for kind in kinds:
             conversion = _CONVERSIONS[kind]
             with builder.if_then(builder.icmp_signed("==", numbers, constant(kind))):
@@ -110,7 +110,7 @@ def _convert(numbers: int) -> Any:
             for start, stop, count in ((constant(0), whole, LANES), (whole, words, 1)):
                 with cgutils.for_range_slice(builder, start, stop, constant(count), inc=True) as (i, _):
                     offset = builder.mul(i, constant(conversion.size))
-                    prefetch(builder, builder.add(ahead, offset))
+                    emit_prefetch(builder, builder.add(ahead, offset))
                     some = at(builder, builder.add(source, offset), ir.VectorType(conversion.type, count))
                     value = conversion.emit(builder, builder.load(some, align=1), count)
                     place = at(builder, builder.add(target, builder.mul(i, constant(4))), _words(count))

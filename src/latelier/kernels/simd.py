@@ -1,10 +1,10 @@
-"""Helpers of the kernels that emit LLVM's vector instructions: registers of sixteen 32-bit lanes, a query token each."""
+"""Helpers of the kernels that emit LLVM's vector instructions: sixteen 32-bit lanes, a query token each."""
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "load_words", "prefetch", "splat"]
+__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "emit_prefetch", "load_words", "splat"]
 
 LANES = 16  # SIMD lanes of a register: query tokens
 ROWS = 8  # document tokens scored together; the sums of each fill one register
@@ -43,7 +43,7 @@ def load_words(builder: ir.IRBuilder, rows: ir.Value, words: ir.Value, index: ir
     return [builder.load(at(builder, place, word), align=1) for place in places]
 
 
-def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetch the cache line at an address; any address will do, as an unreadable one is ignored."""
     pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     # LLVM 15 and later rename it to llvm.prefetch.p0.

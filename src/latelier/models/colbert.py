@@ -20,7 +20,7 @@ from latelier.models.checkpoints import location, pylate
 from latelier.models.compute_dtype import check_compute_dtype
 from latelier.models.construction import DEFAULT_EMBEDDING_SIZE, Construction
 from latelier.models.differentiable import padded_vectors, score_pairs
-from latelier.models.inputs import check_pairs, checked_stream, read_inputs
+from latelier.models.inputs import check_text_pairs, checked_stream, read_inputs
 from latelier.models.lengths import check_lengths, max_length, set_max_lengths
 from latelier.models.outputs import OutputForm
 from latelier.models.pooling import check_pooling
@@ -329,7 +329,7 @@ class ColBERT(MultiVectorEncoder):
         batch_size, tqdm_bar
             Pairs per batch, and whether to show a progress bar on standard error.
         """
-        queries, documents = check_pairs(queries, documents)
+        queries, documents = check_text_pairs(queries, documents)
         check_count("batch_size", batch_size)
         return score_pairs(self, queries, documents, batch_size, tqdm_bar)
 
@@ -494,7 +494,7 @@ class ColBERT(MultiVectorEncoder):
 
     @staticmethod
     def _get_worker_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
-        return workers.split(MultiVectorEncoder._get_worker_result(pool, *args, **kwargs))
+        return workers.split_chunk(MultiVectorEncoder._get_worker_result(pool, *args, **kwargs))
 
     def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
         return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)

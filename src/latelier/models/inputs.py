@@ -17,7 +17,7 @@ from latelier.utils.reading import check_unicode
 __all__ = [
     "Inputs",
     "are_texts",
-    "check_pairs",
+    "check_text_pairs",
     "checked_stream",
     "is_group",
     "read_inputs",
@@ -130,7 +130,7 @@ def checked_stream(texts: Any) -> Iterator[str]:
     return check()
 
 
-def check_pairs(queries: Sequence[str], documents: Sequence[str]) -> tuple[list[str], list[str]]:
+def check_text_pairs(queries: Sequence[str], documents: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return queries and documents as lists of equal length."""
     left = [queries] if isinstance(queries, str) else list(queries)
     right = [documents] if isinstance(documents, str) else list(documents)

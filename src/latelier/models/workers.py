@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["JoinedChunk", "JoiningQueue", "split"]
+__all__ = ["JoinedChunk", "JoiningQueue", "split_chunk"]
 
 
 class JoinedChunk(NamedTuple):
@@ -43,7 +43,7 @@ class JoiningQueue:
         self._queue.put([chunk, JoinedChunk.of(output) if joins else output])
 
 
-def split(result: Any) -> Any:
+def split_chunk(result: Any) -> Any:
     """Return ``[chunk id, output]`` as the worker's model returned it, from what its `JoiningQueue` sent."""
     chunk, output = result
     return [chunk, output.split() if isinstance(output, JoinedChunk) else output]

@@ -16,7 +16,7 @@ from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.training.options import TrainingOptions
 from latelier.training.report import TrainingReport
 from latelier.training.trainer import run_trainer
-from latelier.training.validation import evaluator, measure, split
+from latelier.training.validation import evaluator, measure, split_validation
 from latelier.utils.reading import as_path
 
 __all__ = ["build_model", "train"]
@@ -97,7 +97,7 @@ def train(
     options = TrainingOptions() if options is None else options
     rows = _read(data)
     if validation is None:
-        training, validation = split(rows, options.validation_queries, options.seed)
+        training, validation = split_validation(rows, options.validation_queries, options.seed)
     else:
         training, validation = rows, _read(validation)
     output = as_path(output, "output")

@@ -11,7 +11,7 @@ from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInf
 from latelier.data import TrainingSet
 from latelier.models import ColBERT
 
-__all__ = ["BEST", "evaluator", "measure", "measured", "split"]
+__all__ = ["BEST", "evaluator", "measure", "measured", "split_validation"]
 
 # Documents that validation queries are searched in: enough to be hard, few enough to be encoded several times.
 _CORPUS = 2000
@@ -23,7 +23,7 @@ _MEASURES = {"success@1": f"{_NAME}_maxsim_accuracy@1", "ndcg@10": f"{_NAME}_max
 BEST = f"eval_{_MEASURES['ndcg@10']}"
 
 
-def split(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:
+def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:
     """Split off up to `queries` queries, at most a tenth of all, with all of their rows.
 
     Returns
@@ -34,7 +34,7 @@ def split(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, Trai
     Examples
     --------
     >>> data = TrainingSet([f"query {i}" for i in range(20)], [["text"]] * 20)
-    >>> split(data, 5, seed=0)
+    >>> split_validation(data, 5, seed=0)
     (TrainingSet(18 rows, 1 document each), TrainingSet(2 rows, 1 document each))
     """
     shuffled = list(dict.fromkeys(data.queries))

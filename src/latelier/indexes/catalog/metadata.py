@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.catalog.rows import damaged, insert_rows, select_rows
+from latelier.indexes.catalog.rows import damaged, insert_rows, read_rows
 from latelier.indexes.catalog.values import INT64, as_key, dump_json, encode_json, plain_str
 from latelier.indexes.results import Id
 
@@ -94,7 +94,7 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
     CorruptedIndexError
         If a row is damaged: the names of columns become part of statements.
     """
-    fields = [Field(*row) for row in select_rows(connection, "field", "ORDER BY rowid")]
+    fields = [Field(*row) for row in read_rows(connection, "field", "ORDER BY rowid")]
     for field in fields:
         if not all(isinstance(part, str) for part in field) or not _COLUMN.fullmatch(field.column):
             raise damaged(f"its field {field.spelling!r:.60} has no column of its own")

@@ -24,8 +24,8 @@ __all__ = [
     "insert_rows",
     "is_intact",
     "placeholders",
+    "read_rows",
     "row_checksum",
-    "select_rows",
 ]
 
 CATALOG = "catalog.sqlite"
@@ -72,7 +72,7 @@ def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Seque
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders(count)})", rows)
 
 
-def select_rows(
+def read_rows(
     connection: sqlite3.Connection, table: str, tail: str = "", parameters: Sequence[Any] = ()
 ) -> Iterator[tuple[Any, ...]]:
     """Yield rows of a table of `COLUMNS`, without their checksums.

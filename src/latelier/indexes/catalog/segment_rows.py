@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from latelier.indexes.catalog.rows import damaged, decode_json, insert_rows, select_rows
+from latelier.indexes.catalog.rows import damaged, decode_json, insert_rows, read_rows
 from latelier.indexes.catalog.settings import write_setting
 
 __all__ = [
@@ -74,7 +74,7 @@ def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
     """
     rows = []
     next_first = 0
-    for values in select_rows(connection, "segment", "ORDER BY first"):
+    for values in read_rows(connection, "segment", "ORDER BY first"):
         row = SegmentRow(*values)
         if not (isinstance(row.name, str) and all(type(number) is int for number in row[1:6])):
             raise damaged(f"its segment {row.name!r:.60} has values of a wrong type")
@@ -113,7 +113,7 @@ def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     CorruptedIndexError
         If there are not as many as the segment's row says, or one is outside of the segment.
     """
-    numbers = [n for _, n in select_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
+    numbers = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
     fits = all(type(number) is int and row.first <= number <= row.last for number in numbers)
     if not fits or len(numbers) != row.removed:
         raise damaged(f"its segment {row.name!r:.60} does not have the {row.removed} removed documents that it counts")
@@ -136,7 +136,7 @@ def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
     CorruptedIndexError
         If the row is damaged.
     """
-    for _, value in select_rows(connection, "setting", "WHERE name = ?", (_ANN_DATA,)):
+    for _, value in read_rows(connection, "setting", "WHERE name = ?", (_ANN_DATA,)):
         row = decode_json(value, f"setting {_ANN_DATA!r}")
         if not (isinstance(row, list) and [type(part) for part in row] == [str, dict]):
             raise damaged(f"its setting {_ANN_DATA!r} does not name a folder and its files")

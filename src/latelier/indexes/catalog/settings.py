@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from latelier.indexes.catalog.rows import damaged, decode_json, insert_rows, select_rows
+from latelier.indexes.catalog.rows import damaged, decode_json, insert_rows, read_rows
 from latelier.indexes.catalog.values import as_key, encode_json, is_unicode
 
 __all__ = ["UserSettings", "read_setting", "read_settings", "read_stamp", "write_setting"]
@@ -26,7 +26,7 @@ def read_setting(connection: sqlite3.Connection, name: str) -> Any:
     CorruptedIndexError
         If it is missing or damaged.
     """
-    for _, value in select_rows(connection, "setting", "WHERE name = ?", (name,)):
+    for _, value in read_rows(connection, "setting", "WHERE name = ?", (name,)):
         return decode_json(value, f"setting {name!r}")
     raise damaged(f"its setting {name!r} is missing")
 
@@ -39,7 +39,7 @@ def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     CorruptedIndexError
         If one is damaged.
     """
-    return {name: decode_json(value, f"setting {name!r}") for name, value in select_rows(connection, "setting")}
+    return {name: decode_json(value, f"setting {name!r}") for name, value in read_rows(connection, "setting")}
 
 
 def read_stamp(connection: sqlite3.Connection) -> Any:
@@ -113,14 +113,14 @@ def _check_name(name: object) -> None:
 
 
 def _read_user_setting(connection: sqlite3.Connection, name: str) -> Any:
-    for _, value in select_rows(connection, "user_setting", "WHERE name = ?", (name,)):
+    for _, value in read_rows(connection, "user_setting", "WHERE name = ?", (name,)):
         return decode_json(value, f"user setting {name!r}")
     raise KeyError(name)
 
 
 def _user_setting_names(connection: sqlite3.Connection) -> list[str]:
     """Return the names in alphabetical order."""
-    names = [name for name, _ in select_rows(connection, "user_setting", "ORDER BY name")]
+    names = [name for name, _ in read_rows(connection, "user_setting", "ORDER BY name")]
     if not all(isinstance(name, str) for name in names):
         raise damaged("it has settings whose names are not text")
     return names

@@ -42,7 +42,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     signature = types.void(types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        vectors.prefetch(builder, arguments[0])
+        vectors.emit_prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return signature, generate
