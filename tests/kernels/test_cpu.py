@@ -39,6 +39,11 @@ def run(*dtypes, **settings):
     return kernels, [[float(score) for score in line.split()] for line in scores]
 
 
+@pytest.fixture(scope="module")
+def native():
+    return run("bfloat16", "int8")
+
+
 @x86
 @pytest.mark.parametrize(
     "settings",
@@ -48,19 +53,18 @@ def run(*dtypes, **settings):
     ],
     ids=["generic", "haswell"],
 )
-def test_kernels_ask_for_no_instruction_that_numba_was_kept_from(settings):
+def test_kernels_ask_for_no_instruction_that_numba_was_kept_from(settings, native):
     """All with one cache on disk: kernels for one set of instructions are none for another."""
-    dtypes = ("bfloat16", "int8")
-    kernels, forced = run(*dtypes, **settings)
+    kernels, forced = run("bfloat16", "int8", **settings)
     assert kernels == "generic False"
-    for found, wanted in zip(forced, run(*dtypes)[1], strict=True):
+    for found, wanted in zip(forced, native[1], strict=True):
         assert found == pytest.approx(wanted, abs=0.002)
 
 
 @x86
-def test_features_that_the_processor_lacks_are_not_believed():
-    native = run()[0].split()[0]
-    assert run(NUMBA_CPU_FEATURES="+avx512f,+avx512bw,+avx512vnni")[0] == f"{native} False"  # without avx512bf16
+def test_features_that_the_processor_lacks_are_not_believed(native):
+    kernels, _ = run(NUMBA_CPU_FEATURES="+avx512f,+avx512bw,+avx512vnni")
+    assert kernels == f"{native[0].split()[0]} False"  # without avx512bf16
 
 
 def test_an_unknown_instruction_set_is_rejected(monkeypatch):
