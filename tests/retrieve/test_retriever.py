@@ -183,6 +183,15 @@ def test_a_folder_remembers_its_model_and_is_opened_by_path_alone(tiny, tmp_path
         assert len(again) == 2
 
 
+def test_an_integer_option_of_numpy_is_stored(tiny, tmp_path):
+    options = {"max_length_document": np.int64(16)}
+    with Retriever(tiny, tmp_path / "index", device="cpu", model_options=options) as retriever:
+        retriever.add(["word " * 50])
+    with Retriever.open(tmp_path / "index", device="cpu", read_only=True) as opened:
+        assert opened.model_options == {"max_length_document": 16}
+        assert len(opened.index.get_embeddings([0])[0]) == 16
+
+
 def test_what_cannot_be_opened_by_path_alone(model, tmp_path):
     with Retriever(model, tmp_path / "nameless") as retriever:
         retriever.add(["text"])

@@ -1,9 +1,9 @@
 """Which model filled an index: its name, its options and its fingerprint, stored among the index's settings.
 
-A name may stand for other weights tomorrow, and queries encoded by other weights give plausible but wrong results. So
-the embedding of a fixed sentence is stored as the model's fingerprint: it agrees for the same weights on any device and
-in any floating type, and for no others. What an index of unknown origin stores is checked here: only known names, types
-and ranges are accepted, none of which can name code.
+The weights behind a name can change, and queries encoded with other weights give plausible but wrong results. So the
+embedding of a fixed sentence is stored as the model's fingerprint: on any device and in any floating type, equal
+weights give nearly equal fingerprints, and other weights do not. An index may come from an untrusted source, so only
+known option names with values of known types and ranges are accepted; none of them can name code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Index
 from latelier.models import ColBERT
+from latelier.utils import is_count
 from latelier.utils.describing import cut, describe, short
 
 __all__ = ["ModelIdentity", "check_option", "is_same_model", "model_fingerprint", "storable_options"]
@@ -24,7 +25,8 @@ __all__ = ["ModelIdentity", "check_option", "is_same_model", "model_fingerprint"
 # The key among the settings of the index.
 _SETTING = "retriever"
 _SENTENCE = "Late interaction compares every word of a question with every word of a text."
-# Cosine of two fingerprints: half precision gives 0.9999 or more, dynamic int8 about 0.99, other models about 0.
+# Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
+# other models give about 0.
 _LEAST_COSINE = 0.97
 _LONGEST_NAME = 4096  # characters, the longest path
 _MOST_DIMENSIONS = 65_536
@@ -46,18 +48,18 @@ class ModelIdentity(NamedTuple):
 
     @classmethod
     def of(cls, model: ColBERT, name: str | None, options: Mapping[str, Any]) -> ModelIdentity:
-        """Return the identity of a model, with the name and the options that it was loaded with."""
+        """Return the identity of a model, given the name and the options that it was loaded with."""
         stored = storable_options(options)
         return cls(name, stored, model_fingerprint(model), sorted(set(options) - set(stored)))
 
     @classmethod
     def stored_in(cls, index: Index) -> ModelIdentity | None:
-        """Return the identity of the model that filled an index, None if no retriever filled it.
+        """Return the identity of the model that filled an index; None if no retriever filled it.
 
         Raises
         ------
         IndexFormatError
-            If it has another form, or options that may not be stored.
+            If the stored identity is malformed, or has options that may not be stored.
         """
         stored = _read_setting(index)
         if stored is None:
@@ -77,7 +79,7 @@ class ModelIdentity(NamedTuple):
     def check(self, index: Index) -> None:
         """Check that an index is empty or was filled by this model.
 
-        The options are not compared: who passes a model passes the options that it needs.
+        The options are not compared: users who pass a model have already chosen its options.
 
         Raises
         ------
@@ -129,7 +131,7 @@ def is_same_model(left: Sequence[float], right: Sequence[float]) -> bool:
 
 
 def storable_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of loading a model that an index may store.
+    """Return those options of loading a model that an index may store.
 
     Options that could name code, files, credentials or another loader (``trust_remote_code``, ``model_kwargs``,
     ``token``, ``backend``, ...) are never stored.
@@ -139,7 +141,8 @@ def storable_options(options: Mapping[str, Any]) -> dict[str, Any]:
     >>> storable_options({"max_length_document": 64, "trust_remote_code": True})
     {'max_length_document': 64}
     """
-    return {name: value for name, value in options.items() if name in _OPTIONS and _OPTIONS[name][0](value)}
+    stored = {name: value for name, value in options.items() if name in _OPTIONS and _OPTIONS[name][0](value)}
+    return {name: int(value) if is_count(value) else value for name, value in stored.items()}  # integers of numpy
 
 
 def check_option(name: str, value: Any) -> None:
@@ -165,7 +168,7 @@ def check_option(name: str, value: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (type(value) is int and 1 <= value <= _LARGEST_NUMBER)
+    return value is None or is_count(value, most=_LARGEST_NUMBER)
 
 
 def _is_text(value: Any) -> bool:
