@@ -23,7 +23,7 @@ def test_scores_equal_the_double_loop(isa, words):
     offsets, query_offsets = (np.cumsum([0, *n]) for n in (lengths, query_lengths))
     queries = pack_queries(query_codes, query_scales, query_offsets)
     scores = np.full((3, len(lengths) + 1), 7, dtype="float32")
-    score_range(isa, Documents(codes, scales, offsets), queries, scores, 1)
+    score_range(isa.argument, tuple(Documents(codes, scales, offsets)), tuple(queries), scores, 1)
 
     products = (query_codes.astype("int64") @ codes.astype("int64").T) * query_scales[:, None] * scales
     assert (scores[:, 0] == 7).all()

@@ -368,8 +368,10 @@ def _check_dim(received: int, expected: int, name: str) -> None:
 
 def _convert(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dtype: str) -> np.ndarray:
     """Return vectors of a dtype, or raise an error for NaN, infinity and numbers beyond its range."""
-    with np.errstate(over="ignore"):
-        converted = vectors.astype(dtype, copy=False)
+    converted = vectors
+    if vectors.dtype != dtype:
+        with np.errstate(over="ignore"):
+            converted = vectors.astype(dtype)
     finite = np.isfinite(converted)
     if not finite.all():
         row = int(np.argmin(finite.all(axis=1)))

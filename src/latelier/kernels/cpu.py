@@ -2,8 +2,8 @@
 
 `instruction_set` returns the best one that the processor has and numba may compile for. ``NUMBA_CPU_FEATURES`` and
 ``NUMBA_CPU_NAME=generic`` exclude instructions, so that compiled kernels can be shared between machines; LLVM ends the
-process when a kernel asks for an excluded one. A kernel that multiplies bytes takes the `InstructionSet` as an argument
-whose numba type names it: it is compiled, and cached on disk, once for each.
+process when a kernel asks for an excluded one. A kernel that multiplies bytes takes `InstructionSet.argument`, whose
+numba type stands for the instruction set: it is compiled, and cached on disk, once for each.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeAlias
+from functools import cache, cached_property
+from typing import TypeAlias
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
 
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.multiply import avx512vnni, generic
 
-__all__ = ["INSTRUCTION_SETS", "InstructionSet", "InstructionSetType", "instruction_set", "supported"]
+__all__ = ["INSTRUCTION_SETS", "InstructionSet", "instruction_set", "multiply_bytes_of", "supported"]
 
 # See `latelier.kernels.multiply`.
 _MultiplyBytes: TypeAlias = Callable[..., list[ir.Value]]
@@ -36,6 +35,8 @@ class InstructionSet:
     ----------
     name
         As in the environment variable ``LATELIER_KERNELS``.
+    number
+        From 1, unique and never reused: kernels in the cache on disk are found by it.
     features
         The processor features it needs, by LLVM's names.
     multiply_bytes
@@ -46,9 +47,18 @@ class InstructionSet:
     """
 
     name: str
+    number: int
     features: tuple[str, ...]
     multiply_bytes: _MultiplyBytes = field(repr=False)
     has_one_pass: bool = False
+
+    @cached_property
+    def argument(self) -> tuple[int, ...]:
+        """What a kernel takes: a plain tuple of `number` zeros, whose type is a compile-time constant.
+
+        numba finds the type of a plain tuple in C, and that of any object of ours in Python, at each call of a kernel.
+        """
+        return (0,) * self.number
 
     @property
     def is_supported(self) -> bool:
@@ -66,9 +76,9 @@ INSTRUCTION_SETS = {
     known.name: known
     for known in (
         InstructionSet(
-            "avx512vnni", ("avx512f", "avx512bw", "avx512vnni"), avx512vnni.multiply_bytes, has_one_pass=True
+            "avx512vnni", 2, ("avx512f", "avx512bw", "avx512vnni"), avx512vnni.multiply_bytes, has_one_pass=True
         ),
-        InstructionSet("generic", (), generic.multiply_bytes),
+        InstructionSet("generic", 1, (), generic.multiply_bytes),
     )
 }
 
@@ -131,34 +141,17 @@ def _has(*features: str) -> bool:
     )
 
 
-class InstructionSetType(types.Opaque):
-    """The numba type of one `InstructionSet`: a compile-time constant.
+def multiply_bytes_of(argument: types.BaseTuple) -> _MultiplyBytes:
+    """Return the multiplication of an instruction set, given the numba type of its `InstructionSet.argument`.
 
-    Parameters
-    ----------
-    name
-        Of the instruction set.
+    Examples
+    --------
+    >>> from numba import typeof
+    >>> chosen = instruction_set()
+    >>> multiply_bytes_of(typeof(chosen.argument)) is chosen.multiply_bytes
+    True
     """
-
-    def __init__(self, name: str) -> None:
-        self.instruction_set = name
-        super().__init__(name=f"InstructionSet({name})")
-
-    @property
-    def multiply_bytes(self) -> _MultiplyBytes:
-        """Emits the multiplication."""
-        return INSTRUCTION_SETS[self.instruction_set].multiply_bytes
+    return _BY_NUMBER[len(argument)].multiply_bytes
 
 
-_TYPES = {name: InstructionSetType(name) for name in INSTRUCTION_SETS}
-register_model(InstructionSetType)(models.OpaqueModel)
-
-
-@typeof_impl.register(InstructionSet)
-def _typeof(value: InstructionSet, context: Any) -> InstructionSetType:
-    return _TYPES[value.name]
-
-
-@unbox(InstructionSetType)
-def _unbox(typ: InstructionSetType, value: Any, context: Any) -> NativeValue:
-    return NativeValue(context.context.get_dummy_value())  # nothing but its type is ever read
+_BY_NUMBER = {known.number: known for known in INSTRUCTION_SETS.values()}

@@ -255,10 +255,8 @@ def score_range(documents: Documents, queries: Queries, scores: np.ndarray, posi
 
     Parameters
     ----------
-    documents
-        The documents.
-    queries
-        The queries.
+    documents, queries
+        `Documents` and `Queries`, as plain tuples.
     scores
         ``(queries, n)`` float32, written in place.
     positions

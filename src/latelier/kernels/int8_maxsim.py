@@ -16,7 +16,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from latelier.kernels.conversion import INT8, convert_meanwhile, convert_rows
-from latelier.kernels.cpu import InstructionSet, InstructionSetType
+from latelier.kernels.cpu import multiply_bytes_of
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, splat
 
@@ -68,7 +68,7 @@ class Queries(NamedTuple):
 
 def emit_maxima(
     builder: ir.IRBuilder,
-    isa: InstructionSetType,
+    isa: types.BaseTuple,
     places: tuple[ir.Value, ir.Value, ir.Value],
     digits: Sequence[tuple[ir.Value, ir.Value]],
     words: ir.Value,
@@ -81,7 +81,7 @@ def emit_maxima(
     builder
         Emits the instructions.
     isa
-        How bytes are multiplied.
+        The numba type of `InstructionSet.argument`.
     places
         Addresses of the rows ``(8, words * 4)`` uint8, of their scales ``(8,)`` float32 and of the maxima ``(16,)``
         float32.
@@ -94,7 +94,7 @@ def emit_maxima(
         Emits what else is to be done for each word.
     """
     rows, scales, best = places
-    sums = isa.multiply_bytes(builder, rows, digits, words, ROWS, meanwhile)
+    sums = multiply_bytes_of(isa)(builder, rows, digits, words, ROWS, meanwhile)
     highest = builder.load(at(builder, best, FLOATS), align=4)
     unit = ir.Constant(FLOATS, [_DIGIT] * LANES)
     for r in range(ROWS):
@@ -166,17 +166,17 @@ def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> 
 
 
 @kernel()
-def score_range(isa: InstructionSet, documents: Documents, queries: Queries, scores: np.ndarray, column: int) -> None:
+def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, scores: np.ndarray, column: int) -> None:
     """Score documents against queries.
 
     Parameters
     ----------
     isa
-        From `instruction_set`.
+        `InstructionSet.argument`.
     documents
-        The documents.
+        `Documents`, as a plain tuple.
     queries
-        From `pack_queries`.
+        From `pack_queries`, as a plain tuple.
     scores
         ``(queries, n)`` float32, written in place.
     column
@@ -205,7 +205,7 @@ def score_range(isa: InstructionSet, documents: Documents, queries: Queries, sco
 
 @kernel()
 def _maxima(
-    isa: InstructionSet,
+    isa: tuple[int, ...],
     document: tuple[int, int, int],
     packed: np.ndarray,
     start: np.ndarray,

@@ -80,7 +80,7 @@ def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard
     >>> is_count(np.int64(3)), is_count(True), is_count(2.0), is_count(0, least=0)
     (True, False, False, True)
     """
-    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    is_integer = isinstance(value, (int, Integral)) and not isinstance(value, bool)
     return is_integer and bool(least <= value <= (sys.maxsize if most is None else most))
 
 

@@ -300,7 +300,7 @@ def count_candidates(entries, offsets, seed, documents, block):
     count = select_candidates(
         probed,
         excess,
-        ListEntries(offsets, entries.view("uint8"), entries.itemsize),
+        tuple(ListEntries(offsets, entries.view("uint8"), entries.itemsize)),
         sum_bits(tokens),
         own,
         documents,

@@ -141,5 +141,5 @@ class Codec(NamedTuple):
             )
         documents = self.locate(part.segment)
         vectors = np.empty((int(part.lengths.sum()), self.dim), dtype="float32")
-        decode_documents(documents, part.positions, self.shape, vectors)
+        decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))

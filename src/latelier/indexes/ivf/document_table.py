@@ -107,7 +107,7 @@ class DocumentTable:
         """Return the tokens of some documents, one document after the other."""
         tokens = self.count_tokens(ordinals)
         rows = TokenRows(np.empty((tokens, byte_width(self.codec.dim)), dtype="uint8"), np.empty(tokens, "float32"))
-        unpack_documents(self.documents, ordinals, self.codec.shape, rows.codes, rows.scales)
+        unpack_documents(tuple(self.documents), ordinals, tuple(self.codec.shape), rows.codes, rows.scales)
         return rows
 
     def mask(self, parts: Sequence[Part]) -> np.ndarray:

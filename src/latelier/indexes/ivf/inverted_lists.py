@@ -205,7 +205,7 @@ def _assign(
     centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
-    isa = instruction_set()
+    isa = instruction_set().argument
     starts = lengths_to_offsets(lengths)
     lists = np.empty(starts[-1], dtype="int32")
     totals: list[float] = []

@@ -113,7 +113,7 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     parameters
         Of the stages.
     """
-    table, query = scope.table, quantise_query(vectors)
+    table, query, isa = scope.table, quantise_query(vectors), instruction_set().argument
     chosen = scope.eligible if parameters.exact else _candidates(scope, query, k, parameters)
     if len(chosen) > (parameters.rerank or _FEW + _FEW_PER_HIT * k) and not parameters.exact:
         scores = _score_signs(table, chosen, query)
@@ -122,10 +122,10 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
         else:
             chosen = keep_best(chosen, scores, parameters.rerank)
     if len(chosen) > k + _MARGIN:
-        chosen = keep_best(chosen, _score_codes(table, chosen, query, all_digits=False), k + _MARGIN)
+        chosen = keep_best(chosen, _score_codes(isa, table, chosen, query, all_digits=False), k + _MARGIN)
     if not len(chosen):
         return Found(np.zeros(0, dtype="float32"), np.zeros(0, dtype="int64"))
-    scores, numbers = _score_codes(table, chosen, query, all_digits=True), table.numbers[chosen]
+    scores, numbers = _score_codes(isa, table, chosen, query, all_digits=True), table.numbers[chosen]
     order = np.lexsort((numbers, -scores))[:k]
     return Found(scores[order], numbers[order])
 
@@ -160,7 +160,7 @@ def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> Pro
         Lists per query token; fewer where there are fewer.
     """
     rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
-    isa = instruction_set()
+    isa = instruction_set().argument
     everything = np.zeros((tokens, 1, 2), dtype="int64")
     everything[:, 0, 1] = len(centroids.coarse)
     dots = np.empty((tokens, len(centroids.coarse), LANES), dtype="int32")
@@ -197,7 +197,7 @@ def find_candidates(
     count = select_candidates(
         probed.lists,
         probed.excess,
-        ListEntries(lists.offsets, lists.documents.view("uint8"), lists.documents.itemsize),
+        tuple(ListEntries(lists.offsets, lists.documents.view("uint8"), lists.documents.itemsize)),
         sum_bits(len(probed.lists)),
         allowed,
         len(table.numbers),
@@ -217,14 +217,17 @@ def _sums() -> np.ndarray:
 def _score_signs(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery) -> np.ndarray:
     """Return MaxSim of the sign codes, float32: minus the weighted sum of least Hamming distances."""
     scores = np.empty(len(chosen), dtype="float32")
-    hamming_scores(table.documents, chosen, query, scores)
+    hamming_scores(tuple(table.documents), chosen, (query.signs, query.norms), scores)
     return scores
 
 
-def _score_codes(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool) -> np.ndarray:
+def _score_codes(
+    isa: tuple[int, ...], table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool
+) -> np.ndarray:
     """Return MaxSim of the codes with the query in single precision (all digits) or in 8 bits, float32."""
     scores = np.empty(len(chosen), dtype="float32")
-    rerank_scores(instruction_set(), table.documents, chosen, table.codec.shape, query, all_digits, scores)
+    coded = query.packed, query.start, query.scales
+    rerank_scores(isa, tuple(table.documents), chosen, tuple(table.codec.shape), coded, all_digits, scores)
     return scores
 
 

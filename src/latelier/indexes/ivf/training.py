@@ -113,7 +113,7 @@ def _kmeans(
 def _assign(rows: TokenRows, order: np.ndarray, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Return the nearest centroid of the rows in `order`, ``(rows,)`` int32."""
     nearest, dots = (np.zeros(len(rows.codes), dtype="int32") for _ in range(2))
-    nearest_centroids(instruction_set(), rows.codes, order, packed, start, nearest, dots)
+    nearest_centroids(instruction_set().argument, rows.codes, order, packed, start, nearest, dots)
     return nearest
 
 

@@ -88,7 +88,8 @@ def _score_in_one_pass(
     token_scales = np.ascontiguousarray(documents.scales)
 
     def score(first: int, last: int) -> None:
-        score_range(isa, Documents(codes, token_scales, offsets[first : last + 1]), packed, scores, first)
+        block = Documents(codes, token_scales, offsets[first : last + 1])
+        score_range(isa.argument, tuple(block), tuple(packed), scores, first)
 
     for_ranges(score, offsets, queries.vectors.size)
 

@@ -135,11 +135,12 @@ def _score_in_one_pass(
 
     pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
     packed = pack_queries(queries.vectors.detach().contiguous().view(torch.int16).numpy() if pairs else _rows(queries))
+    columns = tuple(Queries(packed, queries.offsets))
     numbers = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
 
     def score(first: int, last: int) -> None:
         block = Documents(documents.addresses[first:last], documents.lengths[first:last], documents.row_bytes, numbers)
-        score_range(block, Queries(packed, queries.offsets), scores, positions, first)
+        score_range(tuple(block), columns, scores, positions, first)
 
     for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
 

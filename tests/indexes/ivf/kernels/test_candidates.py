@@ -16,7 +16,7 @@ def select(probed, excess, lists, allowed, documents, block, most, dtype="int32"
     entries = np.concatenate([*lists, np.zeros(0)]).astype(dtype)
     best, sums = np.full(most, -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
     rows = np.asarray(probed, dtype="int32"), np.asarray(excess, dtype="int32")
-    lists = ListEntries(offsets, entries.view("uint8"), entries.itemsize)
+    lists = tuple(ListEntries(offsets, entries.view("uint8"), entries.itemsize))
     count = select_candidates(*rows, lists, sum_bits(len(probed)), allowed, documents, sums, best)
     assert (best[count:] == -7).all()
     return best[:count].tolist()

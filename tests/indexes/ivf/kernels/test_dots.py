@@ -18,7 +18,9 @@ pytestmark = pytest.mark.processor
 
 def reranked(isa, sample, query, all_digits):
     scores = np.empty(len(sample.chosen), dtype="float32")
-    rerank_scores(isa, sample.documents, sample.chosen, sample.codec.shape, query, all_digits, scores)
+    coded = query.packed, query.start, query.scales
+    documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
+    rerank_scores(isa.argument, documents, sample.chosen, shape, coded, all_digits, scores)
     return scores
 
 
@@ -65,7 +67,7 @@ def test_dot_products_with_centroids_equal_the_loop(isa, count, dim):
     groups = len(packed)
     ranges = np.array([[[0, groups], [groups // 2, groups]]] * len(rows))
     out = np.empty((len(rows), 2 * groups - groups // 2, 16), dtype="int32")
-    centroid_dots(isa, rows, ranges, packed, start, out)
+    centroid_dots(isa.argument, rows, ranges, packed, start, out)
     has_centroid = np.arange(groups * 16) < count
     for row, found in zip(products, out.reshape(len(rows), -1), strict=True):
         assert (found[: groups * 16][has_centroid] == row[has_centroid]).all()
@@ -78,7 +80,7 @@ def test_the_nearest_centroid_is_the_first_of_the_best(isa, count):
     packed, start, rows, products = centroids_and_rows(count, 7)
     nearest, dots = (np.full(len(rows), -5, dtype="int32") for _ in range(2))
     order = np.array([12, 3, 4, 0, 1, 2, 7, 8, 9, 10, 11])
-    nearest_centroids(isa, rows, order, packed, start, nearest, dots)
+    nearest_centroids(isa.argument, rows, order, packed, start, nearest, dots)
     for row in order:
         assert nearest[row] == products[row].argmax()
         assert dots[row] == products[row].max()
@@ -94,7 +96,7 @@ def test_kernels_in_threads_do_not_disturb_each_other(isa):
     def work():
         for _ in range(40):
             nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
-            nearest_centroids(isa, rows, np.arange(len(rows)), packed, start, nearest, dots)
+            nearest_centroids(isa.argument, rows, np.arange(len(rows)), packed, start, nearest, dots)
             if not np.array_equal(nearest, wanted):
                 wrong.append(nearest)
 

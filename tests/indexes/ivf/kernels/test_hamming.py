@@ -16,7 +16,7 @@ def test_hamming_scores_equal_the_loop(tokens, dim):
     sample = CodedSample(dim)
     query = quantise_query(np.random.default_rng(1).standard_normal((tokens, dim)).astype("float32"))
     scores = np.empty(len(sample.chosen), dtype="float32")
-    hamming_scores(sample.documents, sample.chosen, query, scores)
+    hamming_scores(tuple(sample.documents), sample.chosen, (query.signs, query.norms), scores)
     bits, decoded = query.digits[0, :, :dim] >= 0, sample.decoded()
     for d, score in zip(sample.chosen, scores, strict=True):
         signs = decoded[d] >= 0

@@ -79,8 +79,8 @@ def select_candidates(
         ``(query_tokens, nprobe)`` int32, from `probing.best_lists`: the lists, best first, and the excess, at least 1,
         of their imputed score. It never rises along a row; a list below 0 ends the row.
     lists
-        All inverted lists. Entries are not trusted: one that is out of order or out of range ends its list, and nothing
-        outside of the other arrays is read or written.
+        `ListEntries`, as a plain tuple. Entries are not trusted: one that is out of order or out of range ends its
+        list, and nothing outside of the other arrays is read or written.
     bits
         From `sum_bits`: the first excesses of all rows add up to less than ``2 ** bits``.
     allowed
@@ -98,6 +98,7 @@ def select_candidates(
     int
         How many were written: `most`, or all that were found.
     """
+    lists = ListEntries(*lists)
     most, block = len(best), len(sums)
     lower = (np.int64(1) << bits) - 1
     found, values = np.empty(4 * most + RUN, dtype=np.int64), np.empty(4 * most + RUN, dtype=np.int64)

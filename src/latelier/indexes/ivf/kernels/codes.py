@@ -249,6 +249,7 @@ def unpack_documents(
     scales
         ``(tokens,)`` float32, written.
     """
+    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
     block = np.empty((ROWS, rows.shape[1]), dtype=np.uint8)
     block_scales = np.empty(ROWS, dtype=np.float32)
     done = 0
@@ -270,14 +271,15 @@ def decode_documents(documents: CodedDocuments, chosen: np.ndarray, shape: CodeS
     Parameters
     ----------
     documents
-        Where documents are in memory.
+        `CodedDocuments`, as a plain tuple.
     chosen
         ``(n,)`` int64: documents to decode.
     shape
-        Of the codes.
+        `CodeShape`, as a plain tuple.
     vectors
         ``(tokens, dim)`` float32, written.
     """
+    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
     block = np.empty((ROWS, 32 * shape.sign_words), dtype=np.uint8)
     block_scales = np.empty(ROWS, dtype=np.float32)
     done = 0

@@ -1,8 +1,8 @@
 """Integer dot products: documents reranked, query tokens compared with centroids, tokens assigned to centroids.
 
 Rows are tokens as bytes shifted by 128; they are multiplied with groups of 16 query tokens or centroids, packed so that
-each has a SIMD lane. Every kernel takes the `InstructionSet` whose multiplication it is compiled with, see
-`latelier.kernels.cpu`; all give equal results.
+each has a SIMD lane. Every kernel takes `InstructionSet.argument` of the instruction set whose multiplication it is
+compiled with, see `latelier.kernels.cpu`; all give equal results.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from latelier.indexes.ivf.kernels.codes import (
     token_addresses,
 )
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
-from latelier.indexes.ivf.kernels.queries import QuantisedQuery
-from latelier.kernels.cpu import InstructionSet
+from latelier.kernels.cpu import multiply_bytes_of
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
@@ -86,7 +85,7 @@ def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, wo
             lanes_at = builder.add(lanes, builder.mul(builder.mul(loop.index, words), constant(4 * LANES)))
             start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
             number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
-            for r, total in enumerate(isa.multiply_bytes(builder, rows, [(lanes_at, start_at)], words, ROWS)):
+            for r, total in enumerate(multiply_bytes_of(isa)(builder, rows, [(lanes_at, start_at)], words, ROWS)):
                 highest = builder.load(best[r])
                 higher = builder.icmp_signed(">", total, highest)
                 builder.store(builder.select(higher, total, highest), best[r])
@@ -131,7 +130,7 @@ def _dots_of(count: int) -> Any:
                 )
                 for g in range(count)
             ]
-            for g, total in enumerate(isa.multiply_bytes(builder, row, groups, words, 1)):
+            for g, total in enumerate(multiply_bytes_of(isa)(builder, row, groups, words, 1)):
                 builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
             return context.get_dummy_value()
 
@@ -144,7 +143,7 @@ _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 
 
 @kernel()
-def _dots_of_row(isa: InstructionSet, row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+def _dots_of_row(isa: tuple[int, ...], row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
     """Write ``out[g, lane]``, the dot product of one row ``(words * 4,)`` with every centroid."""
     groups, words = packed.shape[0], packed.shape[1]
     row_at, lanes_at = np.int64(row.ctypes.data), np.int64(packed.ctypes.data)
@@ -162,14 +161,14 @@ def _dots_of_row(isa: InstructionSet, row: np.ndarray, packed: np.ndarray, start
 
 @kernel()
 def centroid_dots(
-    isa: InstructionSet, rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray
+    isa: tuple[int, ...], rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray
 ) -> None:
     """Write the dot products of rows with centroids, for each row those of its own ranges of groups.
 
     Parameters
     ----------
     isa
-        From `instruction_set`.
+        `InstructionSet.argument`.
     rows
         ``(n, words * 4)`` uint8, shifted by 128.
     ranges
@@ -189,7 +188,7 @@ def centroid_dots(
 
 @kernel()
 def nearest_centroids(
-    isa: InstructionSet,
+    isa: tuple[int, ...],
     rows: np.ndarray,
     order: np.ndarray,
     packed: np.ndarray,
@@ -202,7 +201,7 @@ def nearest_centroids(
     Parameters
     ----------
     isa
-        From `instruction_set`.
+        `InstructionSet.argument`.
     rows
         ``(n, words * 4)`` uint8, shifted by 128.
     order
@@ -254,11 +253,11 @@ def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, bloc
 
 @kernel()
 def rerank_scores(
-    isa: InstructionSet,
+    isa: tuple[int, ...],
     documents: CodedDocuments,
     chosen: np.ndarray,
     shape: CodeShape,
-    query: QuantisedQuery,
+    query: tuple[np.ndarray, np.ndarray, np.ndarray],
     all_digits: bool,
     scores: np.ndarray,
 ) -> None:
@@ -267,27 +266,29 @@ def rerank_scores(
     Parameters
     ----------
     isa
-        From `instruction_set`.
+        `InstructionSet.argument`.
     documents
-        Where documents are in memory.
+        `CodedDocuments`, as a plain tuple.
     chosen
         ``(n,)`` int64: documents to score.
     shape
-        Of the codes.
+        `CodeShape`, as a plain tuple.
     query
-        The query.
+        `packed`, `start` and `scales` of a `QuantisedQuery`.
     all_digits
         Use all three digits of the query's numbers, in single precision, rather than the first, in 8 bits.
     scores
         ``(n,)`` float32, written; minus infinity for a document without tokens.
     """
+    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
+    packed, start, query_scales = query
     width = 32 * shape.sign_words
-    groups = query.packed.shape[1]
+    groups = packed.shape[1]
     rows = np.empty((ROWS, width), dtype=np.uint8)
     row_scales = np.empty(ROWS, dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
     rows_at, scales_at = np.int64(rows.ctypes.data), np.int64(row_scales.ctypes.data)
-    packed_at, start_at = np.int64(query.packed.ctypes.data), np.int64(query.start.ctypes.data)
+    packed_at, start_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data)
     best_at = np.int64(best.ctypes.data)
     in_place = shape.bits == 8 and shape.dim == width  # codes can be multiplied without copying them
     for n in range(len(chosen)):
@@ -320,7 +321,7 @@ def rerank_scores(
                 else:
                     _max_of_first_digits(isa, places, width // 4, groups)
         total = np.float32(0)
-        for i in range(len(query.scales)):
-            total += best[i] * query.scales[i]
+        for i in range(len(query_scales)):
+            total += best[i] * query_scales[i]
         # NaN, from a document without tokens or damaged scales, is not accepted by the selection that follows.
         scores[n] = total if total == total else -np.inf

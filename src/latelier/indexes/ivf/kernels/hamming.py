@@ -16,7 +16,6 @@ from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.codes import CodedDocuments
 from latelier.indexes.ivf.kernels.memory import prefetch
-from latelier.indexes.ivf.kernels.queries import QuantisedQuery
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
@@ -69,23 +68,27 @@ _least_of_rows, _least_of_row = _least_of(ROWS), _least_of(1)
 
 
 @kernel()
-def hamming_scores(documents: CodedDocuments, chosen: np.ndarray, query: QuantisedQuery, scores: np.ndarray) -> None:
+def hamming_scores(
+    documents: CodedDocuments, chosen: np.ndarray, query: tuple[np.ndarray, np.ndarray], scores: np.ndarray
+) -> None:
     """Write for each chosen document minus the sum, over query tokens, of norm times least Hamming distance.
 
     Parameters
     ----------
     documents
-        Where documents are in memory.
+        `CodedDocuments`, as a plain tuple.
     chosen
         ``(n,)`` int64: documents to score, with at least one token each.
     query
-        The query.
+        `signs` and `norms` of a `QuantisedQuery`.
     scores
         ``(n,)`` float32, written.
     """
-    groups, words = query.signs.shape[0], query.signs.shape[1]
+    documents = CodedDocuments(*documents)
+    signs, norms = query
+    groups, words = signs.shape[0], signs.shape[1]
     least = np.empty(groups * LANES, dtype=np.int32)
-    least_at, signs_at = np.int64(least.ctypes.data), np.int64(query.signs.ctypes.data)
+    least_at, signs_at = np.int64(least.ctypes.data), np.int64(signs.ctypes.data)
     row_bytes, group_bytes = 4 * words, 4 * words * LANES
     for n in range(len(chosen)):
         ahead = chosen[min(n + _AHEAD, len(chosen) - 1)]
@@ -107,8 +110,8 @@ def hamming_scores(documents: CodedDocuments, chosen: np.ndarray, query: Quantis
             token += ROWS if tokens >= ROWS else 1
         _fetch(wanted, end)
         total = np.float32(0)
-        for i in range(len(query.norms)):
-            total += query.norms[i] * least[i]
+        for i in range(len(norms)):
+            total += norms[i] * least[i]
         # An infinite norm makes NaN, which the selection that follows does not accept.
         scores[n] = -total if total == total else -np.inf
 

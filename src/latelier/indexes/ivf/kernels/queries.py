@@ -66,7 +66,8 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
     tokens, dim = vectors.shape
     width, words, groups = byte_width(dim), sign_words(dim), -(-tokens // LANES)
     query = QuantisedQuery(
-        np.array(vectors, order="C"),  # a copy, writable: kernels are compiled anew for read-only arrays
+        # Kernels are compiled anew for arrays that are read-only or not contiguous.
+        vectors if vectors.flags.carray else np.array(vectors, order="C"),
         np.zeros((3, tokens, width), dtype="int8"),
         np.full((tokens, width), 128, dtype="uint8"),
         np.zeros((3, groups, width // 4, LANES, 4), dtype="int8"),
@@ -75,13 +76,17 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
         np.empty(tokens, dtype="float32"),
         np.empty(tokens, dtype="float32"),
     )
-    _quantise(query)
+    _quantise(tuple(query))
     return query
 
 
 @kernel()
 def _quantise(query: QuantisedQuery) -> None:
-    """Fill all arrays but the vectors; all but scales and norms hold zeros before, which are 128 in `rows`."""
+    """Fill all arrays of a query but the vectors, given as a plain tuple.
+
+    All but scales and norms hold zeros before, which are 128 in `rows`.
+    """
+    query = QuantisedQuery(*query)
     tokens, dim = query.vectors.shape
     rest = np.empty(dim, dtype=np.float64)
     for t in range(tokens):
