@@ -1,33 +1,30 @@
 """`ColBERT`: a late-interaction model, one vector per token.
 
-A subclass of sentence-transformers' `MultiVectorEncoder`: its trainer, evaluators, model cards, hub upload, PEFT and
-backends work unchanged, and a folder that we save loads there. Methods check their arguments and delegate: building to
-`construction`, reading to `checkpoints`, tokenising to `tokenization`, computing to `encoding`, results to `outputs`.
+A subclass of sentence-transformers' `MultiVectorEncoder`, so its trainer, evaluators, model cards, hub upload, PEFT and
+backends work. Methods check their arguments and delegate: building to `construction`, reading to `checkpoints`,
+tokenising to `tokenization`, computing to `encoding` and `differentiable`, results to `outputs`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from sentence_transformers import MultiVectorEncoder
-from torch import Tensor
 
 from latelier.models import encoding, options, workers
-from latelier.models.checkpoints import location, pylate
-from latelier.models.compute_dtype import check_compute_dtype
+from latelier.models.checkpoints import location
+from latelier.models.checkpoints.pylate import LayoutName, is_layout, save_for_pylate
 from latelier.models.construction import DEFAULT_EMBEDDING_SIZE, Construction
-from latelier.models.differentiable import padded_vectors, score_pairs
-from latelier.models.inputs import check_text_pairs, checked_stream, read_inputs
+from latelier.models.differentiable import embed_texts, score_pairs
+from latelier.models.inputs import read_inputs
 from latelier.models.lengths import check_lengths, max_length, set_max_lengths
 from latelier.models.outputs import OutputForm
 from latelier.models.pooling import check_pooling
-from latelier.models.projection import fit_pca
 from latelier.models.recipe import Recipe, untrained_recipe
 from latelier.models.tokenization import check_preprocessing, check_task_is_known, clear_errors, scored_tokens
-from latelier.utils import check_count
 from latelier.utils.reading import as_path
 
 __all__ = ["ColBERT"]
@@ -38,22 +35,20 @@ class ColBERT(MultiVectorEncoder):
 
     Loads late-interaction checkpoints as they were trained (ours, PyLate's of any version, Stanford ColBERT's,
     sentence-transformers'). Around a bare encoder or a dense sentence-transformers model it builds the ColBERT recipe,
-    which then wants training; for late interaction without training use `from_dense`. All methods raise
-    `InvalidArgumentError` for an argument that does not exist, contradicts another or has an invalid value.
+    which then needs training; for late interaction without training use `from_dense`.
 
     Parameters
     ----------
     model_name_or_path
-        Path to the model or the model name; `ModelLoadError` if there is no such model.
+        Folder of the model, or its name on the Hugging Face hub.
     embedding_size
-        Dimensions of the embeddings; default 128 for a fresh head. A checkpoint that has a head keeps its own, and so
+        Dimensions of the embeddings; default 128 for a new head. A checkpoint that has a head keeps its own, and so
         does a dense model with trained linear layers, applied to every token: another number is ignored with a warning.
     device
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; None takes the best available. A missing one is an error.
     max_length_query, max_length_document
-        Maximum number of tokens of a query and of a document, markers and special tokens included; default: what the
-        checkpoint was saved with, or 32 and 350; at most what the encoder reads. With query expansion every query has
-        exactly `max_length_query` tokens.
+        Maximum number of tokens, markers and special tokens included, at most what the encoder reads; default: the
+        checkpoint's, or 32 and 350. With query expansion, every query has exactly `max_length_query` tokens.
     recipe
         What to build around a bare or dense encoder; ignored by checkpoints, which have their own.
     truncate_dim
@@ -61,36 +56,43 @@ class ColBERT(MultiVectorEncoder):
     **kwargs
         Further parameters of `sentence_transformers.MultiVectorEncoder`.
 
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument does not exist, contradicts another or has an invalid value: here, and in all methods.
+    ModelLoadError
+        If there is no such model, or it cannot be read.
+
     Examples
     --------
-    >>> from latelier import models
-    >>> encoder = models.ColBERT("all-MiniLM-L6-v2", 128, device="cpu")
-    >>> queries, documents = ["Berlin", "Paris"], ["In Germany", "In France"]
-    >>> scores = encoder.scores(queries, documents, tqdm_bar=False)
-    >>> scores  # doctest: +ELLIPSIS
-    tensor([..., grad_fn=<CatBackward0>)
-    >>> encoder.save_pretrained("checkpoint")
-    >>> reloaded = models.ColBERT("checkpoint", device="cpu")
-    >>> torch.equal(scores, reloaded.scores(queries, documents, tqdm_bar=False))
-    True
-    >>> encoder(texts=queries, query_mode=False)["embeddings"].shape
-    torch.Size([2, 350, 128])
+    >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
+    >>> model.tokens("unhealthy fruits")
+    ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruits', '[SEP]']
+    >>> documents = ["Fruits are healthy.", "Planes fly."]
+    >>> model.encode_document(documents, packed=True)
+    TokenEmbeddings(2 texts, 11 tokens, dim=384, float32, cpu)
+    >>> model.scores(["healthy food", "healthy food"], documents, tqdm_bar=False) > 2
+    tensor([ True, False])
     """
 
     def __init__(
         self,
-        model_name_or_path: str | None = None, embedding_size: int | None = None,
+        model_name_or_path: str | None = None,
+        embedding_size: int | None = None,
         device: str | torch.device | None = None,
-        max_length_query: int | None = None, max_length_document: int | None = None,
-        *, recipe: Recipe | None = None, truncate_dim: int | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        max_length_query: int | None = None,
+        max_length_document: int | None = None,
+        *,
+        recipe: Recipe | None = None,
+        truncate_dim: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         options.check(type(self).__name__, kwargs, options.parameters_of(MultiVectorEncoder), ColBERT)
         # A plain object: a module stored before nn.Module.__init__ would break nn.Sequential.
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
-        place = location.resolve_place(device, kwargs)
         with location.loading(name) as found:
-            super().__init__(found, device=place, **location.without_pickles(kwargs))
+            super().__init__(found, device=location.resolve_place(device, kwargs), **location.without_pickles(kwargs))
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
         self.truncate_dim = options.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
@@ -98,10 +100,12 @@ class ColBERT(MultiVectorEncoder):
     @classmethod
     def from_dense(
         cls,
-        model_name_or_path: str, projection: Literal["orthogonal", "pca"] | None = None,
-        embedding_size: int = DEFAULT_EMBEDDING_SIZE, device: str | torch.device | None = None,
-        *, max_length_query: int | None = None, max_length_document: int | None = None, **kwargs: Any,
-    ) -> ColBERT:  # fmt: skip
+        model_name_or_path: str,
+        projection: Literal["orthogonal", "pca"] | None = None,
+        embedding_size: int = DEFAULT_EMBEDDING_SIZE,
+        device: str | torch.device | None = None,
+        **kwargs: Any,
+    ) -> ColBERT:
         """Late interaction without training: the token vectors of a dense model.
 
         No markers and no query expansion, which only harm a model that was not trained with them. On SciFact the token
@@ -110,28 +114,28 @@ class ColBERT(MultiVectorEncoder):
         Parameters
         ----------
         model_name_or_path
-            A dense sentence-transformers model, or any encoder; `InvalidArgumentError` for a late-interaction model.
-            Prompts and trained linear layers of a dense model are kept; the layers are applied to every token.
+            A dense sentence-transformers model (its prompts and trained linear layers are kept), or any encoder.
         projection
             None keeps the encoder's own dimension (384 for MiniLM); ``"orthogonal"`` projects to `embedding_size` by a
             seeded random rotation; ``"pca"`` by principal components, to be fitted with `fit_projection` before use.
         embedding_size
             Dimensions after the projection, at most those before it.
-        max_length_query, max_length_document
-            Caps in tokens; default: the encoder's own limit for queries (they are not padded), 350 for documents.
         device, **kwargs
-            As in `ColBERT`.
+            As in `ColBERT`; but queries, which are not padded here, are as long as the encoder reads by default.
 
-        Examples
-        --------
-        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
-        >>> model.encode_document(["fruits are healthy."])[0].shape
-        torch.Size([6, 384])
+        Returns
+        -------
+        ColBERT
+            The model, ready to encode unless `projection` is ``"pca"``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the model is a late-interaction checkpoint, which `ColBERT` loads.
         """
-        recipe = untrained_recipe(projection)
-        size = None if projection is None else embedding_size
         as_path(model_name_or_path, "the model")
-        model = cls(model_name_or_path, size, device, max_length_query, max_length_document, recipe=recipe, **kwargs)
+        size = None if projection is None else embedding_size
+        model = cls(model_name_or_path, size, device, recipe=untrained_recipe(projection), **kwargs)
         model._construction.check_fresh(model_name_or_path)
         return model
 
@@ -152,17 +156,35 @@ class ColBERT(MultiVectorEncoder):
 
     def encode(  # type: ignore[override]
         self,
-        # first the arguments of sentence-transformers, in its order
-        texts: Any = None, prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,
-        show_progress_bar: bool | None = None, output_value: Literal["token_embeddings"] | None = "token_embeddings",
-        convert_to_numpy: bool = False, device: Any = None, normalize_embeddings: bool = False, pool: Any = None,
-        chunk_size: int | None = None, token_pooling: Any = None, task: str | None = None,
-        *, query_mode: bool | None = None, is_query: bool | None = None, truncation: bool = True, packed: bool = False,
-        precision: str | None = None, compute_dtype: str = "auto", truncate_dim: int | None = None,
-        pool_factor: int = 1, protected_tokens: int = 1,
-        add_special_tokens: bool = False, convert_to_tensor: bool = False, inputs: Any = None, sentences: Any = None,
+        texts: Any = None,  # this and the next twelve stand in the order of sentence-transformers
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["token_embeddings"] | None = "token_embeddings",
+        convert_to_numpy: bool = False,
+        device: Any = None,
+        normalize_embeddings: bool = False,
+        pool: Any = None,
+        chunk_size: int | None = None,
+        token_pooling: Any = None,
+        task: str | None = None,
+        *,
+        query_mode: bool | None = None,
+        is_query: bool | None = None,
+        truncation: bool = True,
+        packed: bool = False,
+        precision: str | None = None,
+        compute_dtype: str = "auto",
+        truncate_dim: int | None = None,
+        pool_factor: int = 1,
+        protected_tokens: int = 1,
+        add_special_tokens: bool = False,
+        convert_to_tensor: bool = False,
+        inputs: Any = None,
+        sentences: Any = None,
         **kwargs: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Encode texts without gradients.
 
         Parameters
@@ -176,7 +198,7 @@ class ColBERT(MultiVectorEncoder):
             The spellings of sentence-transformers, neural-cherche and PyLate: ``"query"`` and True, ``"document"`` and
             False. Default: **queries**. `encode_query` and `encode_document` leave no doubt.
         truncation
-            False makes a text that is longer than its cap an error rather than truncating it.
+            False raises an error for a text that is longer than its cap, instead of truncating it.
         packed
             Return one `TokenEmbeddings` rather than a list.
         precision
@@ -186,7 +208,7 @@ class ColBERT(MultiVectorEncoder):
             Dtype to compute in: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 for more than
             32,768 tokens where it is faster and a sample of the texts keeps a cosine of 0.999 for each token.
         truncate_dim
-            How many of the first numbers of each vector to keep, normalised again; default: the model's.
+            Keep the first `truncate_dim` numbers of each vector and normalise them again; default: the model's.
         pool_factor, protected_tokens
             Of documents, keep about one vector of ``pool_factor``; see `pool_tokens`.
         add_special_tokens, convert_to_tensor
@@ -198,12 +220,6 @@ class ColBERT(MultiVectorEncoder):
         -------
         list of torch.Tensor
             One ``(tokens, dim)`` matrix per text; one matrix for one text; a list for each list of texts.
-
-        Examples
-        --------
-        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
-        >>> model.encode(["a fruit.", ""], is_query=False, packed=True)
-        TokenEmbeddings(2 texts, 7 tokens, dim=384, float32, cpu)
         """
         if kwargs:
             options.check("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, self.encode)
@@ -213,29 +229,29 @@ class ColBERT(MultiVectorEncoder):
         check_pooling(pool_factor, protected_tokens, task, output_value)
         numpy = convert_to_numpy and not convert_to_tensor
         form = OutputForm(packed, precision, numpy, output_value is None, pool_factor, protected_tokens)
-        check_compute_dtype(compute_dtype)
+        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
+        job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy)
         if not truncation:
             check_lengths(self, batch.rows, task)
-        job = encoding.Job(
-            task,
-            prompt,
-            batch_size,
-            compute_dtype,
-            options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size),
-            numpy,
-        )
         values = (show_progress_bar, output_value, numpy, device, normalize_embeddings, pool, chunk_size, token_pooling)
         self._construction.check_fitted()
         encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, options.chosen(values, kwargs))
-        return batch.regroup(form.convert(encoded, job.truncate_dim or self.embedding_size, batch.single))
+        return batch.regroup(form.convert(encoded, dim or self.embedding_size, batch.single))
 
     def encode_stream(
         self,
         texts: Iterable[str],
-        *, is_query: bool = False, packed: bool = False, precision: str | None = None, compute_dtype: str = "auto",
-        truncate_dim: int | None = None, pool_factor: int = 1, protected_tokens: int = 1, batch_size: int = 32,
+        *,
+        is_query: bool = False,
+        packed: bool = False,
+        precision: str | None = None,
+        compute_dtype: str = "auto",
+        truncate_dim: int | None = None,
+        pool_factor: int = 1,
+        protected_tokens: int = 1,
+        batch_size: int = 32,
         show_progress_bar: bool = False,
-    ) -> Iterator[Any]:  # fmt: skip
+    ) -> Iterator[Any]:
         """Encode any iterable of texts, in memory that does not grow with their number.
 
         Parameters
@@ -243,7 +259,7 @@ class ColBERT(MultiVectorEncoder):
         texts
             Any iterable, read 2,048 texts ahead. A row that is not a string raises an error when it is reached.
         is_query
-            Whether the texts are queries; documents by default, which is what corpora consist of.
+            Whether the texts are queries rather than documents.
         packed
             Yield `TokenEmbeddings` of up to 2,048 texts rather than one matrix per text. Indexes take either.
         precision, compute_dtype, truncate_dim, pool_factor, protected_tokens, batch_size, show_progress_bar
@@ -253,51 +269,25 @@ class ColBERT(MultiVectorEncoder):
         ------
         torch.Tensor
             One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
-
-        Examples
-        --------
-        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
-        >>> lines = (f"{n} fruits" for n in range(3))
-        >>> [matrix.shape[0] for matrix in model.encode_stream(lines)]
-        [4, 4, 4]
         """
         task = "query" if is_query else "document"
-        form = OutputForm(packed, precision, pool_factor=pool_factor, protected_tokens=protected_tokens)
         check_pooling(pool_factor, protected_tokens, task)
-        check_compute_dtype(compute_dtype)
-        check_count("batch_size", batch_size)
-        checked = checked_stream(texts)
+        form = OutputForm(packed, precision, pool_factor=pool_factor, protected_tokens=protected_tokens)
+        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
+        job = encoding.Job(task, None, batch_size, compute_dtype, dim)
         self._construction.check_fitted()
-        job = encoding.Job(
-            task,
-            None,
-            batch_size,
-            compute_dtype,
-            options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size),
-        )
-        total = len(texts) if isinstance(texts, Sized) else None
-        return encoding.stream(self, checked, job, form, total, show_progress_bar)
+        return encoding.stream(self, texts, job, form, show_progress_bar)
 
-    def forward(
-        self,
-        input: Mapping[str, Any] | Sequence[str] | None = None,
-        *, texts: Sequence[str] | None = None,
-        query_mode: bool | None = None, is_query: bool | None = None, task: str | None = None,
-        truncation: bool = True, add_special_tokens: bool = True, **kwargs: Any,
-    ) -> dict[str, Any]:  # fmt: skip
+    def forward(self, input: Any = None, *, texts: str | Sequence[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         """Embed texts with gradients, or run tokenised features through the pipeline.
 
         Parameters
         ----------
         input, texts
             Texts to embed; or, as `input`, features from `tokenize` or `preprocess` (what trainers and losses pass).
-        query_mode, is_query, task
-            Whether the texts are queries or documents, as in `encode`. Features say it themselves, unless ``task`` is
-            given; in training, features that do not say it raise a `LatelierError`.
-        truncation, add_special_tokens
-            As in `encode`.
         **kwargs
-            Other arguments of the modules, for features only.
+            For texts, ``query_mode``, ``is_query``, ``task`` and ``truncation`` as in `tokenize`. For features,
+            arguments of the modules, and ``task``; by default, the task that the features hold.
 
         Returns
         -------
@@ -305,22 +295,25 @@ class ColBERT(MultiVectorEncoder):
             For texts ``{"embeddings": (batch, max_length, dim)}``, always of the full length cap: rows of padding and
             of tokens that are not scored are zero. For features, the features with ``token_embeddings`` and
             ``attention_mask`` (which tokens are scored).
+
+        Raises
+        ------
+        LatelierError
+            If the features hold no task in training.
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            task = task or input.get("task")
+            task = kwargs.pop("task", None) or input.get("task")
             check_task_is_known(self, task)
             self._construction.check_fitted()
             return super().forward(input, task=task, **kwargs)  # type: ignore[arg-type]
-        options.check("the model, called with texts,", kwargs, (), self.forward)
+        options.check("the model, called with texts,", kwargs, options.parameters_of(embed_texts), self.forward)
         given = options.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
-        task = options.resolve_task(query_mode, is_query, task)
-        features = self.tokenize(given if isinstance(given, str) else list(given), task=task, truncation=truncation)
-        return {"embeddings": padded_vectors(self, features, max_length(self, task))}
+        return {"embeddings": embed_texts(self, given, **kwargs)}
 
     def scores(
         self, queries: Sequence[str], documents: Sequence[str], batch_size: int = 2, tqdm_bar: bool = True
-    ) -> Tensor:
-        """Score query ``i`` against document ``i``, with gradients: ``(n,)`` float32.
+    ) -> torch.Tensor:
+        """Score query ``i`` against document ``i``, with gradients.
 
         Parameters
         ----------
@@ -328,16 +321,24 @@ class ColBERT(MultiVectorEncoder):
             As many texts each.
         batch_size, tqdm_bar
             Pairs per batch, and whether to show a progress bar on standard error.
+
+        Returns
+        -------
+        torch.Tensor
+            ``(n,)`` float32.
         """
-        queries, documents = check_text_pairs(queries, documents)
-        check_count("batch_size", batch_size)
         return score_pairs(self, queries, documents, batch_size, tqdm_bar)
 
     def tokenize(  # type: ignore[override]
         self,
-        texts: str | Sequence[str], is_query: bool | None = None,
-        *, query_mode: bool | None = None, task: str | None = None, truncation: bool = True, **kwargs: Any,
-    ) -> dict[str, Any]:  # fmt: skip
+        texts: str | Sequence[str],
+        is_query: bool | None = None,
+        *,
+        query_mode: bool | None = None,
+        task: str | None = None,
+        truncation: bool = True,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """Tokenise texts into features for the model or a loss.
 
         Parameters
@@ -353,13 +354,6 @@ class ColBERT(MultiVectorEncoder):
         -------
         dict
             ``input_ids`` and ``attention_mask`` ``(n, tokens)``, ``task``, and what else the encoder takes.
-
-        Examples
-        --------
-        >>> model = ColBERT("all-MiniLM-L6-v2", device="cpu")
-        >>> ids = model.tokenize("a pear", task="document")["input_ids"][0]
-        >>> model.tokenizer.convert_ids_to_tokens(ids)
-        ['[CLS]', '[D] ', 'a', 'pear', '[SEP]']
         """
         task = options.resolve_task(query_mode, is_query, task)
         texts = [texts] if isinstance(texts, str) else texts
@@ -370,8 +364,8 @@ class ColBERT(MultiVectorEncoder):
     def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Turn texts, or other inputs that the encoder reads, into features.
 
-        The sentence-transformers trainer passes no prompt. Without the model's own prompts, which are put before texts
-        here, a model would be trained without the markers that it is used with.
+        Texts get the model's own prompt for their task, which holds the marker: the sentence-transformers trainer
+        passes no prompt.
 
         Parameters
         ----------
@@ -380,8 +374,13 @@ class ColBERT(MultiVectorEncoder):
         prompt
             What to put before each; None means the model's prompt for the task, ``""`` none.
         **kwargs
-            ``task`` (``"query"`` or ``"document"``), which is among the features then; ``max_length``,
-            ``processing_kwargs``, and what the model's own modules take.
+            ``task`` (``"query"`` or ``"document"``), ``max_length``, ``processing_kwargs``, and what the model's own
+            modules take.
+
+        Returns
+        -------
+        dict
+            The features, and ``task`` if it was given.
         """
         check_preprocessing(self, inputs, kwargs)
         task = kwargs.get("task")
@@ -396,68 +395,74 @@ class ColBERT(MultiVectorEncoder):
     def tokens(self, text: str, is_query: bool = True) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for, in the same order.
 
-        Examples
-        --------
-        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
-        >>> model.tokens("unhealthy fruits")
-        ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruits', '[SEP]']
+        Parameters
+        ----------
+        text, is_query
+            The text, and whether it is a query rather than a document.
+
+        Returns
+        -------
+        list of str
+            The scored tokens: without those on the model's skiplist.
         """
         return scored_tokens(self, self.tokenize([text], is_query=is_query))
 
     def fit_projection(self, texts: Iterable[str], batch_size: int = 32, show_progress_bar: bool = False) -> ColBERT:
         """Fit the projection of a model made with ``from_dense(..., projection="pca")``, in closed form.
 
-        Returns the model itself, ready to encode; the fitted projection is saved with it.
-
         Parameters
         ----------
         texts
-            A sample of the documents to be indexed, of as many tokens as the projection has dimensions at least.
+            A sample of the documents to be indexed, with at least as many tokens as the projection has dimensions.
         batch_size, show_progress_bar
             Texts per batch, and whether to show a progress bar.
 
-        Examples
-        --------
-        >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", "pca", 4, device="cpu")
-        >>> model.fit_projection(["a pear.", "a fig."]).encode_query("fruits").shape
-        torch.Size([3, 4])
+        Returns
+        -------
+        ColBERT
+            The model itself, ready to encode; the fitted projection is saved with it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the model has no PCA projection, or the texts have too few tokens.
         """
-        self._construction.check_fittable()
-        fit_pca(self, texts, batch_size, show_progress_bar)
-        self._construction.needs_fit = False
+        self._construction.fit_projection(self, texts, batch_size, show_progress_bar)
         return self
 
     def save(
-        self,
-        path: str | os.PathLike[str], model_name: str | None = None, create_model_card: bool = True,
-        train_datasets: list[str] | None = None, safe_serialization: bool = True,
-        *, layout: Literal["sentence-transformers", "pylate"] = "sentence-transformers",
-    ) -> None:  # fmt: skip
+        self, path: str | os.PathLike[str], *args: Any, layout: LayoutName = "sentence-transformers", **kwargs: Any
+    ) -> None:
         """Save to a folder that `ColBERT` and plain sentence-transformers load, and PyLate 1.6 where asked for.
 
         Parameters
         ----------
-        path, model_name, create_model_card, train_datasets, safe_serialization
+        path, *args, **kwargs
             As in `sentence_transformers.MultiVectorEncoder.save`.
         layout
-            ``"pylate"`` writes what PyLate 1.6 reads, which `ColBERT` and sentence-transformers read too. For a model
-            that PyLate's layout cannot hold it raises `InvalidArgumentError` before anything is written.
+            ``"pylate"`` writes what PyLate 1.6 reads, which `ColBERT` and sentence-transformers read too.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If PyLate's layout cannot hold the model; nothing is written then.
         """
         self._construction.check_fitted()
-        if not pylate.is_layout(layout):
-            super().save(str(path), model_name, create_model_card, train_datasets, safe_serialization)
-            return
-        pylate.save_for_pylate(self, str(path), safe_serialization=safe_serialization)
-        if create_model_card:
-            self._create_model_card(str(path), model_name, train_datasets)
+        if is_layout(layout):
+            save_for_pylate(self, str(path), *args, **kwargs)
+        else:
+            super().save(str(path), *args, **kwargs)
 
     save_pretrained = save  # the name that transformers uses
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
 
-        `LatelierError` if markers were added to the vocabulary since the encoder was loaded: an adapter is saved with
-        the name of its encoder, which does not have them.
+        Raises
+        ------
+        LatelierError
+            If markers were added to the vocabulary since the encoder was loaded: an adapter is saved with the name of
+            its encoder, which does not have them.
         """
         self._construction.check_vocabulary_is_saved(type(self).__name__)
         super().add_adapter(*args, **kwargs)
@@ -477,24 +482,14 @@ class ColBERT(MultiVectorEncoder):
         self._construction.note_saved_head(modules)
         return modules, module_kwargs
 
-    def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str | None:
-        with options.prompt_errors(prompt_name, self.prompts):
-            return super()._resolve_prompt(prompt, prompt_name)
-
     def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:
         """Encode in a worker process, where `encoding` has sent a job; or as sentence-transformers does."""
         if job is None:
             return super()._inference(inputs, device=device, **others)
         return encoding.encode_chunk(self, inputs, job, device)
 
-    @classmethod
-    def _multi_process_worker(cls, target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
-        results_queue = workers.JoiningQueue(results_queue)
-        super()._multi_process_worker(target_device, model, input_queue, results_queue)
-
-    @staticmethod
-    def _get_worker_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
-        return workers.split_chunk(MultiVectorEncoder._get_worker_result(pool, *args, **kwargs))
+    _multi_process_worker = staticmethod(workers.encode_chunks)
+    _get_worker_result = staticmethod(workers.take_result)
 
     def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
         return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from tokenizers import AddedToken
@@ -17,7 +18,7 @@ from torch import nn
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.checkpoints.layout import LoadedModules
 from latelier.models.checkpoints.reading import trained_heads
-from latelier.models.projection import orthogonal_weight
+from latelier.models.projection import fit_pca, orthogonal_weight
 from latelier.models.recipe import Recipe
 from latelier.utils import check_count
 from latelier.utils.describing import describe
@@ -156,10 +157,20 @@ class Construction:
         if not self.is_fresh:
             raise InvalidArgumentError(f"{name!r} is a late-interaction checkpoint already; load it with ColBERT(...).")
 
-    def check_fittable(self) -> None:
-        """Raise an error where there is no PCA projection to fit."""
+    def fit_projection(
+        self, model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, show_progress_bar: bool
+    ) -> None:
+        """Fit the PCA projection of the model built here, as `fit_pca` does.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the model has no PCA projection, or the texts have too few tokens.
+        """
         if self.recipe.projection != "pca" or not self.is_fresh:
             raise InvalidArgumentError('this model has no PCA projection; make one with from_dense(projection="pca").')
+        fit_pca(model, texts, batch_size, show_progress_bar)
+        self.needs_fit = False
 
     def check_vocabulary_is_saved(self, class_name: str) -> None:
         """Raise an error where an adapter would be saved for an encoder without the markers' tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,13 +10,39 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor, nn
 from tqdm import trange
 
+from latelier.models.inputs import check_text_pairs
+from latelier.models.lengths import max_length
+from latelier.models.options import resolve_task
 from latelier.scores import colbert_scores_pairwise
+from latelier.utils import check_count
 
-__all__ = ["padded_vectors", "score_pairs"]
+__all__ = ["embed_texts", "score_pairs"]
 
 
-def padded_vectors(model: MultiVectorEncoder, features: dict[str, Any], length: int) -> Tensor:
-    """Return token vectors ``(n, length, dim)``; rows of padding and of tokens that are not scored are zero."""
+def embed_texts(
+    model: Any,
+    texts: str | Iterable[str],
+    *,
+    query_mode: bool | None = None,
+    is_query: bool | None = None,
+    task: str | None = None,
+    truncation: bool = True,
+    add_special_tokens: bool = True,
+) -> Tensor:
+    """Return token vectors ``(n, max_length, dim)``; rows of padding and of tokens that are not scored are zero.
+
+    Parameters
+    ----------
+    model
+        A `ColBERT`.
+    texts
+        One text or many.
+    query_mode, is_query, task, truncation, add_special_tokens
+        As in `ColBERT.encode`.
+    """
+    task = resolve_task(query_mode, is_query, task)
+    length = max_length(model, task)
+    features = model.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
     if not features:
         return torch.zeros(0, length, int(model.get_embedding_dimension() or 0), device=model.device)
     vectors, mask = _token_vectors(model, features)
@@ -24,9 +51,15 @@ def padded_vectors(model: MultiVectorEncoder, features: dict[str, Any], length: 
 
 
 def score_pairs(
-    model: MultiVectorEncoder, queries: list[str], documents: list[str], batch_size: int, show_progress_bar: bool
+    model: MultiVectorEncoder,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    batch_size: int,
+    show_progress_bar: bool,
 ) -> Tensor:
-    """Return the score of each query with the document of the same position, ``(n,)`` float32."""
+    """Return the score of query ``i`` against document ``i``, ``(n,)`` float32."""
+    queries, documents = check_text_pairs(queries, documents)
+    check_count("batch_size", batch_size)
     batches = []
     for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not show_progress_bar):
         pairs = slice(start, start + batch_size)

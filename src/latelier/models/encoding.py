@@ -7,7 +7,7 @@ window and not on the number of texts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
-from latelier.models.compute_dtype import inference, prefers_bfloat16, stays_close
-from latelier.models.inputs import are_texts
+from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
+from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import max_length
-from latelier.models.options import check_own_dtype, has_loop_options
+from latelier.models.options import check_own_dtype, has_loop_options, prompt_errors
 from latelier.models.outputs import OutputForm
 from latelier.utils import batch_by_tokens, check_count, resolve_device
 from latelier.utils.features import select_rows, used_positions
@@ -75,6 +75,11 @@ class Job:
         Move each batch to the CPU when it is done.
     device
         Where to compute.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `compute_dtype` is unknown.
     """
 
     task: str
@@ -84,6 +89,9 @@ class Job:
     truncate_dim: int | None = None
     save_to_cpu: bool = False
     device: torch.device = _CPU
+
+    def __post_init__(self) -> None:
+        check_compute_dtype(self.compute_dtype)
 
 
 class Batch(NamedTuple):
@@ -159,16 +167,20 @@ def encode_rows(
     """
     if job.prompt is None and prompt_name is None and job.task in model.prompts:
         prompt_name = job.task
+    with prompt_errors(prompt_name, model.prompts):
+        prompt = model._resolve_prompt(job.prompt, prompt_name)
     delegated = model._distributed_inference is not None and options.get("device") is None
     if delegated or not (encodes_by_budget(model) and has_loop_options(options) and are_texts(rows)):
         check_own_dtype(job.compute_dtype, options, job.task)
         options = {**options, "batch_size": job.batch_size, "task": job.task}
-        encoded: Any = MultiVectorEncoder.encode(model, rows, prompt_name, job.prompt, **options)
+        encoded: Any = MultiVectorEncoder.encode(
+            model, rows, prompt_name if prompt is None else None, prompt, **options
+        )
         if job.truncate_dim is None or options.get("output_value", "") is None:
             return encoded
         return [_truncate(torch.as_tensor(row), job.truncate_dim) for row in encoded]
     check_count("batch_size", job.batch_size)
-    job = replace(job, prompt=model._resolve_prompt(job.prompt, prompt_name))
+    job = replace(job, prompt=prompt)
     shown = options.get("show_progress_bar")
     if shown is None:
         shown = _logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
@@ -191,27 +203,37 @@ def encode_chunk(model: MultiVectorEncoder, texts: list[str], job: Job, device: 
     return [row for window in encode_windows(model, texts, job) for row in window.to_list()]
 
 
-def stream(
-    model: MultiVectorEncoder, texts: Iterable[str], job: Job, form: OutputForm, total: int | None, shown: bool
-) -> Iterator[Any]:
-    """Yield the embedding of each text, or `TokenEmbeddings` of each window, as `form` says.
+def stream(model: MultiVectorEncoder, texts: Iterable[str], job: Job, form: OutputForm, shown: bool) -> Iterator[Any]:
+    """Return an iterator over the embedding of each text, or `TokenEmbeddings` of each window, as `form` says.
 
     Parameters
     ----------
     model, job
         As in `packed_windows`.
     texts
-        The texts, checked as they are read.
+        The texts; each is checked when it is read.
     form
-        What to yield.
-    total, shown
-        How many texts there are, if that is known, for a progress bar; and whether to show it.
+        What the iterator yields.
+    shown
+        Whether to show a progress bar.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the batch size is not a positive integer, or `texts` is not an iterable of texts.
     """
-    with progress_bar(shown=shown, total=total, desc=_DESCRIPTIONS[job.task]) as bar:
-        for encoded in packed_windows(model, texts, job, form.encoded_precision, bar):
-            window = form.convert_window(encoded)
-            # A row that the caller keeps must not keep the memory of 2,048 others.
-            yield from [window] if form.packed else map(torch.clone, window)
+    check_count("batch_size", job.batch_size)
+    checked = checked_stream(texts)
+    total = len(texts) if isinstance(texts, Sized) else None
+
+    def encode() -> Iterator[Any]:
+        with progress_bar(shown=shown, total=total, desc=_DESCRIPTIONS[job.task]) as bar:
+            for encoded in packed_windows(model, checked, job, form.encoded_precision, bar):
+                window = form.convert_window(encoded)
+                # Rows are copied: a view would keep the memory of all 2,048 texts of the window.
+                yield from [window] if form.packed else map(torch.clone, window)
+
+    return encode()
 
 
 def packed_windows(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
-__all__ = ["JoinedChunk", "JoiningQueue", "split_chunk"]
+__all__ = ["JoinedChunk", "JoiningQueue", "encode_chunks", "take_result"]
 
 
 class JoinedChunk(NamedTuple):
@@ -43,7 +44,13 @@ class JoiningQueue:
         self._queue.put([chunk, JoinedChunk.of(output) if joins else output])
 
 
-def split_chunk(result: Any) -> Any:
-    """Return ``[chunk id, output]`` as the worker's model returned it, from what its `JoiningQueue` sent."""
-    chunk, output = result
+def encode_chunks(target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
+    """Run a worker process as sentence-transformers does; results go through a `JoiningQueue`."""
+    joining: Any = JoiningQueue(results_queue)
+    MultiVectorEncoder._multi_process_worker(target_device, model, input_queue, joining)
+
+
+def take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wait for ``[chunk id, output]`` as sentence-transformers does, and split what a `JoiningQueue` has joined."""
+    chunk, output = MultiVectorEncoder._get_worker_result(pool, *args, **kwargs)
     return [chunk, output.split() if isinstance(output, JoinedChunk) else output]

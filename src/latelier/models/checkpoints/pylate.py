@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import transformers
@@ -22,10 +22,12 @@ from latelier.errors import InvalidArgumentError
 from latelier.models.checkpoints.layout import Layout, is_complete
 from latelier.models.lengths import max_length
 
-__all__ = ["PYLATE", "is_layout", "save_for_pylate"]
+__all__ = ["PYLATE", "LayoutName", "is_layout", "save_for_pylate"]
 
 # Before version 3 PyLate wrote the model type of dense models, which is converted; later ones are loaded as they are.
 PYLATE = Layout(lambda loaded: loaded.inserts_markers and loaded.has_modules_json, is_complete)
+
+LayoutName: TypeAlias = Literal["sentence-transformers", "pylate"]
 
 _ENCODER_TYPE = "sentence_transformers.models.Transformer"
 _HEAD_TYPE = "pylate.models.Dense.Dense"
@@ -41,7 +43,14 @@ def is_layout(layout: str) -> bool:
     raise InvalidArgumentError(f"unknown layout {layout!r}; expected 'sentence-transformers' or 'pylate'.")
 
 
-def save_for_pylate(model: MultiVectorEncoder, path: str, *, safe_serialization: bool = True) -> None:
+def save_for_pylate(
+    model: MultiVectorEncoder,
+    path: str,
+    model_name: str | None = None,
+    create_model_card: bool = True,
+    train_datasets: list[str] | None = None,
+    safe_serialization: bool = True,
+) -> None:
     """Write a folder that PyLate 1.6 loads with equal embeddings: modules, tokenizer and four JSON files.
 
     A model without a head is written with the identity as its head, since PyLate would add a random one.
@@ -52,8 +61,8 @@ def save_for_pylate(model: MultiVectorEncoder, path: str, *, safe_serialization:
         The model.
     path
         The folder.
-    safe_serialization
-        Write weights as safetensors.
+    model_name, create_model_card, train_datasets, safe_serialization
+        As in `sentence_transformers.MultiVectorEncoder.save`.
 
     Raises
     ------
@@ -82,6 +91,8 @@ def save_for_pylate(model: MultiVectorEncoder, path: str, *, safe_serialization:
     )
     _write(folder / "config_sentence_transformers.json", config)
     _write(folder / "modules.json", modules)
+    if create_model_card:
+        model._create_model_card(path, model_name, train_datasets)
 
 
 def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
