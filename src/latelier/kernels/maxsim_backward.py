@@ -51,7 +51,7 @@ def add_query_gradients(
     positions
         ``(query_tokens, documents)`` int32: each document's best token, -1 if it has no token.
     documents
-        The documents.
+        `Packed`, as a plain tuple.
     query_offsets
         ``(queries + 1,)``.
     out
@@ -87,7 +87,7 @@ def add_document_gradients(
     gradients, positions
         As in `add_query_gradients`.
     queries
-        The queries.
+        `Packed`, as a plain tuple.
     document_offsets
         ``(documents + 1,)``.
     out

@@ -255,10 +255,10 @@ def _add_gradients(
     dim = queries.vectors.shape[1]
 
     def for_queries(first: int, last: int) -> None:
-        add_query_gradients(gradients, positions, documents, queries.offsets, out[0], first, last)
+        add_query_gradients(gradients, positions, tuple(documents), queries.offsets, out[0], first, last)
 
     def for_documents(first: int, last: int) -> None:
-        add_document_gradients(gradients, positions, queries, documents.offsets, out[1], first, last)
+        add_document_gradients(gradients, positions, tuple(queries), documents.offsets, out[1], first, last)
 
     for_ranges(for_queries, queries.offsets, gradients.shape[1] * dim * _ADDITION)
     per_token = positions.size * dim // max(len(documents.vectors), 1)
