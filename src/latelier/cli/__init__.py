@@ -1,4 +1,4 @@
-"""The command line: ``latelier index``, ``search``, ``info`` and ``demo``."""
+"""The command line: ``latelier index``, ``search``, ``train``, ``info``, ``warmup`` and ``demo``."""
 
 from latelier.cli.app import app, main
 

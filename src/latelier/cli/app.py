@@ -1,6 +1,6 @@
 """The ``latelier`` command: its options and sub-commands.
 
-Modules of commands import torch and numpy inside of functions only, so that ``--help`` is quick.
+Modules of commands import torch and numpy only inside functions, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["app", "main"]
 
 
 class _Commands(TyperGroup):
-    """A group that turns exceptions into one message, or with ``--debug`` into their traceback."""
+    """A group of commands that prints exceptions as one message, or with ``--debug`` as a traceback."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with messages(debug=False):

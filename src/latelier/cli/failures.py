@@ -1,4 +1,4 @@
-"""Exceptions as one message on standard error and an exit status, without a traceback."""
+"""Print exceptions as one message on standard error, without a traceback, and set the exit status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UsageError: Any = typer.BadParameter.__base__
 
 @contextmanager
 def messages(debug: bool) -> Iterator[None]:
-    """Turn every exception into a message on standard error and an exit status; with `debug` into its traceback."""
+    """Print each exception as a message on standard error, or with `debug` as a traceback, and set the exit status."""
     try:
         yield
     except (typer.Exit, typer.Abort):

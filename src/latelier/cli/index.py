@@ -60,7 +60,7 @@ def index(
     FILE holds one document per line or row (.gz is decompressed):
       jsonl  {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}
       csv    a header with a column "text"; "id", "title" and metadata as above
-      txt    one text per line; ids count on from the largest one in the index
+      txt    one text per line; its id is the integer after the largest one in the index
 
     \b
     Example:
@@ -103,7 +103,7 @@ def _read(file: str, format: Format) -> Iterator[Any]:
 
 
 def _open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind) -> Retriever:
-    """Open the index in a folder, or make one of a kind; the default model is for indexes that name none."""
+    """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
     from latelier import indexes
     from latelier.retrieve import Retriever
     from latelier.retrieve.model_identity import ModelIdentity

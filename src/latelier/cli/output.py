@@ -1,7 +1,7 @@
 """What the commands print: tables, JSON, colour on terminals only, and no control characters from documents.
 
-Documents, ids, metadata and file names come from anywhere. Control characters in them move the cursor, rename the
-window or clear the screen; bidirectional overrides change what a line seems to say. Both are printed escaped.
+Documents, ids, metadata and file names may come from untrusted sources. Control characters in them can move the cursor,
+rename the window or clear the screen; bidirectional overrides can make a line look different. Both are printed escaped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "show_progress",
 ]
 
-# Columns where output goes to a file: long enough for a sentence, short enough to read.
+# Width of a line if the output is not a terminal: long enough for a sentence, short enough to read.
 _FILE_WIDTH = 200
 _LONGEST_ID = 100
 # C0, DEL and C1 controls, directional marks and overrides, line separators, and lone UTF-16 surrogates. The joiners
@@ -66,7 +66,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def escape_json(text: str) -> str:
-    r"""Return the same JSON with the control characters in its strings escaped that JSON itself would allow.
+    r"""Escape the control characters in a JSON text that JSON allows in strings; the parsed value stays the same.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanati
     results
         Best first.
     explanations
-        Document id to explanation; the explanation follows its result's line.
+        Document id to explanation; each is printed below the line of its result.
     """
     results = list(results)
     ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in results]

@@ -1,4 +1,4 @@
-"""``latelier train``: a late-interaction model from pairs, triplets or a teacher's scores."""
+"""``latelier train``: train a late-interaction model on pairs, triplets or a teacher's scores."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def train(
       {"query": "...", "pos": ["..."], "neg": ["..."], "pos_scores": [...], "neg_scores": [...]}
       {"query_id": 1, "document_ids": [...], "scores": [...]}   with --queries and --documents
 
-    Rows with scores are trained by distillation, others with a contrastive loss. Some queries are split off for
-    validation before, during and after training; the best checkpoint is saved, and loads in plain
-    sentence-transformers, too.
+    Rows with scores are trained by distillation, others with a contrastive loss. Some queries are split off as a
+    validation set, which is measured before, during and after training. The best checkpoint is saved; it also loads in
+    plain sentence-transformers.
 
     \b
     Example:

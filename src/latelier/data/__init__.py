@@ -1,4 +1,4 @@
-"""Training data: loading it from files and data sets, mining hard negatives, and scores of a teacher."""
+"""Training data: loading it from files and data sets, mining hard negatives, and a teacher's scores."""
 
 from latelier.data.hard_batches import order_by_neighbours
 from latelier.data.hard_negatives import mine_hard_negatives

@@ -1,7 +1,8 @@
 """`order_by_neighbours`: batches of pairs whose positives are hard negatives of one another.
 
-In contrastive training the documents of a batch are negatives for all of its queries. Those of random pairs are easy;
-grouping pairs with the pairs whose positives were mined as their negatives makes them hard, and encodes no more texts.
+In contrastive training the documents of a batch are negatives for all of its queries. In batches of random pairs these
+in-batch negatives are easy. If a pair is grouped with pairs whose positives were mined as its hard negatives, they are
+hard, and no more texts are encoded.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ def order_by_neighbours(
 ) -> TrainingSet:
     """Group each row with rows whose positives are among its mined hard negatives.
 
-    Train in this order (`latelier.data.samplers.InOrder`), with batches of several groups.
+    Train in this order (`latelier.data.samplers.InOrder`), with several groups per batch.
 
     Parameters
     ----------
     mined
         Rows from `mine_hard_negatives`, with more negatives per row (such as 10) than are trained on.
     neighbours
-        Maximum number of rows that are grouped with a row: rows whose positive is one of its negatives, hardest first,
-        and that are in no group yet.
+        Maximum number of rows to group with a row. Candidates are rows whose positive is one of its negatives, hardest
+        first; rows that are in a group already are left out.
     negatives
-        Number of its own negatives that each row keeps, drawn at random.
+        Number of mined negatives that each row keeps, drawn at random.
     passes
-        How often each row occurs, each time in another group: one pass per epoch, for example.
+        Number of times that each row occurs, each time in a new group; one pass per epoch, for example.
     seed
         Seed of the random choices.
 
@@ -74,7 +75,8 @@ def order_by_neighbours(
             free = [other for other in dict.fromkeys(near) if other not in placed and other != row]
             groups.append([row, *free[:neighbours]])
             placed.update(groups[-1])
-        # Late rows form small groups, as their neighbours are in others: at the end they would make easy batches.
+        # The last rows form small groups, as most of their neighbours are in groups already. Shuffled, these groups are
+        # spread over all batches; otherwise the last batches would be easy.
         rng.shuffle(groups)
         rows += [row for group in groups for row in group]
     documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], negatives)] for i in rows]

@@ -1,6 +1,7 @@
 """Hard negatives: documents that a model ranks high for a query and that are not judged relevant.
 
-Random negatives become easy after a few hundred steps; the index of the model itself finds documents that it confuses.
+Random negatives become easy after a few hundred steps; a search with the model itself finds documents that it confuses
+with the positives.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def mine_hard_negatives(
     Parameters
     ----------
     model
-        Encodes the queries; the index holds documents encoded by it.
+        The model that encodes the queries.
     index
-        Any index of `latelier.indexes`.
+        Any index of `latelier.indexes`, with documents encoded by the same model.
     queries
         Query id to text.
     qrels
@@ -62,7 +63,7 @@ def mine_hard_negatives(
         Exclude documents with a score above ``(1 - margin)`` times the positive's, as these may be relevant, too (0.05
         is usual; Moreira et al., 2024, NV-Retriever); None excludes none.
     seed
-        Seed for drawing from the ranks; None takes the best.
+        Seed for drawing negatives from the ranks; None takes the documents with the highest scores.
     batch_size
         Queries per search.
     show_progress_bar
@@ -103,7 +104,7 @@ def mine_hard_negatives(
     with progress_bar(shown=show_progress_bar, total=len(wanted), desc="Mining negatives") as bar:
         for start in range(0, len(wanted), batch_size):
             batch = wanted[start : start + batch_size]
-            # Besides the documents of the window, the search may return all positives of the query.
+            # The hits may include all positives of a query besides the documents of the window.
             room = max(sum(value != 0 for value in qrels[id_].values()) for id_ in batch)
             vectors = model.encode_query([queries[id_] for id_ in batch], packed=True)
             found = index.search(vectors, k=last + room)
@@ -111,8 +112,8 @@ def mine_hard_negatives(
                 judged = qrels[id_]
                 window = [hit for hit in hits if not judged.get(hit.id)][first - 1 : last]
                 for positive in (document for document, value in judged.items() if value > 0):
-                    most = _most(margin, index, vectors[position], positive, hits)
-                    kept = [hit for hit in window if hit.score <= most]
+                    limit = _score_limit(margin, index, vectors[position], positive, hits)
+                    kept = [hit for hit in window if hit.score <= limit]
                     if len(kept) >= negatives:
                         chosen = kept[:negatives] if rng is None else rng.sample(kept, negatives)
                         rows.append((id_, positive, [hit.id for hit in chosen]))
@@ -143,8 +144,11 @@ def _check_queries(queries: Mapping[str, str], qrels: Mapping[str, Mapping[Any, 
         raise InvalidArgumentError(f"query {missing!r} has relevance judgements, but no text in queries.")
 
 
-def _most(margin: float | None, index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
-    """Return the highest score of a negative: ``(1 - margin)`` times the positive's, which is computed if not a hit."""
+def _score_limit(margin: float | None, index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
+    """Return the highest score that a negative may have: ``(1 - margin) * score of the positive``.
+
+    The positive's score is that of its hit; if it is not among the hits, the score is computed.
+    """
     if margin is None:
         return math.inf
     found = next((hit.score for hit in hits if hit.id == positive), None)

@@ -38,10 +38,10 @@ def load_training_set(
         `datasets.Dataset`, or any iterable of dicts. A row has one of these formats:
 
         * ``{query, positive}``, with any number of ``negative``, ``negative_1``, ... or a list ``negatives``;
-          the query may also be called ``anchor`` or ``question``;
+          the query may also be called ``anchor`` or ``question``, the positive ``document`` or ``answer``;
         * ``{query, pos, neg}`` (FlagEmbedding), lists of texts: makes one row per positive, with all negatives; with
           ``pos_scores`` and ``neg_scores``, one row with all texts as scored candidates;
-        * ``{query, documents, scores}``, two lists;
+        * ``{query, documents}``, a list, the positive first; or ``{query, documents, scores}``, two lists;
         * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, together with `queries` and
           `documents`.
     queries, documents
@@ -60,7 +60,8 @@ def load_training_set(
     Raises
     ------
     InvalidArgumentError
-        If a row has none of these formats, lacks a text, or has another number of documents; the message names it.
+        If a row has none of these formats, lacks a text, or has another number of documents than the first; the
+        message names the row.
 
     Examples
     --------

@@ -20,7 +20,7 @@ _FORMATS = (
     "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores} or "
     "{query_id, document_ids, scores}"
 )
-_LARGEST = sys.float_info.max  # an integer of Python may be larger
+_LARGEST = sys.float_info.max  # larger integers have no float
 
 
 class Example(NamedTuple):
@@ -49,7 +49,7 @@ def read_row(
     Returns
     -------
     list of Example
-        One for each positive if there are no scores, else one.
+        One example for each positive; with scores, one example with all documents.
 
     Raises
     ------

@@ -33,13 +33,13 @@ def teacher_scores(
     Returns
     -------
     TrainingSet
-        The same texts with scores. A late-interaction model's are sums over query tokens: distil them with
-        ``normalize_scores=False``.
+        The same rows with scores. Scores of a late-interaction model are sums over query tokens: train on them with
+        ``Distillation(model, normalize_scores=False)``.
 
     Raises
     ------
     InvalidArgumentError
-        If the teacher is neither.
+        If the teacher is neither of these.
 
     Examples
     --------

@@ -36,8 +36,8 @@ class TrainingSet:
     Raises
     ------
     InvalidArgumentError
-        If a text is empty, or a row has another number of documents than the first or another number of scores than
-        documents.
+        If a text is empty, a row has another number of documents than the first, or a row has not one score per
+        document.
 
     Examples
     --------
@@ -90,7 +90,12 @@ class TrainingSet:
         Parameters
         ----------
         rows
-            The positions.
+            The positions, in the order of the result.
+
+        Returns
+        -------
+        TrainingSet
+            These rows, with their scores and names.
 
         Examples
         --------

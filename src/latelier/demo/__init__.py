@@ -1,4 +1,4 @@
-"""A collection that every Python has, the docstrings of its standard library, and a session that searches it."""
+"""The docstrings of Python's standard library as a collection of documents, and a session that searches them."""
 
 from latelier.demo.corpus import standard_library_documents
 

@@ -1,8 +1,8 @@
-"""The docstrings of the installed standard library as a collection of documents: thousands, with nothing to download.
+"""The docstrings of the installed standard library: thousands of documents without a download.
 
 Modules written in Python are parsed, not run; those written in C, and a few that create public names when imported,
-are imported. Each object is listed once, under the public module that defines it. A public module that takes names from
-a private one (``heapq`` from ``_heapq``) counts as the module that defines them.
+are imported. Each object is listed once, under the public module that defines it. Names that a public module imports
+from a private one (``heapq`` from ``_heapq``) count as defined in the public module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SKIPPED = {
 }  # fmt: skip
 # Public by name, but users know their contents under another module: posix under os, genericpath under os.path.
 _INTERNAL = {"genericpath", "nt", "ntpath", "posix", "posixpath", "pyexpat"}
-# Written in Python and safe to import; some public names exist only then: sha256, Pattern, Lock, random.
+# Written in Python and safe to import; some of their public names (sha256, Pattern, Lock, random) exist only then.
 _IMPORTED = {"hashlib", "random", "re", "threading"}
 
 
@@ -120,7 +120,7 @@ def _source_file(module: str) -> Path | None:
 
 
 def _definitions(module: str, visited: frozenset[str]) -> Iterator[Definition]:
-    """Yield what a module defines, then what it takes from private modules."""
+    """Yield the definitions of a module, then those that it imports from private modules."""
     path = _source_file(module)
     if path is None:
         yield from _imported_definitions(module)
@@ -151,7 +151,7 @@ def _renamed(definitions: Iterable[Definition], names: dict[str, str]) -> Iterat
 
 
 def _imported_definitions(module: str) -> Iterator[Definition]:
-    """Yield what a module holds once imported; nothing if this platform lacks it."""
+    """Import a module and yield its definitions; none if this platform lacks the module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated modules warn at import
         try:
@@ -179,7 +179,7 @@ def source_definitions(tree: ast.Module) -> Iterator[Definition]:
 
 
 def _scope_definitions(body: list[ast.stmt], prefix: str, private: dict[str, ast.ClassDef]) -> Iterator[Definition]:
-    """Yield the definitions of a block; members of a private base class belong to its first public subclass."""
+    """Yield the definitions of a block; members of a private base class are listed under its first public subclass."""
     for node in _statements(body):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or node.name.startswith("_"):
             continue

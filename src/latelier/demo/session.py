@@ -30,7 +30,7 @@ QUESTIONS = (
     "read a csv file with a header",
     "match text against a pattern",
 )
-# The subject of a docstring stands at its beginning: 64 tokens give the same answers in two thirds of the time.
+# A docstring begins with its subject: 64 tokens give the same answers in two thirds of the time.
 MODEL_OPTIONS: dict[str, Any] = {"max_length_document": 64}
 
 
@@ -98,7 +98,7 @@ def build(folder: Path, model: ColBERT, documents: Iterable[Any], *, show_progre
 
 
 class Session:
-    """The demo's model and index, which is made if it does not exist, and the time that each phase took.
+    """The demo's model and index; makes the index if it does not exist, and records the time of each phase.
 
     Parameters
     ----------
@@ -114,7 +114,8 @@ class Session:
     folder
         The folder of the index.
     seconds
-        Phase to seconds: loading the model, on the first run reading docstrings and indexing, answering.
+        Phase to seconds: ``"loading the model"``, ``"answering"``, and on the first run ``"reading docstrings"`` and
+        ``"indexing"``.
     """
 
     def __init__(

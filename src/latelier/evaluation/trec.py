@@ -60,7 +60,7 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
     run
         Query id to document id to score. A query without documents is not written.
     path
-        The file; an existing one is replaced once the whole run is checked.
+        The file; an existing one is replaced, after the whole run has been checked.
     name
         The run's name, the last column.
 
@@ -139,7 +139,7 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     qrels
         Query id to document id to relevance.
     path
-        The file; an existing one is replaced once all qrels are checked.
+        The file; an existing one is replaced, after all qrels have been checked.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """`rerank`: MaxSim scores for the candidates of a first-stage retriever, such as BM25 or a dense model.
 
 Arguments and results have PyLate's names. Each query is scored against its own candidates without padding, so negative
-scores stay negative; zero padding would raise them to 0.
+similarities stay negative; padding with zeros would raise them to 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rerank(
     Parameters
     ----------
     documents_ids
-        One list of ids per query. The lists may differ in length; an empty list has an empty result.
+        One list of ids per query. The lists may differ in length; for an empty list, the result is empty.
     queries_embeddings
         `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, padded ``(queries, tokens, dim)``, or one matrix for
         one query.
@@ -47,7 +47,7 @@ def rerank(
     k
         Return the best `k` candidates of each query; None returns all.
     device
-        Where to compute; None is the device of the documents.
+        Where to compute; None: the device of the documents.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def rerank(
     if isinstance(k, (str, torch.device)):  # PyLate's fourth argument
         raise InvalidArgumentError(f"received k={str(k)!r}; a device is given as device=...")
     check_count("k", k, optional=True)
-    place = None if device is None else resolve_device(device)
+    target = None if device is None else resolve_device(device)
     if is_array(queries_embeddings) and queries_embeddings.ndim == 2:
         queries_embeddings = [queries_embeddings]
     counts = (
@@ -88,7 +88,7 @@ def rerank(
             "expected one of each per query."
         )
     triples = zip(documents_ids, queries_embeddings, documents_embeddings, strict=True)
-    return [_rank(i, ids, query, documents, place, k) for i, (ids, query, documents) in enumerate(triples)]
+    return [_rank(i, ids, query, documents, target, k) for i, (ids, query, documents) in enumerate(triples)]
 
 
 def _move(documents: Any, device: torch.device | None) -> Any:
@@ -101,7 +101,7 @@ def _move(documents: Any, device: torch.device | None) -> Any:
     return [as_tensor(matrix).to(device) for matrix in as_matrices(documents)]
 
 
-def _rank(i: int, ids: Any, query: Any, documents: Any, place: torch.device | None, k: int | None) -> list[Hit]:
+def _rank(i: int, ids: Any, query: Any, documents: Any, device: torch.device | None, k: int | None) -> list[Hit]:
     counts = count_entries(ids, f"documents_ids[{i}]"), count_entries(documents, f"documents_embeddings[{i}]")
     if counts[0] != counts[1]:
         raise InvalidArgumentError(
@@ -111,7 +111,7 @@ def _rank(i: int, ids: Any, query: Any, documents: Any, place: torch.device | No
         return []
     # A query given as nested lists is one matrix.
     queries = query if is_array(query) else [query]
-    scores = colbert_scores(queries, _move(documents, place))[0].detach().cpu().numpy()
+    scores = colbert_scores(queries, _move(documents, device))[0].detach().cpu().numpy()
     if len(scores) != counts[0]:
         raise EmbeddingsError(
             f"documents_embeddings[{i}] holds {len(scores)} documents; expected {counts[0]}, one matrix per id."

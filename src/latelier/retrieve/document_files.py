@@ -43,14 +43,14 @@ def read_document_file(
     format
         ``"jsonl"``: a record, a pair or a text per line, as in `parse_documents`. ``"csv"``: a header with a column
         ``text``, and ``id``, ``title`` and metadata in others; ``.tsv`` files are separated by tabs. ``"txt"``: a text
-        per line. ``"auto"``: by the file's name; for other names by the first line, JSON or plain text.
+        per line. ``"auto"``: by the file's extension; if that is unknown, by the first line, JSON or plain text.
     name
-        What messages call the file; None is its path.
+        Name of the file in messages; default: its path.
 
     Raises
     ------
     InvalidArgumentError
-        At once if there is no such file; when a faulty line is reached, which the message names.
+        Immediately, if there is no such file; while reading, at a faulty line, which the message names.
     StorageError
         If the file cannot be read.
 
@@ -75,7 +75,7 @@ def _documents(lines: Iterator[str], source: str, format: DocumentFormat) -> Ite
     for number, item in reader(lines, source):
         with _located(source, number):
             document = parse_document(item)
-            # The index would raise the same error, but after the chunk is encoded, and without the line.
+            # The index makes the same check, but after the chunk is encoded, and its error does not name the line.
             if document.metadata:
                 encode_metadata(document.metadata, number if document.id is None else document.id)
         yield document
@@ -91,7 +91,7 @@ def _located(source: str, number: int) -> Iterator[None]:
 
 
 def _detect(lines: Iterator[str]) -> tuple[DocumentFormat, Iterator[str]]:
-    """Return the format that the first line that is not blank looks like, and all lines."""
+    """Return the format of the first line that is not blank, and an iterator over all lines."""
     head: list[str] = []
     for line in lines:
         head.append(line)
@@ -131,7 +131,7 @@ def _csv(lines: Iterable[str], source: str) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_rows(rows: csv.DictReader[str], source: str) -> Iterator[dict[str | Any, str | Any]]:
-    """Yield rows; the csv module's limit on the length of a cell, one for the whole process, is raised meanwhile."""
+    """Yield rows; the csv module's limit on the length of a cell, which is global, is raised while a row is read."""
     while True:
         before = csv.field_size_limit(LONGEST_LINE)
         try:
@@ -149,7 +149,7 @@ def _csv_rows(rows: csv.DictReader[str], source: str) -> Iterator[dict[str | Any
 
 
 def _csv_header(rows: csv.DictReader[str], source: str) -> list[str]:
-    """Return the names of the columns; one must be "text", and none may come twice."""
+    """Return the names of the columns; one must be "text", and none may be repeated."""
     names = list(rows.fieldnames or ())
     name, count = next(iter(Counter(names).most_common(1)), ("", 0))
     with _located(source, 1):

@@ -1,7 +1,7 @@
-"""Documents on their way into an index: the forms that users hand to a retriever, parsed, and cut into chunks with ids.
+"""Parse the documents that users give to a retriever, and group them into chunks with ids.
 
-A chunk is what one transaction stores, so it bounds memory, and an interrupted call keeps the chunks before. Ids are
-checked before the texts are encoded, which takes a thousand times longer.
+Each chunk is stored in one transaction, so memory stays bounded, and an interrupted call keeps the finished chunks. Ids
+are checked before the texts are encoded, which takes a thousand times longer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from latelier.utils.reading import check_unicode
 
 __all__ = ["DocumentChunk", "InputDocument", "OnExisting", "document_chunks", "parse_document", "parse_documents"]
 
-# What happens to a document whose id is in the index.
+# What to do with a document if its id is in the index.
 OnExisting: TypeAlias = Literal["raise", "replace", "skip"]
 
 
 class InputDocument(NamedTuple):
-    """One document to store; ``id`` is None where the user gave none."""
+    """One document to store; ``id`` is None if the user gave none."""
 
     id: Id | None
     text: str
@@ -33,7 +33,7 @@ class InputDocument(NamedTuple):
 
 
 class DocumentChunk(NamedTuple):
-    """The documents of one transaction, and the progress bar that counts them."""
+    """The documents of one transaction, and the progress bar to update."""
 
     ids: list[Id]
     texts: list[str]
@@ -42,7 +42,7 @@ class DocumentChunk(NamedTuple):
 
 
 def parse_documents(documents: Any) -> Iterator[InputDocument]:
-    """Yield documents while the iterable is read; an invalid one raises when it is reached, with its position.
+    """Yield documents while the iterable is read; the error for an invalid document names its position.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def _not_in(index: Index, given: list[tuple[int, InputDocument]]) -> list[tuple[
 
 
 def _chunk_ids(chunk: list[tuple[int, InputDocument]], index: Index, on_existing: OnExisting) -> list[Id]:
-    """Return the ids of a chunk; documents without an id get integers that count on from the largest in the index."""
+    """Return the ids of a chunk; documents without an id get the integers after the largest one in the index."""
     numbers: Iterator[int] | None = None
     positions: dict[Id, int] = {}
     for position, document in chunk:

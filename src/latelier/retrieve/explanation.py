@@ -1,7 +1,7 @@
 """`Explanation`: the terms of a document's MaxSim score, by token and by word.
 
-The score is a sum with one term per query token, its similarity with the best matching document token. The subword
-tokens are joined to words again, and the terms of a word's tokens are added.
+The score is a sum with one term per query token: its similarity with the most similar document token. Subword tokens
+are joined into words, and the terms of a word's tokens are added up.
 """
 
 from __future__ import annotations

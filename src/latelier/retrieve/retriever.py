@@ -1,7 +1,7 @@
 """`Retriever`: a model and an index behind one interface that takes texts.
 
-Documents are encoded and stored in chunks, so memory stays bounded and an interrupted call keeps whole chunks. The
-model's name and options are stored with the index.
+Documents are encoded and stored in chunks, so memory stays bounded, and an interrupted call keeps the finished chunks.
+The model's name and options are stored with the index.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Retriever:
     model_options
         Further arguments of `latelier.models.load` for a model given by name. Lengths, `embedding_size`,
         `truncate_dim`, prompts and `revision` are stored with the index. Others (``trust_remote_code``,
-        ``model_kwargs``, ...) are not: `open` then raises unless it is given the model.
+        ``model_kwargs``, ...) are not stored; `open` then raises an error unless it gets a model.
 
     Raises
     ------
@@ -132,7 +132,8 @@ class Retriever:
         path
             The index's folder.
         model
-            A name or folder to load, with the options that the index stores, instead of the model that it names.
+            Name or folder of a model to load instead of the one that the index names; it is loaded with the options
+            that the index stores.
         device
             Where to load the model.
         read_only
@@ -148,10 +149,10 @@ class Retriever:
         IndexFormatError
             If there is no index, or its description of its model is malformed.
         InvalidArgumentError
-            If the index does not name its model, the model of that name has other weights now, or it is not one that
-            is loaded by its name alone.
+            If the index does not name its model, the model of that name has other weights now, or the model needs
+            options that are not stored or is of a kind that users must pass themselves.
         ModelLoadError
-            If the model does not exist any more.
+            If the model no longer exists.
 
         Examples
         --------
@@ -200,12 +201,12 @@ class Retriever:
         Parameters
         ----------
         documents
-            Any iterable, read lazily: of texts (they get integer ids that count on from the largest one in the index,
-            so 0, 1, 2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally
-            ``"id"`` or ``"_id"`` and ``"title"`` (put before the text); all other keys are metadata.
+            Any iterable, read lazily: of texts (which get the integer ids after the largest one in the index, or 0, 1,
+            2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally ``"id"`` or
+            ``"_id"`` and ``"title"`` (put before the text); all other keys are metadata.
         skip_existing
-            Keep the stored documents whose ids are given again, and encode only the others: repeating a call that was
-            interrupted continues it.
+            Skip documents with an id that is in the index, and encode only the others. Repeating an interrupted call
+            continues it.
         batch_size
             Texts of maximum length per batch; batches of shorter texts hold more.
         chunk_size
@@ -216,8 +217,8 @@ class Retriever:
         Raises
         ------
         InvalidArgumentError
-            If a document is none of these or has an empty text; the message gives its position. The chunks before its
-            own are stored.
+            If a document is none of these or has an empty text; the message gives its position. Earlier chunks stay
+            stored.
         DuplicateIdError
             If an id is in the index already; `update` replaces documents.
         """
@@ -293,10 +294,10 @@ class Retriever:
         texts
             One query, or a list of them.
         k
-            At most this many documents per query.
+            Maximum number of documents per query.
         filter, parameters, filter_timeout
-            An SQL expression over metadata, or several that must all hold; the values of their ``?``; the seconds that
-            they may take; see `Index.search`.
+            An SQL expression over metadata, or several that must all hold; the values of their ``?``; the time limit
+            in seconds; see `Index.search`.
 
         Returns
         -------
@@ -388,7 +389,7 @@ class Retriever:
         UnknownIdError
             If the document is not in the index.
         LatelierError
-            If the document was stored without its text, or its rows are not the tokens of its text (pooled ones).
+            If the document was stored without its text, or its tokens were pooled.
         """
         if not isinstance(query, str):
             raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
@@ -466,7 +467,7 @@ def _checked_queries(texts: Any) -> list[str]:
 
 
 def _stored_options(index: Index) -> dict[str, Any]:
-    """Return the options that the model which filled an index was loaded with; none if they are malformed."""
+    """Return the stored options of the model that filled an index; none if they are malformed."""
     try:
         stored = ModelIdentity.stored_in(index)
     except IndexFormatError:

@@ -1,4 +1,4 @@
-"""Training from a file to a saved model in one call, as ``latelier train`` does it.
+"""Training from a file to a saved model in one call; ``latelier train`` is the same on the command line.
 
 `train` loads the data, splits off validation queries, mines hard negatives, chooses a loss, runs the trainer of
 sentence-transformers, and measures before and after. For anything else, use that trainer with `latelier.losses`.

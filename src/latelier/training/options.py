@@ -12,9 +12,8 @@ from latelier.utils.describing import short
 
 __all__ = ["TrainingOptions"]
 
-# Larger numbers of epochs overflow the trainer's number of steps.
-_MOST = 1e6
-_MOST_SEED = 2**32 - 1  # numpy takes no larger one
+_MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's number of steps
+_MAX_SEED = 2**32 - 1  # the largest seed of numpy
 
 
 @dataclass(frozen=True)
@@ -24,18 +23,18 @@ class TrainingOptions:
     Parameters
     ----------
     start
-        What becomes of a dense model or a bare encoder that is given by name. ``"dense"``: its token vectors are used
-        as they are (`ColBERT.from_dense`). ``"colbert"``: markers, query expansion and a new linear head are added
-        (`ColBERT`).
+        How a dense model or a bare encoder that is given by name becomes a late-interaction model. ``"dense"``: its
+        token vectors are used unchanged (`ColBERT.from_dense`). ``"colbert"``: markers, query expansion and a new
+        linear head are added (`ColBERT`).
     dims
         Dimensions per token of a model that is given by name; None: the model's own, or 128 for a new head.
     device
         Where a model that is given by name is loaded; None: the best available device.
     mine
-        Hard negatives to mine for each pair among all documents of the data.
+        Number of hard negatives to mine for each pair, among all documents of the data.
     neighbours
-        Group each pair with up to `neighbours` pairs whose positives are its mined hard negatives. They are in-batch
-        negatives for it, at no cost in time.
+        Group each pair with up to `neighbours` pairs whose positives are its mined hard negatives. These positives are
+        then in-batch negatives of the pair, at no extra cost.
     epochs
         Passes through the data, such as 0.5 or 3.
     batch_size
@@ -48,7 +47,7 @@ class TrainingOptions:
         Maximum number of queries to split off for validation, at most 10% of the data; 0 trains on all. Not used if
         `train` gets a validation set.
     seed
-        Seed of the split, the new head, the order of the rows and the negatives that are drawn.
+        Seed of the validation split, of a new head, of the order of the rows and of the drawn negatives.
 
     Raises
     ------
@@ -83,12 +82,12 @@ class TrainingOptions:
         for name in ("mine", "neighbours", "validation_queries"):
             check_count(name, getattr(self, name), 0)
         check_count("batch_size", self.batch_size)
-        check_count("seed", self.seed, 0, _MOST_SEED)
-        for name in ("epochs", "learning_rate"):
-            check_number(name, getattr(self, name), zero=True, most=_MOST)
+        check_count("seed", self.seed, 0, _MAX_SEED)
+        check_number("epochs", self.epochs, zero=True, most=_MAX_EPOCHS)
+        check_number("learning_rate", self.learning_rate, zero=True, most=_MAX_LEARNING_RATE)
         check_number("temperature", self.temperature)
 
     @property
     def passes(self) -> int:
-        """How often neighbours are grouped: once per epoch, as their order is that of the batches."""
+        """How often the rows are repeated for training: with neighbours once per epoch, each time in new groups."""
         return max(1, math.ceil(self.epochs)) if self.neighbours else 1

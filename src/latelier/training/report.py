@@ -21,7 +21,7 @@ class TrainingReport:
     steps
         Steps of the optimiser.
     validation_queries
-        Queries that the measures are means over; 0: none were split off.
+        Number of validation queries; 0: there were none.
     before, after
         Measure (``"success@1"``, ``"ndcg@10"``) to value on the validation queries; empty without them.
 

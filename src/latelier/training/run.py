@@ -21,7 +21,7 @@ from latelier.utils.reading import as_path
 
 __all__ = ["build_model", "train"]
 
-# Ranks that negatives are drawn from, or, for neighbours, negatives that are mined per row.
+# Without neighbours, negatives are drawn from the first 10 ranks; neighbours are found among 10 negatives per row.
 _RANKS = 10
 
 
@@ -39,7 +39,8 @@ def train(
 
     Rows with a teacher's scores are trained with `Distillation`, others with `Contrastive`, or with
     `CachedContrastive` if batches have more than 32 rows. The model is validated five times during training, and the
-    best checkpoint is saved. It loads with `ColBERT` and in plain sentence-transformers.
+    best checkpoint is saved; without validation rows, the final model is saved. The saved model loads with `ColBERT`
+    and in plain sentence-transformers.
 
     Parameters
     ----------
@@ -51,12 +52,13 @@ def train(
         Name or folder of a model, see `TrainingOptions.start`; or a `ColBERT`, which is trained in place. Default:
         all-MiniLM-L6-v2.
     validation
-        Rows to validate on, as `data`; default: `TrainingOptions.validation_queries` queries of `data`, with their
-        rows, are split off.
+        Rows to validate on, in the same forms as `data`; default: the rows of up to
+        `TrainingOptions.validation_queries` queries are split off from `data`.
     options
         How to build the model, mine, train and validate; default: ``TrainingOptions()``.
     on_progress
-        Called with a line of text after mining, for each logged loss and for each validation; ``print`` will do.
+        A function such as `print`, called with a line of text after mining, for each logged loss and for each
+        validation.
     show_progress
         Show progress bars of mining on standard error.
 
@@ -121,7 +123,7 @@ def train(
 
 
 def build_model(model: str | os.PathLike[str] | ColBERT | None, options: TrainingOptions) -> ColBERT:
-    """Return the model to train: the one given, or one that is loaded by name as `options` say."""
+    """Return the model to train: the given `ColBERT`, or one that is loaded by name with `options`."""
     if isinstance(model, ColBERT):
         if (options.start, options.dims, options.device) != ("dense", None, None):
             raise InvalidArgumentError(
@@ -192,7 +194,7 @@ def _mine(
 
 
 def _ordered(training: TrainingSet, options: TrainingOptions) -> TrainingSet:
-    """Group rows with their neighbours, if there are to be any."""
+    """Return the rows in groups of neighbours; unchanged if `options.neighbours` is 0."""
     if not options.neighbours:
         return training
     return order_by_neighbours(

@@ -18,7 +18,8 @@ from latelier.training.validation import BEST, measured
 
 __all__ = ["choose_loss", "run_trainer"]
 
-# Texts of a forward pass in larger batches: what fits into memory with 512 tokens per text.
+# Larger batches are trained with `CachedContrastive`, in forward passes of 32 texts, which fit into memory even with
+# 512 tokens per text.
 _MINI_BATCH = 32
 
 
@@ -29,14 +30,14 @@ def run_trainer(
     options: TrainingOptions,
     on_progress: Callable[[str], None] | None = None,
 ) -> int:
-    """Train a model in place; with an evaluator, it ends as the best of five checkpoints.
+    """Train a model in place; with an evaluator, it ends with the weights of the best of five checkpoints.
 
     Parameters
     ----------
     model
-        The model.
+        The model to train.
     rows
-        Rows to train on, in the order of training if `options.neighbours` is not 0.
+        Rows to train on; with `options.neighbours`, batches keep their order.
     evaluator
         Evaluator of sentence-transformers, or None.
     options
@@ -97,10 +98,10 @@ def run_trainer(
 
 
 def choose_loss(model: ColBERT, rows: TrainingSet, options: TrainingOptions) -> Loss:
-    """Return the loss for the data: distillation of scores, else contrastive, in mini-batches if batches are large.
+    """Return `Distillation` for rows with scores, else `Contrastive`, or `CachedContrastive` for large batches.
 
-    The student's scores are normalised only for teacher scores between 0 and 1, and not with two candidates, where
-    normalising leaves no gradient.
+    `Distillation` normalises the student's scores only if all teacher scores are between 0 and 1 and each row has more
+    than two candidates: two normalised scores are always 0 and 1, which leaves no gradient.
     """
     if rows.scores is not None:
         from_0_to_1 = all(0 <= score <= 1 for scores in rows.scores for score in scores)
@@ -111,7 +112,7 @@ def choose_loss(model: ColBERT, rows: TrainingSet, options: TrainingOptions) -> 
 
 
 class _Progress(TrainerCallback):
-    """Passes losses and measures on as lines of text."""
+    """Reports losses and measures to `on_progress`, as lines of text."""
 
     def __init__(self, on_progress: Callable[[str], None]) -> None:
         self._on_progress = on_progress

@@ -1,4 +1,4 @@
-"""Validation: queries split off from the data, and their positives searched among the documents of all rows."""
+"""Validation: split off queries, and measure how well their positives are found among documents of all rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from latelier.models import ColBERT
 
 __all__ = ["BEST", "evaluator", "measure", "measured", "split_validation"]
 
-# Documents that validation queries are searched in: enough to be hard, few enough to be encoded several times.
+# Documents to search: enough to make the search hard, few enough to encode them at each validation.
 _CORPUS = 2000
-_SHARE = 10  # at most a tenth of the queries
+_ONE_IN = 10  # at most one query in ten is used for validation
 _NAME = "validation"
-# Names in reports to names that the evaluator gives.
+# Name in reports to key of the evaluator's result.
 _MEASURES = {"success@1": f"{_NAME}_maxsim_accuracy@1", "ndcg@10": f"{_NAME}_maxsim_ndcg@10"}
-# The measure that chooses the best checkpoint, as the trainer calls it.
+# The trainer's key of the measure that chooses the best checkpoint.
 BEST = f"eval_{_MEASURES['ndcg@10']}"
 
 
@@ -39,7 +39,7 @@ def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[Traini
     """
     shuffled = list(dict.fromkeys(data.queries))
     random.Random(seed).shuffle(shuffled)
-    chosen = set(shuffled[: min(queries, len(shuffled) // _SHARE)])
+    chosen = set(shuffled[: min(queries, len(shuffled) // _ONE_IN)])
     rows = range(len(data))
     return (
         data.select([i for i in rows if data.queries[i] not in chosen]),
@@ -48,16 +48,16 @@ def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[Traini
 
 
 def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> MultiVectorInformationRetrievalEvaluator:
-    """Make an evaluator that searches the positives of validation queries.
+    """Make an evaluator that measures how well the positives of validation queries are found.
 
     Parameters
     ----------
     validation
         Rows to validate on, at least one.
     data
-        All rows. The corpus holds the documents of `validation`, filled up to 2,000 with documents of `data`.
+        All rows. The corpus consists of the documents of `validation`, filled up to 2,000 with others of `data`.
     seed
-        Seed for drawing these.
+        Seed for drawing the others.
     """
     own = list(dict.fromkeys(text for documents in validation.documents for text in documents))
     others = sorted({text for documents in data.documents for text in documents} - set(own))
@@ -78,12 +78,12 @@ def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> MultiVec
 
 
 def measure(evaluator: Any, model: ColBERT) -> dict[str, float]:
-    """Return the measures of a model; none without an evaluator."""
+    """Return the measures of a model; an empty dict without an evaluator."""
     return {} if evaluator is None else measured(evaluator(model.eval()))
 
 
 def measured(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Pick the measures of a report out of values of the evaluator or, with a prefix, out of logs of the trainer.
+    """Return the measures of a report from the evaluator's result or, with a prefix, from the trainer's logs.
 
     Examples
     --------

@@ -24,7 +24,7 @@ def batch_by_tokens(
     lengths
         Number of tokens of each text.
     max_tokens
-        Maximum of the rows of a batch times its longest row. A longer text is a batch of its own.
+        Maximum of ``rows * longest row`` of a batch. A longer text is a batch of its own.
     max_rows
         Maximum number of rows of a batch; None: no limit.
 

@@ -36,9 +36,14 @@ def check_count(
     least
         The smallest number that is accepted.
     most
-        The largest one; None: whatever the machine can address.
+        The largest one; None: `sys.maxsize`.
     optional
         Accept None too, and return it.
+
+    Returns
+    -------
+    int or None
+        The value.
 
     Raises
     ------
@@ -65,7 +70,7 @@ def check_count(
 
 
 def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard[int]:
-    """Whether a value is an integer in a range, as `check_count` accepts it.
+    """Whether a value is an integer in a range.
 
     Parameters
     ----------
@@ -73,6 +78,11 @@ def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard
         Any value.
     least, most
         The range, as in `check_count`.
+
+    Returns
+    -------
+    bool
+        Whether `check_count` accepts the value.
 
     Examples
     --------
@@ -129,12 +139,17 @@ def count_entries(values: object, name: str, expected: str = "a list") -> int:
     name
         The argument's name, for the message.
     expected
-        What the message asks for.
+        What the message says is expected.
+
+    Returns
+    -------
+    int
+        ``len(values)``.
 
     Raises
     ------
     InvalidArgumentError
-        If it is a string, a mapping, or has no length or order.
+        If it is a string or a mapping, or has no length or order.
 
     Examples
     --------

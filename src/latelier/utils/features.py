@@ -1,4 +1,4 @@
-"""Rows of a tokenised batch: which positions hold tokens, and cutting rows out without needless padding."""
+"""Rows of a tokenised batch: which positions hold tokens, and selecting rows without needless padding."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def used_positions(features: Mapping[str, Any]) -> Tensor:
 
 
 def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
-    """Cut rows out of features, without the columns that hold a token of other rows only.
+    """Return some rows of features, without the outer columns in which none of these rows has a token.
 
     Parameters
     ----------
     features
         Features of a tokeniser. Values that are not tensors ``(rows, width)`` are kept as they are.
     used
-        Their `used_positions`.
+        The `used_positions` of the features.
     rows
-        The rows to keep, in this order.
+        The rows to return, in this order.
 
     Examples
     --------

@@ -9,9 +9,9 @@ from latelier.utils.checks import check_count, is_count
 
 __all__ = ["encoder_limit", "resolve_length"]
 
-# Their position table starts after the padding index, so no text reaches two of its rows.
+# Positions of these architectures start after the padding index, so two rows of the position table are never used.
 _OFFSET_POSITIONS = {"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
-# A token of the text beside [CLS], the marker and [SEP].
+# [CLS], the marker, one token of the text, and [SEP].
 _SHORTEST = 4
 
 
@@ -50,9 +50,9 @@ def resolve_length(name: str, asked: int | None, default: int | None, limit: int
     name
         Name of the argument, for the error message.
     asked
-        What the user gave, or None.
+        The length that the user gave, or None.
     default
-        The length where the user gave none; cut to `limit`.
+        The length if the user gave none; at most `limit`.
     limit
         The encoder's own limit, or None.
 

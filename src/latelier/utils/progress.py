@@ -21,7 +21,7 @@ def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
     """Return a progress bar of tqdm, or one that does nothing.
 
     Even with ``disable=True`` tqdm takes a lock that forked processes share. A process that is killed while it holds
-    the lock, or forked while another thread holds it, would block the others for ever.
+    the lock, or forked while another thread holds it, would block the others forever.
 
     Parameters
     ----------

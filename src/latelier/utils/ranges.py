@@ -1,6 +1,6 @@
 """Documents packed one after the other: document ``i`` has the rows ``offsets[i]:offsets[i + 1]`` of an array.
 
-Everything that makes such offsets, selects the rows of some documents or cuts documents into blocks is here.
+The functions compute such offsets, select the rows of some documents, and split documents into blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rows_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
 
 
 def rows_or_slice(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray | slice:
-    """Return the rows of at least one document, by ascending position: a slice where they lie side by side.
+    """Return the rows of one or more documents, given in ascending order; as a slice if they are consecutive.
 
     An array indexed by a slice is a view; indexed by row numbers, it is a copy.
 
@@ -77,16 +77,16 @@ def positions_within(offsets: np.ndarray) -> np.ndarray:
 
 
 def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None = None) -> Iterator[tuple[int, int]]:
-    """Cut documents into consecutive blocks of at most `max_rows` rows; a document is never cut.
+    """Split documents into consecutive blocks of at most `max_rows` rows; a document is never split.
 
     Parameters
     ----------
     offsets
-        ``(n + 1,)``, from any number on.
+        ``(n + 1,)``; the first offset need not be 0.
     max_rows
-        Rows of a block; a document with more is a block of its own.
+        Maximum number of rows of a block; a document with more is a block of its own.
     max_documents
-        Documents of a block, at least 1; None: any number.
+        Maximum number of documents of a block, at least 1; None: no limit.
 
     Yields
     ------
@@ -101,7 +101,7 @@ def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None 
     first, documents = 0, len(offsets) - 1
     most = documents if max_documents is None else max_documents
     while first < documents:
-        # The last document that still ends within the block, and at least one.
+        # Up to the last document that ends within the block, but at least one document.
         last = int(np.searchsorted(offsets, offsets[first] + max_rows, side="right")) - 1
         last = min(max(last, first + 1), first + most, documents)
         yield first, last

@@ -1,7 +1,7 @@
 """Reading lines and JSON from files of users; every fault of a file raises a `LatelierError`.
 
-All readers of this library use these functions, so truncated, damaged, hostile and wrongly encoded files are handled
-here alone.
+All readers of this library use these functions, so truncated, damaged, hostile and wrongly encoded files are handled in
+one place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "text_lines",
 ]
 
-# In characters. A line is held in memory; a file without line ends, such as /dev/zero, would fill it.
+# In characters. A line is held in memory; a source without line ends, such as /dev/zero, would fill it.
 LONGEST_LINE = 2**24
 
 
@@ -70,9 +70,9 @@ def open_binary(path: str | Path) -> BinaryIO:
     Raises
     ------
     InvalidArgumentError
-        If there is nothing of that name, or it is a folder.
+        If the path does not exist, or is a folder.
     StorageError
-        If the system does not open it, for lack of permission, say.
+        If it cannot be opened, for example without permission.
     """
     try:
         return Path(path).open("rb")
