@@ -138,7 +138,7 @@ REFUSED_DOCUMENTS = {
     "words": (["b"], ["word"], EmbeddingsError, "document 'b' came with str"),
     "one matrix": (["b", "c"], np.ones((2, 2)), InvalidArgumentError, "one matrix goes with one id"),
     "no embeddings": (["b"], None, InvalidArgumentError, "received NoneType as embeddings"),
-    "twice": (["b", "c", "b"], [FINE] * 3, DuplicateIdError, "'b' came twice in this call"),
+    "twice": (["b", "c", "b"], [FINE] * 3, DuplicateIdError, "'b' was given twice in this call"),
     "empty id": ([""], [FINE], InvalidArgumentError, "received '' .*as an id"),
     "bool id": ([True], [FINE], InvalidArgumentError, "received True .bool. as an id"),
     "float id": ([1.5], [FINE], InvalidArgumentError, "received 1.5 .float. as an id"),
@@ -304,7 +304,7 @@ def test_an_id_that_comes_twice_in_a_long_stream_is_refused(tmp_path):
     with indexes.Flat(tmp_path / "index", segment_bytes=1000) as index:
         index.add("x", FINE)
         for write in (index.add, index.update):
-            with pytest.raises(DuplicateIdError, match="'d0' came twice in this call"):
+            with pytest.raises(DuplicateIdError, match="'d0' was given twice in this call"):
                 write([*(f"d{i}" for i in range(5000)), "d0"], [FINE] * 5001)
         assert index.ids() == ["x"]
 

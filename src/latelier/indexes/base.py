@@ -1,10 +1,10 @@
 """`Index`, the contract of every index: arguments, results and errors of each method.
 
-An index on this library's own storage derives from `latelier.indexes.stored.StoredIndex`, which implements all of it
-but a few hooks; an adapter to another engine derives from `Index` itself. One suite in `tests/indexes` tests all.
+Indexes in this library's own storage derive from `latelier.indexes.stored.StoredIndex`, which implements everything
+except a few hooks. Adapters to other engines derive from `Index` itself. One suite in `tests/indexes` tests them all.
 
-Ids belong to the user, never change, and keep their type: 1 and "1" are two documents. A writing call is one
-transaction: other threads and processes see all of it or nothing, and after an error the index is as it was before.
+The user chooses the ids; they never change and keep their type: 1 and "1" are two documents. Each call that writes is
+one transaction: other threads and processes see all of its changes or none, and an error leaves the index unchanged.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class Index(ABC):
         *,
         show_progress: bool = False,
     ) -> None:
-        """Add documents, all or none.
+        """Add documents; after an error, none has been added.
 
         Parameters
         ----------
         ids
-            One id per document, ``str`` (not empty) or ``int`` (64 bits); or one id for one document.
+            One id per document, a non-empty ``str`` or a 64-bit ``int``. To add one document, give its id itself.
         embeddings
             One ``(tokens, dim)`` matrix per document: `TokenEmbeddings`, a list of numpy or torch matrices of any
-            floating dtype, or any iterable of matrices or of `TokenEmbeddings`. Iterables are read in step with the
-            other arguments, in bounded memory. For one id, one matrix is enough, without a list around it.
+            floating dtype, or any iterable of matrices or of `TokenEmbeddings`. Iterables are read batch by batch,
+            together with the other arguments, so memory stays bounded. To add one document, give its matrix itself.
         texts, metadata
-            One per document: a text or ``None``; a dict of JSON values or ``None``. `get` returns both; the keys of
-            the metadata are the columns of filters.
+            One per document: a text or ``None``; a dict of JSON values or ``None``. `get` returns both. Filters can
+            name the keys of the metadata.
         show_progress
             Show a progress bar on stderr.
 
@@ -87,7 +87,7 @@ class Index(ABC):
         DuplicateIdError
             If an id is given twice or is in the index already.
         EmbeddingsError
-            If a document has no token, holds NaN or infinity, or has another dim than the other documents.
+            If a document has no token, holds NaN or infinity, or differs in dim from the other documents.
         InvalidArgumentError
             If the arguments differ in length, or an id, a text or metadata cannot be stored.
         """
@@ -102,9 +102,9 @@ class Index(ABC):
         *,
         show_progress: bool = False,
     ) -> None:
-        """Replace whole documents, or insert those that are new; all or none.
+        """Replace whole documents, and insert those that are new; after an error, nothing has changed.
 
-        A replaced document loses text and metadata that are not given again, and becomes the last one in the order of
+        A replaced document loses the text and metadata that are not given again, and moves to the end of the order of
         insertion.
 
         Parameters
@@ -120,7 +120,7 @@ class Index(ABC):
 
     @abstractmethod
     def remove(self, ids: Id | Iterable[Id]) -> None:
-        """Remove documents, all or none.
+        """Remove documents; after an error, none has been removed.
 
         Parameters
         ----------
@@ -150,16 +150,16 @@ class Index(ABC):
         queries
             `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, or one matrix for one query.
         k
-            At most this many hits per query; fewer where fewer documents are left.
+            Maximum number of hits per query; there are fewer hits if fewer documents can be searched.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
-            ``text`` and the keys of the metadata; see `latelier.indexes.catalog.filters`. Or a list of expressions
-            that must all hold, each parsed by itself: ``["tenant = ?", theirs]`` finds no other tenant's documents,
-            whatever ``theirs`` holds.
+            ``text`` and the keys of the metadata; see `latelier.indexes.catalog.filters`. Of a list of expressions,
+            documents must meet all. Each is parsed separately, so ``["tenant = ?", untrusted]`` finds documents of
+            one tenant only, whatever the string ``untrusted`` is.
         parameters
-            The values of the filter's ``?``, in order, or a dict for ``:name``.
+            A sequence with the value of each ``?`` of the filter, or a dict with the value of each ``:name``.
         filter_timeout
-            Seconds that the filter may take; ``None`` for no limit.
+            Maximum time for evaluating the filter, in seconds; ``None`` for no limit.
 
         Returns
         -------
@@ -178,12 +178,17 @@ class Index(ABC):
 
     @abstractmethod
     def get(self, ids: Id | Iterable[Id]) -> Any:
-        """Return text and metadata: a `Record` for one id, a list of them in the order asked for several.
+        """Return the texts and metadata of documents.
 
         Parameters
         ----------
         ids
             One id or several.
+
+        Returns
+        -------
+        Record or list of Record
+            A `Record` for one id; for an iterable of ids, one `Record` per id in the same order.
 
         Raises
         ------
@@ -193,12 +198,17 @@ class Index(ABC):
 
     @abstractmethod
     def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
-        """Return the stored vectors of documents, in the order asked for.
+        """Return the stored vectors of documents.
 
         Parameters
         ----------
         ids
             One id or several.
+
+        Returns
+        -------
+        TokenEmbeddings
+            One matrix per id, in the same order.
 
         Raises
         ------
@@ -213,18 +223,18 @@ class Index(ABC):
     @property
     @abstractmethod
     def dim(self) -> int | None:
-        """Numbers per token, ``None`` while the index is empty."""
+        """Dimension of the token vectors; ``None`` while the index is empty."""
 
     @property
     @abstractmethod
     def settings(self) -> MutableMapping[str, Any]:
-        """JSON values that users and tools keep with the index; each assignment is a commit."""
+        """JSON values that users and tools store in the index; each assignment is a commit."""
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Within a ``with`` block, let this thread read one commit, whatever others write meanwhile.
+        """Return a context in which all reads of this thread see one commit, whatever others write meanwhile.
 
-        The block cannot write, and has to end in the thread that began it. With an index in memory, other threads
-        wait until it ends. An adapter to an engine without snapshots does nothing here.
+        Within the ``with`` block this thread cannot write. The block must end in the thread that began it. With an
+        index in memory, other threads wait until it ends. For engines without snapshots, this method does nothing.
 
         Examples
         --------
@@ -243,8 +253,8 @@ class Index(ABC):
     def compact(self, *, show_progress: bool = False) -> None:
         """Merge small segments, and free the space of removed documents.
 
-        Searches go on meanwhile, in this process and in others. Damaged segments stay as they are; an
-        `IndexDamageWarning` names them. An index made by an older version gets the newest format.
+        Searches continue meanwhile, in this process and in others. Damaged segments stay as they are; an
+        `IndexDamageWarning` names them. An index in an older format is converted to the newest one.
 
         Parameters
         ----------
@@ -261,12 +271,13 @@ class Index(ABC):
         k
             Number of hits to compare.
         queries
-            Number of documents, spread evenly over the index, to use as queries; each one reads the whole index.
+            Number of documents to use as queries, spread evenly over the index. Each query is compared with every
+            document.
 
         Returns
         -------
         CheckReport
-            Prints as one line.
+            The recall; prints as one line.
         """
 
     @abstractmethod
@@ -281,7 +292,7 @@ class Index(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close files and free memory; closing again does nothing, any other use afterwards is an error."""
+        """Close files and free memory. Closing twice is allowed; any other use of a closed index raises an error."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Exact scores of stored documents, in blocks of bounded memory; on the CPU for `Flat`, on a GPU for any index."""
+"""Exact scores of stored documents, in blocks of bounded memory: on the CPU for `Flat`, on a GPU for every index."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["BlockSize", "score_blocks", "split_part"]
 
 
 class BlockSize(NamedTuple):
-    """Upper bounds of one block: its tokens, and its scores, one for each query and document.
+    """Maximum size of a block: its number of tokens, and its number of scores, one per query and document.
 
-    A document is never cut: one with more tokens is a block of its own.
+    A document is never cut; a document with more tokens forms a block alone.
     """
 
     tokens: int
@@ -36,15 +36,15 @@ def score_blocks(
     Parameters
     ----------
     part
-        The documents.
+        The documents to score.
     vectors
-        Of all documents of the segment.
+        The vectors of all documents of the segment.
     queries
         The queries.
     score
-        Returns the scores ``(queries, documents)`` of all queries and some documents.
+        ``score(queries, documents)`` returns scores ``(queries, documents)``.
     size
-        Of a block.
+        Maximum size of a block.
 
     Yields
     ------
@@ -68,13 +68,13 @@ def score_blocks(
         if last - first == len(positions):
             yield positions, score(queries, vectors[first:last])
         elif tokens <= 2 * int(Part(part.segment, positions).lengths.sum()):
-            # To score the documents between them in vain is cheaper than to copy these ones together.
+            # Scoring also the unwanted documents between them is cheaper than copying the wanted ones together.
             yield positions, score(queries, vectors[first:last])[:, positions - first]
         else:
             yield positions, score(queries, vectors[positions])
 
 
 def split_part(part: Part, max_tokens: int, max_documents: int) -> Iterator[np.ndarray]:
-    """Cut the documents of a part into blocks; yield the positions of each, of at least one document."""
+    """Cut the documents of a part into blocks of one or more documents; yield the positions of each block."""
     for first, last in split_by_rows(lengths_to_offsets(part.lengths), max_tokens, max(1, max_documents)):
         yield part.positions[first:last]

@@ -1,7 +1,7 @@
-"""`Flat`: the exact index, which scores every document on the CPU. All other indexes are measured against it.
+"""`Flat`: the exact index, which scores every document on the CPU; the reference for the recall of other indexes.
 
-It needs no training. A search reads the whole index once, at the speed of a matrix product: on a laptop, fast enough
-for tens of thousands of documents.
+It needs no training. A search reads the whole index once, at the speed of a matrix product, which on a laptop is fast
+enough for tens of thousands of documents.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Flat(StoredIndex):
         Folder of the index, made if it does not exist; ``None`` keeps it in memory.
     dtype
         ``"float32"`` (the default) or ``"float16"``, which halves the space and rounds each number to three digits.
-        Fixed when the index is made.
+        It cannot be changed later.
     read_only
-        Never write. Set by itself where the folder cannot be written.
+        Never write; implied if the folder cannot be written.
     segment_bytes
-        Size of the batches in which documents are written, which is about the memory that `add` takes.
+        Size of the batches in which documents are written; `add` takes about this much memory.
     device
-        A GPU to search on, such as ``"cuda"``: it keeps a copy of all vectors. None searches on the CPU.
+        A GPU to search on, such as ``"cuda"``, which holds a copy of all vectors; ``None`` searches on the CPU.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class Flat(StoredIndex):
 
     kind = "flat"
     _choices: ClassVar = {"dtype": _DTYPES}
-    # Bounds the memory that a search takes.
+    # Limits the memory of a search.
     _block: ClassVar = BlockSize(tokens=1 << 15, scores=1 << 22)
 
     def __init__(
@@ -86,8 +86,8 @@ class Flat(StoredIndex):
         if dtype not in (None, self.dtype):
             self.close()
             raise InvalidArgumentError(
-                f"received dtype={dtype!r}, but the index in {path} has {self.dtype}, which is fixed; leave it out, or "
-                "make a new index."
+                f"received dtype={dtype!r}, but the index in {path} has {self.dtype}, which cannot be changed; leave "
+                "dtype out, or make a new index."
             )
 
     @property

@@ -1,7 +1,7 @@
-"""Exact search on a GPU: it holds a copy of all vectors of an index, and scores every document for every query.
+"""Exact search on a GPU, which holds a copy of all vectors of an index and scores every document for every query.
 
-The approximate stages of a search on the CPU follow inverted lists and count bits, which is slow on a GPU, and they
-may miss documents. Queries are scored many at a time, so that the vectors are read once for all of them.
+It does not use inverted lists or sign codes: reading them is slow on a GPU, and they may miss documents. Many queries
+are scored together, so that the vectors are read once for all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from latelier.scores.topk import TopK
 
 __all__ = ["GpuSearch"]
 
-# Norm up to which no inner product of two tokens leaves the range of half precision, which ends at 65,504.
+# If all norms are at most 128, inner products are at most 128 ** 2 = 16,384; half precision ends at 65,504.
 _HALF_NORM = 128.0
 _BLOCK = BlockSize(tokens=1 << 21, scores=1 << 23)
 
@@ -40,13 +40,13 @@ class GpuSearch:
     decode
         Returns the vectors of stored documents.
     dtype
-        ``"float16"`` or ``"float32"``. A segment with vectors too long for half precision always has the latter.
+        ``"float16"`` or ``"float32"``. Segments with norms too large for half precision are always held in float32.
     queries_at_once
-        How many queries are scored together.
+        Number of queries scored together.
     block
-        Documents scored together.
+        Maximum size of a block of documents scored together.
     upload_numbers
-        Numbers decoded at once on their way to the device.
+        Number of vector components that are decoded and copied to the device at a time.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class GpuSearch:
         self.device = device
         self._decode, self._dtype = decode, dtype
         self._queries_at_once, self._block, self._upload_numbers = queries_at_once, block, upload_numbers
-        # A segment is shared by all snapshots that contain it; its copy is freed with the last of them.
+        # All snapshots that contain a segment share it; its copy is freed when the last of them is.
         self._copies: WeakKeyDictionary[Segment, TokenEmbeddings] = WeakKeyDictionary()
         self._lock = forks.Lock()
 
     def search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        """Score all documents of `parts`, and leave the best of each query in `best`; see `StoredIndex._search`.
+        """Score all documents of `parts`, and write the best of each query to `best`; see `StoredIndex._search`.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class GpuSearch:
     def _search_some(
         self, copies: list[tuple[Part, TokenEmbeddings]], queries: TokenEmbeddings, best: TopK, first: int
     ) -> None:
-        """Search for some queries, of which `first` is the number of the first one."""
+        """Search for some of the queries, which have the numbers from `first` on in `best`."""
         scores = torch.zeros(len(queries), 0, device=self.device)
         numbers = torch.zeros(len(queries), 0, dtype=torch.int64, device=self.device)
         fit_half = _largest_norm(queries) <= _HALF_NORM
@@ -104,7 +104,7 @@ class GpuSearch:
                 block_numbers = torch.from_numpy(part.segment.numbers[positions]).to(self.device)
                 scores = torch.cat([scores, block_scores], dim=1)
                 numbers = torch.cat([numbers, block_numbers.expand(len(queries), -1)], dim=1)
-                # Stable: of equal scores the earlier document comes first.
+                # A stable sort: of documents with equal scores, the earlier one comes first.
                 scores, order = scores.sort(dim=1, descending=True, stable=True)
                 scores, numbers = scores[:, : best.k], numbers.gather(1, order[:, : best.k])
         best.scores[first : first + len(queries)] = list(scores.cpu().numpy())
@@ -117,7 +117,7 @@ class GpuSearch:
             return self._copies[segment]
 
     def _upload(self, segment: Segment, dim: int) -> TokenEmbeddings:
-        """Copy a segment to the device piece by piece, in a dtype that can hold its vectors."""
+        """Copy a segment to the device piece by piece; switch to float32 if its norms are too large."""
         whole = Part(segment, np.arange(len(segment)))
         vectors = torch.empty(segment.tokens, dim, dtype=DTYPES[self._dtype], device=self.device)
         for positions in split_part(whole, self._upload_numbers // dim, len(segment)):
@@ -136,6 +136,6 @@ def _score(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor
 
 
 def _largest_norm(embeddings: TokenEmbeddings) -> float:
-    """Return the largest norm of a token."""
+    """Return the largest norm of a token vector."""
     vectors = np.asarray(embeddings.vectors, dtype="float32")
     return float(np.sqrt(np.einsum("td,td->t", vectors, vectors).max(initial=0.0)))

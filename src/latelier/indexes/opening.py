@@ -1,4 +1,4 @@
-"""`open`: the index in a folder, of whichever kind."""
+"""`open`: opens the index in a folder, of any kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS: dict[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
 
 
 def open(path: PathLike, *, read_only: bool = False, device: str | torch.device | None = None) -> Index:
-    """Open the index in a folder, of whichever kind.
+    """Open the index in a folder, of any kind.
 
     Parameters
     ----------
@@ -26,17 +26,17 @@ def open(path: PathLike, *, read_only: bool = False, device: str | torch.device 
     read_only
         Never write.
     device
-        A GPU to search on, such as ``"cuda"``; None searches on the CPU.
+        A GPU to search on, such as ``"cuda"``; ``None`` searches on the CPU.
 
     Returns
     -------
     Index
-        An instance of the class that made it.
+        An instance of the class that made the index.
 
     Raises
     ------
     IndexFormatError
-        If there is no index, or one of a kind or format that this version does not know.
+        If there is no index, or if this version does not know its kind or format.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def open(path: PathLike, *, read_only: bool = False, device: str | torch.device 
     kind = stored_settings(as_folder(path)).get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise IndexFormatError(
-            f"the index in {path} is of kind {kind!r}, this version knows {', '.join(_KINDS)}; upgrade with: "
-            "pip install --upgrade latelier"
+            f"the index in {path} is of kind {kind!r}, but this version of latelier knows {', '.join(_KINDS)}; upgrade "
+            "with: pip install --upgrade latelier"
         )
     return _KINDS[kind](path, read_only=read_only, device=device)

@@ -1,4 +1,4 @@
-"""Recall of an index, measured against exact scores of every document, which are computed here in double precision."""
+"""Recall of an index, measured against the exact scores of all documents, which are computed in double precision."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from latelier.scores.topk import TopK
 
 __all__ = ["SearchCall", "exact_scores", "measure_recall"]
 
-# A search of queries for the k best documents of each.
+# search(queries, k) returns the k best documents of each query.
 SearchCall: TypeAlias = "Callable[[Any, int], list[list[Hit]]]"
 
-# Relative difference between a score in single precision and its exact value that does not count as an error.
+# A hit counts as found if score >= s - _TOLERANCE * max(1, |s|), s being the exact score of the k-th best document:
+# scores of the index are in single precision.
 _TOLERANCE = 1e-5
 # A document that serves as a query is cut to this many tokens, the usual length of a query.
 _QUERY_TOKENS = 32
@@ -26,7 +27,7 @@ _CHUNK = 256
 
 
 def measure_recall(index: Index, k: int, queries: int, searches: Sequence[SearchCall] = ()) -> list[CheckReport]:
-    """Search with some of the index's own documents as queries, and count how many hits are among the exact best `k`.
+    """Search with documents of the index as queries, and measure the share of hits that are among the exact best `k`.
 
     Parameters
     ----------
@@ -35,12 +36,12 @@ def measure_recall(index: Index, k: int, queries: int, searches: Sequence[Search
     k, queries
         As for `Index.check`.
     searches
-        Ways to search the index; by default `index.search` alone.
+        The searches to measure, such as one per effort; by default only `index.search`.
 
     Returns
     -------
     list of CheckReport
-        One for each of the searches.
+        One report per search.
     """
     searches = searches or [index.search]
     ids = index.ids()
@@ -62,8 +63,8 @@ def _compare(
     for i, hits in enumerate(found):
         lowest = exact.scores[i][-1]
         scores = exact_scores(sample[i : i + 1], index.get_embeddings([hit.id for hit in hits]))[0]
-        right = np.count_nonzero(scores >= lowest - _TOLERANCE * max(1.0, abs(lowest)))
-        recalls.append(right / len(exact.scores[i]))
+        found_count = np.count_nonzero(scores >= lowest - _TOLERANCE * max(1.0, abs(lowest)))
+        recalls.append(found_count / len(exact.scores[i]))
     return CheckReport(k, float(np.mean(recalls)), float(np.min(recalls)), len(sample), documents)
 
 
@@ -82,5 +83,5 @@ def exact_scores(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.nda
 
 
 def _spread(n: int, most: int) -> np.ndarray:
-    """Return at most `most` positions, spread evenly from the first to the last of `n`."""
+    """Return up to `most` positions of `n`, spread evenly from the first to the last."""
     return np.unique(np.linspace(0, n - 1, min(n, most)).astype("int64"))

@@ -1,4 +1,4 @@
-"""What the methods of an index return: hits, records, and the reports of `check` and `verify`."""
+"""The results of an index's methods: hits, records, and the reports of `check` and `verify`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Id: TypeAlias = "str | int"
 
 
 class Hit(NamedTuple):
-    """A found document: its id and its MaxSim score; higher is better.
+    """A document found by a search: its id and its MaxSim score; higher is better.
 
-    A tuple whose fields can be read by name as well: ``hit["id"]``, ``dict(hit)``.
+    It is a named tuple that can also be read like a dict: ``hit["id"]``, ``dict(hit)``.
 
     Examples
     --------
@@ -73,15 +73,15 @@ class CheckReport:
     Parameters
     ----------
     k
-        Hits compared per query.
+        Number of hits compared per query.
     recall
-        Fraction of the hits that are among the exact best `k`, over all queries; tied documents count as found.
+        Fraction of the exact best `k` that were found, averaged over all queries; tied documents count as found.
     worst
         The lowest recall of a query.
     queries, documents
-        Number of queries used, and of documents searched.
+        Number of queries used, and number of documents searched.
     advice
-        What to do about a low recall; empty if there is nothing to do.
+        A recommendation, such as an effort that raises a low recall; empty if there is none.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class Damage:
     reason
         What is wrong with it.
     ids
-        The documents that are damaged with it.
+        Ids of the documents that cannot be read because of it.
 
     Examples
     --------
@@ -164,7 +164,7 @@ class VerifyReport:
 
     @property
     def ids(self) -> list[Id]:
-        """Ids of the damaged documents, to `update` or `remove`, each once."""
+        """Ids of the damaged documents, without duplicates; `update` or `remove` them to repair the index."""
         return list(dict.fromkeys(id for damage in self.damages for id in damage.ids))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Warnings of a call that has done its work all the same; each points to the line that called the library."""
+"""Warnings of calls that have nevertheless succeeded; each warning points to the line that called the library."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def warn_caller(message: str, category: type[Warning]) -> None:
 
 
 def warn_of_damage(problem: str) -> None:
-    """Warn of damage that did not keep a call from doing its work; the message says how to repair it."""
+    """Warn of damage found by a call that has nevertheless succeeded; the message says how to repair it."""
     warn_caller(
-        f"{problem} verify() lists what is damaged and the ids of its documents: update() or remove() them, or put the "
-        "files back from a copy.",
+        f"{problem} verify() lists the damaged files and the ids of their documents: update() or remove() them, or "
+        "restore the files from a backup.",
         IndexDamageWarning,
     )

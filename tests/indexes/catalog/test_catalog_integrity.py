@@ -70,7 +70,9 @@ def test_a_changed_row_is_named_and_not_read(tmp_path, statement, reads):
         index.settings["tool"] = 1
     change(folder, statement)
     if "UPDATE setting" in statement:  # without the configuration there is no index
-        with pytest.raises(CorruptedIndexError, match="the row 'dim' of its table 'setting' is not what was written"):
+        with pytest.raises(
+            CorruptedIndexError, match="the row 'dim' of its table 'setting' does not match its checksum"
+        ):
             indexes.open(folder)
         return
     with indexes.open(folder) as index:

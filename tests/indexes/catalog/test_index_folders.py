@@ -265,7 +265,10 @@ def change_setting(folder, name, value):
 def test_a_newer_format_asks_for_an_upgrade(folder):
     change(folder, "PRAGMA user_version = 3")
     for use in (indexes.Flat, indexes.open):
-        with pytest.raises(IndexFormatError, match="format version 3, this version reads up to 2; upgrade with: pip"):
+        with pytest.raises(
+            IndexFormatError,
+            match="format version 3, but this version of latelier reads formats up to 2; upgrade with: pip",
+        ):
             use(folder)
     change(folder, "PRAGMA user_version = 2")
     assert indexes.open(folder).ids() == ["a", 1, "ß"]
@@ -275,7 +278,9 @@ def test_another_kind_of_index_is_told_apart(folder):
     change_setting(folder, "kind", "ivf2")
     with pytest.raises(IndexFormatError, match=r"is of kind 'ivf2', not 'flat'; indexes.open"):
         indexes.Flat(folder)
-    with pytest.raises(IndexFormatError, match=r"is of kind 'ivf2', this version knows flat.*; upgrade"):
+    with pytest.raises(
+        IndexFormatError, match=r"is of kind 'ivf2', but this version of latelier knows flat.*; upgrade"
+    ):
         indexes.open(folder)
 
 

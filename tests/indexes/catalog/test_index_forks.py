@@ -203,7 +203,7 @@ def test_a_fork_within_a_write_s_own_iterable_cannot_spoil_the_write(tmp_path):
     command = [sys.executable, "-c", _FORK_WITHIN, *folders]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines() == [line for code in status.values() for line in (str(code), "['a', 'b', 'c']")]
-    said = "only the process that began the call can go on with it"
+    said = "only the process that began the call can continue it"
     assert ran.stderr.count(said) == 1
     assert ran.stderr.index(said) < ran.stderr.index("end of return")
     for leave in status:

@@ -78,7 +78,9 @@ def test_bits_are_fixed_when_the_index_is_made(tmp_path):
         pass
     with indexes.IVF(tmp_path / "index") as index:
         assert index.nbits == 2
-    with pytest.raises(InvalidArgumentError, match=r"received nbits=8, but the index in .* has 2, which is fixed"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"received nbits=8, but the index in .* has 2, which cannot be changed"
+    ):
         indexes.IVF(tmp_path / "index", nbits=8)
     with pytest.raises(InvalidArgumentError, match="received nbits=3; expected one of 8, 4, 2, 1"):
         indexes.IVF(nbits=3)

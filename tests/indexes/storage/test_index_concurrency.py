@@ -140,7 +140,9 @@ def test_a_second_writer_waits_and_then_says_so(disk_index, monkeypatch):
         def stream():
             for write in (lambda: disk_index.add("x", ONE), lambda: other.add("x", ONE), lambda: other.remove([])):
                 begun = time.monotonic()
-                with pytest.raises(StorageError, match=r"another write to the index in .* has gone on for 0.4 seconds"):
+                with pytest.raises(
+                    StorageError, match=r"another write to the index in .* has not finished within 0.4 seconds"
+                ):
                     write()
                 times.append(time.monotonic() - begun)
             yield ONE

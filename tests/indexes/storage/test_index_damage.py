@@ -128,7 +128,7 @@ def test_flipped_bits_are_found_by_verify(folder, name):
         assert [(damage.file, damage.ids) for damage in report.damages] == [
             (path.relative_to(folder).as_posix(), tuple(OLD))
         ]
-        assert "its bytes are not those that were written (4 documents)" in str(report)
+        assert "its bytes do not match their checksum (4 documents)" in str(report)
 
 
 def test_a_file_put_back_makes_the_index_whole(folder):

@@ -31,7 +31,7 @@ def test_a_snapshot_shows_one_commit(tmp_path, kind):
             with index.snapshot():
                 assert [hit.id for hit in index.search(matrices([2]), filter="n < 9")[0] if hit.id not in IDS] == []
             assert index.check(k=3).documents == 5
-            with pytest.raises(LatelierError, match=r"nothing is written within snapshot\(\)"):
+            with pytest.raises(LatelierError, match=r"cannot write within snapshot\(\)"):
                 index.add("no", matrices([1])[0])
         assert index.ids() == ["x", "new"]
 
@@ -44,7 +44,7 @@ def test_settings_are_of_the_snapshot(tmp_path):
             other.settings.update(model="second", more=1)
             assert dict(index.settings) == {"model": "first"}
             for change in (lambda: index.settings.update(more=2), lambda: index.settings.pop("model")):
-                with pytest.raises(LatelierError, match=r"nothing is written within snapshot\(\)"):
+                with pytest.raises(LatelierError, match=r"cannot write within snapshot\(\)"):
                     change()
         assert dict(index.settings) == {"model": "second", "more": 1}
 

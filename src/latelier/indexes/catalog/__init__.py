@@ -1,8 +1,8 @@
-"""The catalog of an index, in SQLite: everything stored beside the vectors, and which segments hold the vectors.
+"""The catalog of an index: an SQLite database of its documents, segments and settings; segments hold the vectors.
 
-`schema` has the tables and the version of their format, `upgrade` what older indexes lack. `rows` reads and writes rows
-with checksums; `settings`, `segment_rows`, `document_rows` and `metadata` are the tables, `integrity` checks them all,
-and `values` checks what users want stored in them. `folder` is the folder of an index, `connection` one connection to
-its catalog and `authorizer` what it may do, `pool` decides who reads and writes when, `forks` what happens at a fork.
+`schema` creates and checks the tables, and `upgrade` converts older formats. `rows` reads and writes rows with
+checksums; `settings`, `segment_rows`, `document_rows` and `metadata` handle the tables, `values` checks users' values
+before they are stored, and `integrity` verifies all rows. `folder` checks the folder of an index, `connection` opens
+connections, `authorizer` restricts them, `pool` shares them among threads, and `forks` handles forks of the process.
 `filters` selects documents.
 """

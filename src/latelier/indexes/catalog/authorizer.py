@@ -1,7 +1,7 @@
-"""What a connection may do: SQLite asks the authorizer about every table, column and function of a statement.
+"""The authorizer of a connection: SQLite calls it for every table, column and function that a statement uses.
 
-The grammar of filters writes nothing that the authorizer denies: it is the second line of defence, should the grammar
-have a hole. SQLite asks when it compiles a statement, not when it runs one that `sqlite3` has compiled before.
+It is a second line of defence behind the grammar of filters, which produces only what the authorizer allows. SQLite
+calls it when a statement is compiled, but not when `sqlite3` runs a compiled statement from its cache.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from types import TracebackType
 
 __all__ = ["Authorizer"]
 
-_LISTS = ("json_each", "json_tree")
-_TABLES = {"document", "content", *_LISTS}
-# To SQLite these are functions too.
+_TABLE_FUNCTIONS = ("json_each", "json_tree")
+_TABLES = {"document", "content", *_TABLE_FUNCTIONS}
+# SQLite reports these operators as functions.
 _OPERATORS = ("->", "->>")
 
 
 class Authorizer:
     """A callback for `sqlite3.Connection.set_authorizer`.
 
-    Within ``with authorizer.restricted_to(functions):`` statements can only read documents and call these functions.
+    Within ``with authorizer.restricted_to(functions):``, statements can only read documents and call `functions`.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Authorizer:
         self._functions: Collection[str] = ()
 
     def restricted_to(self, functions: Collection[str]) -> Authorizer:
-        """Return itself as a context in which all but reading documents with these functions is denied."""
+        """Return this object, as a context that denies everything except reading documents and calling `functions`."""
         self._functions = functions
         return self
 
@@ -42,7 +42,7 @@ class Authorizer:
         self._restricted = False
 
     def __call__(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """Return whether an action is allowed; what `first` and `second` name depends on the action."""
+        """Return ``SQLITE_OK`` or ``SQLITE_DENY``; what `first` and `second` name depends on `action`."""
         allowed = (
             not self._restricted
             or action == sqlite3.SQLITE_SELECT
@@ -52,4 +52,4 @@ class Authorizer:
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
     def _is_callable(self, name: str) -> bool:
-        return name in self._functions or name in _OPERATORS or name in _LISTS
+        return name in self._functions or name in _OPERATORS or name in _TABLE_FUNCTIONS

@@ -1,4 +1,4 @@
-"""One connection to SQLite: how it is set up, how an empty catalog is made, and which errors SQLite's become."""
+"""Connections to the catalog: creating an empty catalog, opening a connection, and translating SQLite's errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "translate_errors",
 ]
 
-# How long a writer waits for another one before it gives up.
+# How long a writer waits for another writer before it raises an error.
 WAIT_SECONDS = 5.0
 
 
@@ -35,11 +35,11 @@ class Connection(sqlite3.Connection):
     Attributes
     ----------
     authorizer
-        Restricts statements to reading documents, while a filter is evaluated.
+        Restricts statements to reading documents while a filter is evaluated.
     single_use
-        Whether it cannot see the commits of others, so that each transaction needs a new one.
+        Whether this connection cannot see later commits of others, so that each transaction needs a new connection.
     inherited
-        Whether it was in use when this process was forked, and belongs to the parent.
+        Whether this process inherited the connection from its parent by a fork, and so must not use it.
     """
 
     authorizer: Authorizer
@@ -60,7 +60,7 @@ class Connection(sqlite3.Connection):
 
 
 def make_catalog(path: Path) -> None:
-    """Make an empty catalog and its folders, if there is none.
+    """Make an empty catalog and its folders, unless there is a catalog already.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
     uri
         ``":memory:"`` or a ``file:`` URI.
     alone
-        Lock the file for this connection, without files that processes share.
+        Lock the file for this connection alone, so that SQLite needs no shared-memory file (``-shm``).
     """
     connection = sqlite3.connect(
         uri,
@@ -108,10 +108,10 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
         if alone:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes; or a large write would leave a large log
-        # Reads the file, so that an error is raised here, and loads the JSON table-valued functions, as loading them
-        # under the authorizer would count as a change of the schema.
+        connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes; by default a large write leaves a large log
+        # Read the file, so that an unreadable one raises its error here.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # Load the JSON table-valued functions now: later, the authorizer would deny it as a change of the schema.
         connection.execute("SELECT count(*) FROM json_each('[]'), json_tree('[]')").fetchone()
     except BaseException:
         connection.close()
@@ -122,8 +122,8 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
 
 
 def read_uid(connection: Connection) -> str | None:
-    """Return the random name that the index got when it was made; ``None`` if the catalog is empty or not ours."""
-    # Only a table is read: a view might never end.
+    """Return the random name that the index got when it was made; ``None`` for an empty or foreign database."""
+    # Read `setting` only if it is a table: in a hostile file it could be a view that never ends.
     tables = "SELECT count(*) FROM sqlite_master WHERE name = 'setting' AND type = 'table' AND sql LIKE '%name%value%'"
     if not connection.execute(tables).fetchone()[0]:
         return None
@@ -132,9 +132,10 @@ def read_uid(connection: Connection) -> str | None:
 
 
 def leave(connection: Connection) -> None:
-    """In a forked child, never use a connection of the parent again, and never close it, not even at exit."""
+    """In a forked child, give up a connection of the parent: it is never used again, and never closed."""
     if not connection.inherited:
         connection.inherited = True
+        # This reference is never released, so Python does not close the connection, not even at exit.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
@@ -155,22 +156,22 @@ def _translate(error: sqlite3.Error, where: str) -> LatelierError:
         return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
     if any(sign in reason for sign in ("malformed", "not a database", "Could not decode", "unsupported file format")):
         return CorruptedIndexError(
-            f"the catalog of the index in {where} is damaged: {reason}. Put it back from a copy or build it anew."
+            f"the catalog of the index in {where} is damaged: {reason}. Restore it from a backup or rebuild the index."
         )
     return StorageError(
-        f"the catalog of the index in {where} failed: {reason}. What was committed before is still there."
+        f"SQLite failed on the catalog of the index in {where}: {reason}. Earlier commits are not affected."
     )
 
 
 def _inherited_error() -> StorageError:
     return StorageError(
-        "this process was forked within a call on this index; only the process that began the call can go on with it. "
+        "this process was forked within a call on this index; only the process that began the call can continue it. "
         "Leave the forked process with os._exit, as multiprocessing does."
     )
 
 
 def busy_error(where: str) -> StorageError:
-    """Return the error of a writer that has waited `WAIT_SECONDS` for another one."""
+    """Return the error for a writer that has waited `WAIT_SECONDS` for another writer."""
     return StorageError(
-        f"another write to the index in {where} has gone on for {WAIT_SECONDS:g} seconds; try again when it is over."
+        f"another write to the index in {where} has not finished within {WAIT_SECONDS:g} seconds; try again later."
     )

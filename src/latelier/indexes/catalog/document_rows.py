@@ -1,4 +1,4 @@
-"""The tables ``document`` and ``content``: ids and metadata fields that filters read, texts and exact metadata."""
+"""The tables ``document``, with ids and the fields of filters, and ``content``, with texts and exact metadata."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
     "write_document_rows",
 ]
 
-_CHUNK = 500  # parameters of one statement
-_ROW_BYTES = 300  # what one document costs as Python objects, beside its text and metadata
+_CHUNK = 500  # ids in one statement
+_ROW_BYTES = 300  # approximate size of one document's Python objects, without its text and metadata
 
 
 class StoredDocument(NamedTuple):
@@ -49,7 +49,7 @@ class StoredDocument(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate size in memory, in bytes."""
         return _ROW_BYTES + len(self.text or "") + 2 * len(self.metadata)
 
 
@@ -65,7 +65,7 @@ def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[I
 
 
 def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
-    """Return the numbers of documents by id; ids that the index does not have are left out."""
+    """Return the numbers of documents by id; ids that are not in the index are left out."""
     found: dict[Id, int] = {}
     for chunk in _chunks(ids):
         statement = f"SELECT id, number FROM document WHERE id IN ({placeholders(len(chunk))})"
@@ -74,7 +74,7 @@ def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
 
 
 def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, Record]:
-    """Return texts and metadata by id; ids that the index does not have are left out.
+    """Return texts and metadata by id; ids that are not in the index are left out.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def insert_documents(connection: sqlite3.Connection, first: int, documents: Sequ
 
 
 def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
-    """Remove documents of one segment: mark them as removed there, delete their rows, return the segment's new row."""
+    """Remove documents of one segment: write tombstones and delete their rows; return the segment's new row."""
     row = write_tombstones(connection, row, numbers)
     for table in ("document", "content"):
         connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((number,) for number in numbers))
@@ -138,7 +138,7 @@ def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int,
 def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
     """Return the checksum of a row of ``document``: number, id, and the values of the field columns `columns`.
 
-    Columns that are NULL do not count, since they may have been added after the row was written.
+    NULL columns are left out of the checksum, since they may have been added after the row was written.
     """
     values = [*row[:2]]
     for column, value in zip(columns, row[2:], strict=True):
@@ -157,7 +157,7 @@ def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:
 def _field_values(document: StoredDocument, columns: dict[str, str]) -> list[Any]:
     if not document.fields:
         return [None] * len(columns)
-    # Reversed, so that of two keys that differ by case only the first one counts.
+    # Reversed, so that of keys that differ only in case the first one wins.
     folded = {fold_name(key): value for key, value in reversed(list(document.fields.items()))}
     return [folded.get(name) for name in columns]
 

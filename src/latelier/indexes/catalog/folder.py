@@ -1,4 +1,4 @@
-"""The folder of an index: whether a path can be one, what it may hold, and whether it is still the one opened."""
+"""The folder of an index: checks its path and its files, and detects that it was replaced after it was opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FileId", "OpenedFolder", "as_folder", "check_index_folder", "replace
 
 # Device and inode of a file, which are the same for every path to it.
 FileId: TypeAlias = "tuple[int, int]"
-# How SQLite ends a journal that names another one: https://www.sqlite.org/fileformat.html#the_rollback_journal
+# The last bytes of a journal that names a super-journal: https://www.sqlite.org/fileformat.html#the_rollback_journal
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
@@ -26,7 +26,7 @@ def as_folder(path: object) -> Path:
     InvalidArgumentError
         If it is not a path.
     StorageError
-        If the system cannot look there.
+        If the operating system cannot look up the path.
     """
     if isinstance(path, (str, os.PathLike)) and "\0" not in os.fsdecode(path) and _is_encodable(path):
         # Absolute, since connections and segments are opened later too, when the working directory may have changed.
@@ -57,7 +57,7 @@ def check_index_folder(folder: Path, *, create: bool) -> None:
     Raises
     ------
     IndexFormatError
-        If neither holds.
+        If it does not, or cannot.
     CorruptedIndexError
         If opening the catalog could make SQLite touch other files.
     """
@@ -75,14 +75,14 @@ def check_index_folder(folder: Path, *, create: bool) -> None:
 
 
 def _check_side_files(folder: Path) -> None:
-    """Reject files with which SQLite would write or delete elsewhere, or wait for ever.
+    """Reject files that would make SQLite touch other files or hang.
 
-    These are links, pipes and other special files, and a journal that names a super-journal, which SQLite would delete.
+    SQLite would write through a link, wait for ever on a pipe, and delete the super-journal that a journal names.
     """
     for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
         file = folder / name
         if file.is_symlink():
-            raise damaged(f"{file} is a link, which is not followed")
+            raise damaged(f"{file} is a link, but an index must hold its own files")
         if file.exists() and not file.is_file():
             raise damaged(f"{file} is not a regular file")
     journal = folder / f"{CATALOG}-journal"
@@ -91,7 +91,7 @@ def _check_side_files(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable; on Windows, which cannot do that and does not need it, do nothing."""
+    """Sync the entries of a folder to disk; on Windows, where this is neither possible nor needed, do nothing."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -102,7 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class OpenedFolder:
-    """Notices that the catalog, or the folder of segments, was replaced after an index was opened.
+    """Detects that the catalog, or the folder of segments, was replaced after an index was opened.
 
     Parameters
     ----------
@@ -115,14 +115,14 @@ class OpenedFolder:
         # str, since they are looked up at every call: making a Path of one takes longer than os.stat.
         self._catalog, self._segments = str(catalog), str(catalog.with_name("segments"))
         self.catalog_id: FileId | None = None
-        self._folder: FileId | None = None
+        self._segments_id: FileId | None = None
 
     def find(self) -> FileId | None:
-        """Return the catalog's file id, ``None`` if there is no file."""
+        """Return the file id of the catalog that is there now; ``None`` if there is no file."""
         return _file_id(self._catalog)
 
     def remember(self, found: FileId | None) -> None:
-        """Set the id of the catalog that was opened; later calls change nothing."""
+        """Store the file id of the catalog that was opened; only the first call has an effect."""
         if self.catalog_id is None:
             self.catalog_id = found
 
@@ -132,9 +132,9 @@ class OpenedFolder:
             return False
         if not segments:
             return True
-        folder = _file_id(self._segments)
-        self._folder = self._folder or folder  # made with the first segment
-        return folder in (None, self._folder)
+        found = _file_id(self._segments)
+        self._segments_id = self._segments_id or found  # the folder is made with the first segment
+        return found in (None, self._segments_id)
 
     def check(self, *, segments: bool = False) -> None:
         """Check that the catalog, and with `segments` the folder of segments too, are those that were opened.
@@ -149,7 +149,7 @@ class OpenedFolder:
 
 
 def replaced_error(folder: Path) -> StorageError:
-    """Return the error for a folder that does not hold the index that was opened any more."""
+    """Return the error for a folder that no longer holds the index that was opened."""
     return StorageError(
         f"the index in {folder} was replaced or moved since it was opened; nothing was changed. Open it again with "
         "indexes.open(path)."

@@ -1,4 +1,4 @@
-"""Forks of a process with open indexes: the child uses connections and locks of its own, or gets an error.
+"""Forks of a process with open indexes: the child gets its own connections and locks, or an error.
 
 SQLite records, per process, the locks on each open file. A child that is forked while a connection is open inherits
 these records but not the locks: a new connection of the child to the same file would not be protected, and the parent
@@ -8,7 +8,7 @@ would delete the log that the child uses when it closes its last connection. So:
    are closed. Parent and child open new ones at their next call.
 2. In the child every lock is replaced by a new one, whether or not it was held in the parent.
 3. If a transaction did not end in time, the child gets an error: from the index that the forking thread was using, or
-   from every index if another thread may have been inside SQLite, since no thread of the child releases its locks.
+   from every index if another thread may have been inside SQLite, since no thread of the child can release its locks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 # How long a fork waits for the transactions of other threads: a search or a commit takes milliseconds.
 FORK_SECONDS = 1.0
-# The same for a transaction that reads a user's iterable, which may go on for hours: a short list takes less.
+# How long a fork waits for a transaction that reads a user's iterable: enough for a short list. Others may take hours.
 STREAM_SECONDS = 0.25
 # How long a fork waits while another thread compiles a kernel, which happens once per installation.
 COMPILE_SECONDS = 15.0
-# How long a transaction waits for a fork. Then it begins: should the fork still happen, the child gets an error.
+# How long a transaction waits for a fork to end before it begins all the same. A later fork gives the child an error.
 _PATIENCE_SECONDS = 10.0
 
 
@@ -45,13 +45,14 @@ class Pool(Protocol):
         """Close the connections that no transaction is using."""
 
     def leave_to_parent(self, *, all_of_them: bool) -> None:
-        """In a forked child, give up the parent's connections to files; with `all_of_them`, those to memory too."""
+        """In a forked child, give up the inherited connections to files; with `all_of_them`, those to memory too."""
 
 
 class Lock:
     """A lock that is free in a forked child, even if another thread of the parent holds it.
 
-    Take it by ``with lock.current:``, which releases the lock that it has taken if a fork replaces it in between.
+    Use it as ``with lock.current:``. If a fork replaces `current` within the block, the block still releases the lock
+    that it acquired.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class Lock:
             _state.locks.add(self)
 
     def renew(self) -> None:
-        """Replace the lock, which may be held, by a free one."""
+        """Replace the lock, which may be held, with a free one."""
         self.current = self._make()
 
 
@@ -78,15 +79,15 @@ class _State:
         # Reentrant, since the garbage collector may close a connection while this thread holds the lock.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        # Per thread, how many `using` contexts it is inside of. The count is below 0, and the thread outside, when a
-        # user's iterable leaves a context that it entered at an earlier item, see `iterate_outside`.
+        # Number of `using` contexts that each thread is inside. `iterate_outside` sets it to 0 while a user's iterable
+        # computes an item; it is then negative if the iterable leaves a context that it entered at an earlier item.
         self.used: dict[int, int] = {}
-        self.outside: set[int] = set()  # threads whose transaction waits for a user's iterable
+        self.outside: set[int] = set()  # threads in a transaction that waits for a user's iterable
         self.forking: dict[int, bool] = {}  # threads about to fork, and whether they still wait for others
         self.pools: WeakSet[Pool] = WeakSet()
         self.locks: WeakSet[Lock] = WeakSet()
-        self.compiler: Any = None  # numba's lock, while we hold it
-        self.compiling = False  # we did not get the lock in time
+        self.compiler: Any = None  # numba's compiler lock, while a fork holds it
+        self.compiling = False  # whether a fork did not get numba's compiler lock in time
         self.unusable = ""  # in a forked child: why no index can be used
 
 
@@ -101,7 +102,7 @@ class _Using:
     def __enter__(self) -> None:
         if _state.unusable or os.getpid() != _state.process:
             check_usable()
-        self._thread = threading.get_ident()  # another thread may close the generator that we are in
+        self._thread = threading.get_ident()  # __exit__ may run in another thread, which closes a generator
         _enter(1)
 
     def __exit__(
@@ -114,7 +115,7 @@ class _Using:
 
 
 def using() -> _Using:
-    """Return a context for a thread that may be inside SQLite; it waits for a fork to end, and a fork waits for it.
+    """Return a context for every use of SQLite: entering it waits for a fork to end, and a fork waits for its end.
 
     Raises
     ------
@@ -139,7 +140,7 @@ def check_usable() -> None:
 
 
 def iterate_outside(source: Iterable[T]) -> Iterator[T]:
-    """Yield the items of a user's iterable; while it computes one, a fork does not wait long for this thread."""
+    """Yield the items of a user's iterable; a fork waits only `STREAM_SECONDS` while it computes an item."""
     iterator, me = iter(source), threading.get_ident()
     while True:
         with _state.lock:
@@ -159,12 +160,12 @@ def iterate_outside(source: Iterable[T]) -> Iterator[T]:
 
 
 def is_fork_near() -> bool:
-    """Whether a fork is waiting, so that a connection should be closed rather than kept."""
+    """Whether a thread is about to fork, so that a connection should be closed rather than kept."""
     return bool(_state.forking)
 
 
 def register(pool: Pool) -> None:
-    """Call the methods of a pool at forks, as long as it is referenced."""
+    """Register a pool, of which forks call the methods; only a weak reference is kept."""
     with _state.lock:
         _state.pools.add(pool)
 
@@ -173,7 +174,7 @@ def _enter(times: int) -> None:
     me = threading.get_ident()
     with _state.lock:
         if _state.forking and me not in _inside():
-            _state.changed.wait_for(lambda: not _is_kept_out(me), _PATIENCE_SECONDS)
+            _state.changed.wait_for(lambda: not _must_wait(me), _PATIENCE_SECONDS)
         _count(me, times)
 
 
@@ -188,8 +189,9 @@ def _inside() -> set[int]:
     return {thread for thread, count in _state.used.items() if count > 0}
 
 
-def _is_kept_out(me: int) -> bool:
-    # A thread in a transaction may go on while the fork still waits for the transaction to end.
+def _must_wait(me: int) -> bool:
+    """Whether a thread has to wait for the fork of another one before it may use SQLite."""
+    # A thread in a transaction may continue while the fork still waits for the transaction to end.
     return any(me != thread and not (waits and me in _state.outside) for thread, waits in _state.forking.items())
 
 
@@ -224,12 +226,12 @@ def _after_fork_in_child() -> None:
     _state.process = os.getpid()
     _state.lock = threading.RLock()
     _state.changed = threading.Condition(_state.lock)
-    # This thread still has to leave the contexts that it is inside of.
+    # This thread will still leave the contexts that it is inside of.
     _state.used = {me: _state.used[me]} if me in _state.used else {}
     _state.outside, _state.forking = set(), {}
     if (others or _state.compiling) and not _state.unusable:
         _state.unusable = (
-            "this process was forked while another thread of its parent was at work in an index, so it cannot use any "
+            "this process was forked while another thread of its parent was using an index, so it cannot use any "
             "index. Fork while no other thread adds or searches, or start processes with "
             "multiprocessing.get_context('spawn')."
         )

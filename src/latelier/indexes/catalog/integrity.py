@@ -1,4 +1,4 @@
-"""Whether the catalog is intact: SQLite's own check, the checksums of all rows, and the tables against one another."""
+"""Verification of the catalog: SQLite's own check, the checksums of all rows, and counts that must agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
     Parameters
     ----------
     connection
-        In a reading transaction.
+        A connection in a reading transaction.
+
+    Yields
+    ------
+    Damage
+        With the ids of the damaged documents where they are known.
 
     Raises
     ------
@@ -37,17 +42,19 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
         rows = connection.execute(f"SELECT * FROM {table}")
         count = sum(not is_intact(table, row) for row in rows if len(row) > len(COLUMNS[table]))
         if count:
-            yield Damage(CATALOG, f"{count:,} rows of its table {table!r} are not what was written", ())
+            yield Damage(CATALOG, f"{count:,} rows of its table {table!r} do not match their checksums", ())
     ids = _damaged_documents(connection)
     if ids:
-        yield Damage(CATALOG, "ids, texts or metadata are not what was written", tuple(ids))
+        yield Damage(CATALOG, "ids, texts or metadata do not match their checksums", tuple(ids))
     counts = connection.execute(
         "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
         "(SELECT count(*) FROM document JOIN content USING (number)), "
         "(SELECT coalesce(sum(documents - removed), 0) FROM segment)"
     ).fetchone()
     if len(set(counts)) > 1:
-        reason = "its tables name {} documents and {} texts, {} of both, and {} in segments".format(*counts)
+        reason = (
+            "its counts differ: {} rows of 'document', {} rows of 'content', {} documents in both, {} in segments"
+        ).format(*counts)
         yield Damage(CATALOG, reason, ())
     for row in read_segments(connection):
         tombstones(connection, row)

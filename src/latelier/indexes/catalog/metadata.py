@@ -1,9 +1,9 @@
-"""Metadata: exact JSON, which `get` returns, and a column per key, which filters compare; the table ``field``.
+"""Metadata: exact JSON, which `get` returns; one column per key, which filters read; and the table ``field``.
 
-A key gets a column ``f0``, ``f1``, ... of the table ``document``, whatever its characters; at most 500 keys get one.
-As in SQL, the case of ASCII letters does not matter: ``lang`` and ``Lang`` are one field, and where a document has
-both, the first counts. The names ``id``, ``text`` and ``metadata`` belong to the document, ``true`` and ``false`` to
-SQL.
+Each key gets a column of the table ``document``: ``f0``, ``f1``, ... up to 500 columns; the table ``field`` names them.
+As in SQL, the case of ASCII letters does not matter: ``lang`` and ``Lang`` are one field, and if a document has both,
+the field holds the first. ``id``, ``text`` and ``metadata`` are columns of every document, and ``true`` and ``false``
+are constants of SQL, so metadata keys of these names get no column.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONSTANTS = ("true", "false")  # SQLite reads these as constants in a subquery,
 _MOST_FIELDS = 500
 _COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-# The one empty mapping of all documents without metadata: thousands of dicts would keep the garbage collector busy.
+# All documents without metadata share this mapping: thousands of dicts would slow down the garbage collector.
 _NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
 
 
@@ -42,7 +42,7 @@ class Field(NamedTuple):
     folded
         The key as SQL compares names, see `fold_name`.
     spelling
-        The key as it was spelled first.
+        The key as the first document spells it.
     column
         Its column in ``document``.
     """
@@ -60,7 +60,7 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
     Raises
     ------
     InvalidArgumentError
-        If it is not a mapping of strings to JSON values.
+        If the metadata is not a mapping of strings to JSON values.
 
     Examples
     --------
@@ -92,12 +92,12 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
     Raises
     ------
     CorruptedIndexError
-        If a row is damaged: the names of columns become part of statements.
+        If a row is damaged. An invalid column name is damage too, since it becomes part of SQL statements.
     """
     fields = [Field(*row) for row in read_rows(connection, "field", "ORDER BY rowid")]
     for field in fields:
         if not all(isinstance(part, str) for part in field) or not _COLUMN.fullmatch(field.column):
-            raise damaged(f"its field {field.spelling!r:.60} has no column of its own")
+            raise damaged(f"its field {field.spelling!r:.60} has no valid column")
     return fields
 
 
@@ -126,5 +126,5 @@ def _sql_value(value: Any) -> SqlValue:
         return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
     if isinstance(value, str):
         return plain_str(value)
-    # int() and float() also make plain numbers of booleans and of numpy's subclasses.
+    # int() and float() also convert booleans and numpy's subclasses to plain numbers.
     return None if value is None else int(value) if isinstance(value, int) else float(value)

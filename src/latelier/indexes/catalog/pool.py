@@ -1,8 +1,8 @@
-"""Pools of connections to the catalog: who reads and writes when, in threads, forked processes and read-only folders.
+"""Pools of connections to the catalog, for threads, forked processes and read-only folders.
 
-On disk each transaction takes a connection from the pool. Thanks to SQLite's write-ahead log, reading transactions see
-the latest commit without waiting for a writer; there is one writer at a time. In memory there is one connection with a
-lock, which a writer takes when it has prepared its changes and applies them.
+On disk, each transaction takes a connection from the pool. Thanks to SQLite's write-ahead log, reading transactions see
+the latest commit without waiting for a writer; there is one writer at a time. In memory, there is one connection with a
+lock; a writer first prepares its changes, and takes the lock only to apply them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from latelier.indexes.catalog.folder import FileId, OpenedFolder, replaced_error
 
 __all__ = ["ConnectionPool", "FilePool", "MemoryPool"]
 
-# Catalogs that this process, a forked child, has inherited connections to: SQLite cannot lock these here.
+# Catalogs to which this process, a forked child, has inherited connections: SQLite's locks do not work on them here.
 _inherited: set[FileId] = set()
 
 
@@ -51,9 +51,10 @@ class MemoryPool:
 
     @contextmanager
     def writing(self) -> Iterator[Callable[[], Connection]]:
-        """Be the only writer; what the context gives returns the connection, and begins the transaction at first.
+        """Become the only writer, and yield a function that returns the connection.
 
-        From then on readers wait. The transaction commits at the end, or is rolled back if an error is raised.
+        Its first call begins the transaction; from then on readers wait. The transaction commits at the end of the
+        context, or is rolled back if an error is raised.
         """
         _check_open(self._closed, self.where)
         forks.check_usable()
@@ -63,7 +64,7 @@ class MemoryPool:
             def begin() -> Connection:
                 nonlocal begun
                 if begun is None:
-                    # From here on close() waits; reading() raises an error if it was called before.
+                    # From here on close() waits. If it was called earlier, reading() raises an error.
                     begun = transaction.enter_context(self.reading())
                     begun.execute("BEGIN IMMEDIATE")
                 return begun
@@ -78,17 +79,17 @@ class MemoryPool:
                 raise
 
     def is_in_place(self) -> bool:
-        """Return True, since memory cannot be moved or replaced as files can."""
+        """Return True: memory, unlike files, cannot be moved or replaced."""
         return True
 
     def close(self) -> None:
         """Drop the catalog once no thread is using it any more."""
         self._closed = True
-        with suppress(StorageError), forks.using(), self._lock.current:  # raised in a child that cannot use indexes
+        with suppress(StorageError), forks.using(), self._lock.current:  # using() raises in a child without indexes
             self._close()
 
     def close_idle(self) -> None:
-        """See `forks.Pool`; a forked child can use its copy of the memory."""
+        """Do nothing: a forked child can use its copy of the memory."""
 
     def leave_to_parent(self, *, all_of_them: bool) -> None:
         """See `forks.Pool`."""
@@ -129,7 +130,10 @@ class FilePool:
 
     @contextmanager
     def writing(self) -> Iterator[Callable[[], Connection]]:
-        """Begin the only writing transaction; it commits at the end, or is rolled back if an error is raised."""
+        """Begin the only writing transaction, and yield a function that returns its connection.
+
+        The transaction commits at the end of the context, or is rolled back if an error is raised.
+        """
         _check_open(self._closed, self.where)
         if self.read_only:
             raise ReadOnlyIndexError(
@@ -148,7 +152,7 @@ class FilePool:
         return self._folder.is_same(segments=True)
 
     def close(self) -> None:
-        """Close all connections; the last one of all processes moves SQLite's log into the catalog."""
+        """Close all idle connections; with the last one of all processes, SQLite moves its log into the catalog."""
         self._closed = True
         _close_all(self._idle)
 
@@ -194,13 +198,13 @@ class FilePool:
     def _give_back(self, connection: Connection) -> None:
         if connection.inherited:
             return
-        # Without SQLite's shared files a connection does not notice the commits of others, so it is used once.
+        # Without SQLite's shared-memory file a connection does not see later commits of others, so it is used once.
         if self._closed or connection.single_use or forks.is_fork_near():
             connection.close()
         else:
             self._idle.append(connection)
         self._busy.discard(connection)
-        if self._closed:  # by another thread, since we looked
+        if self._closed:  # another thread may have closed the pool since the check above
             _close_all(self._idle)
 
     def _open(self) -> Connection:
@@ -209,7 +213,7 @@ class FilePool:
         Raises
         ------
         StorageError
-            If another one is there now, or a connection was inherited from the parent process.
+            If the catalog was replaced, or a connection to it was inherited from the parent process.
         """
         found = self._folder.find()
         if found in _inherited:
@@ -219,7 +223,7 @@ class FilePool:
             )
         connection = self._connect()
         try:
-            # SQLite opens the log by its name: the catalog must not have been replaced in between.
+            # SQLite opens the catalog and its log by name: the catalog must not have been replaced in between.
             if found != self._folder.find():
                 raise replaced_error(self.path.parent)
             self._check_uid(connection)
@@ -230,7 +234,7 @@ class FilePool:
         return connection
 
     def _check_uid(self, connection: Connection) -> None:
-        """Compare the random name of the index: its file may have been overwritten in place."""
+        """Check the random name of the index, since its file may have been overwritten in place."""
         found = sqlite.read_uid(connection)
         if self._uid is not None and found != self._uid:
             raise replaced_error(self.path.parent)
@@ -245,7 +249,7 @@ class FilePool:
         except sqlite3.OperationalError:
             if not self.path.is_file():
                 raise
-            # In a folder that cannot be written, SQLite cannot make the files that processes share.
+            # In a folder that cannot be written, SQLite cannot make its shared-memory file.
             log = self.path.with_name(f"{self.path.name}-wal")
             if not (log.exists() and log.stat().st_size):
                 connection = connect(f"{uri}?mode=ro&immutable=1")
@@ -286,7 +290,7 @@ def _check_open(closed: bool, where: str) -> None:
 
 @contextmanager
 def _one_writer(lock: forks.Lock, where: str) -> Iterator[None]:
-    """Let one thread of this process write at a time, as SQLite does with processes."""
+    """Let one thread of this process write at a time; SQLite does the same for processes."""
     held = lock.current
     if not held.acquire(timeout=sqlite.WAIT_SECONDS):
         raise sqlite.busy_error(where)

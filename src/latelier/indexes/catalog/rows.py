@@ -1,4 +1,4 @@
-"""Rows of the catalog's tables: every row ends in a checksum of its values, which every reader compares.
+"""Rows of the catalog's tables: every row ends with a checksum of its values, which is compared at each read.
 
 SQLite notices when the structure of a page is damaged, but not when a bit of a text, a number or an id has changed.
 Format 1 of the catalog had no checksums: its rows are one column shorter and are read without a check.
@@ -38,7 +38,7 @@ COLUMNS = {
     "tombstone": ("segment", "number"),
     "field": ("name", "spelling", "column"),
 }
-# The type is part of the checksum, so that 1 and "1" differ. The catalog never writes bytes; they count as "x".
+# The type is part of the checksum, so that 1 and "1" differ. All other types, which no index stores, count as "x".
 _TYPES = {str: "s", int: "i", float: "f", type(None): "n"}
 # Rows have a checksum from this format of the catalog on.
 _FIRST_FORMAT_WITH_CHECKSUMS = 2
@@ -54,7 +54,7 @@ def row_checksum(table: str, values: Sequence[Any]) -> int:
     >>> row_checksum("document", (1, "1")) == row_checksum("document", (1, 1))
     False
     """
-    # Not the repr of a text, which depends on the system and the version of Python.
+    # Not the repr of a text, since that depends on the system and the version of Python.
     return zlib.crc32("\x1f".join([table, *[f"{_TYPES.get(type(value), 'x')}{value}" for value in values]]).encode())
 
 
@@ -99,7 +99,7 @@ def read_rows(
 
 
 def check_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values of a row if its checksum is right; `checksum` is empty where the format has none.
+    """Return the values of a row if they match its checksum; `checksum` is empty in a format without checksums.
 
     Raises
     ------
@@ -109,8 +109,8 @@ def check_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> t
     if not checksum or checksum[0] == row_checksum(table, values):
         return values
     raise CorruptedIndexError(
-        f"the catalog of this index is damaged: the row {values[0]!r:.60} of its table {table!r} is not what was "
-        f"written. verify() lists what is damaged; put {CATALOG} back from a copy or build the index anew."
+        f"the catalog of this index is damaged: the row {values[0]!r:.60} of its table {table!r} does not match its "
+        f"checksum. verify() lists all damage; restore {CATALOG} from a backup or rebuild the index."
     )
 
 
@@ -145,7 +145,7 @@ def decode_json(value: object, what: str) -> Any:
 
 
 def damaged(reason: str) -> CorruptedIndexError:
-    """Return the error for a catalog with values that no index writes."""
+    """Return the error for a catalog with values that this library never writes."""
     return CorruptedIndexError(
-        f"the catalog of this index is damaged: {reason}. Put {CATALOG} back from a copy or build the index anew."
+        f"the catalog of this index is damaged: {reason}. Restore {CATALOG} from a backup or rebuild the index."
     )

@@ -1,28 +1,28 @@
-"""The tables of the catalog: how they are made and checked, and the version of their format.
+"""The tables of the catalog: their format version, and functions that create and check them.
 
-Every row ends in a ``checksum`` (in ``document`` it is the third column), which format 1 did not have.
+Every row ends with a ``checksum`` (in ``document`` it is the third column), which format 1 did not have.
 
 ``setting``
     The configuration as JSON values; ``uid``, a random name of the index; and the counters of the storage, of which
     ``generation`` changes with every commit.
 ``user_setting``
-    What users and tools keep with the index.
+    The values of ``index.settings``.
 ``segment``
-    The segments and their files. The numbers ``first`` to ``last`` of two segments do not overlap; in their order, the
-    documents are in the order of insertion.
+    The segments and their files. A segment holds documents with the numbers ``first`` to ``last``; these ranges do not
+    overlap. The order of the numbers is the order of insertion.
 ``tombstone``
     Removed documents that are still in a segment.
 ``document``
     One row per document: its number, its id (of no declared type, so that 1 and "1" differ), and one column per
     metadata key that filters can name.
 ``content``
-    Text and exact metadata. They are not in ``document``, which every filter scans: it is faster with small rows.
+    Text and exact metadata. They are kept out of ``document``, since every filter scans it, and small rows are faster.
 ``field``
-    Which column of ``document`` holds which metadata key.
+    The column of ``document`` that holds each metadata key.
 
-A further table goes into `_TABLES` with a new `FORMAT_VERSION`; `_TABLES_OF_FORMAT` keeps the tables of each older
-format, and `latelier.indexes.catalog.upgrade` makes what an older index lacks. SQLite makes tables of its own beside a
-virtual one, as of FTS5: list them too, since `check_tables` accepts no table that is not listed.
+To add a table, add it to `_TABLES`, increase `FORMAT_VERSION`, keep the tables of the older format in
+`_TABLES_OF_FORMAT`, and let `latelier.indexes.catalog.upgrade` create it. For a virtual table such as FTS5's, SQLite
+creates further tables: list them too, since `check_tables` rejects tables that are not listed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 FORMAT_VERSION = 2
 APPLICATION_ID = int.from_bytes(b"LATL", "big")
-# Numbers per token; a catalog that says more is damaged.
+# Maximum dimension of vectors; a catalog with a larger one is damaged.
 _MOST_DIM = 1 << 20
 
 _TABLES = (
@@ -69,12 +69,12 @@ _TABLES_OF_FORMAT = {
     1: tuple(statement.replace(", checksum INTEGER NOT NULL", "") for statement in _TABLES),
     FORMAT_VERSION: _TABLES,
 }
-# The statement of `document`: in the group, without the closing parenthesis and the columns added for metadata keys.
+# The statement of `document`. The group leaves out the columns of metadata keys, and the closing parenthesis.
 _FIELD_COLUMNS = re.compile(r"(CREATE TABLE document \(.*?)(?:, f\d+)*\)")
 
 
 def create(connection: sqlite3.Connection, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the tables in the transaction of the caller; return the whole configuration and the counters."""
+    """Make the tables, within a transaction of the caller; return the whole configuration and the counters."""
     create_tables(connection)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     written = {"uid": secrets.token_hex(16), "generation": 0, "next_number": 0, "dim": None, **settings}
@@ -96,7 +96,7 @@ def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, 
     Raises
     ------
     IndexFormatError
-        If the file is another program's, or a newer version's.
+        If the file was made by another program or by a newer version.
     CorruptedIndexError
         If the tables or the configuration are damaged.
     """
@@ -109,8 +109,8 @@ def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, 
         raise IndexFormatError(f"{CATALOG} in {where} is not the catalog of an index; choose another folder.")
     if version > FORMAT_VERSION:
         raise IndexFormatError(
-            f"the index in {where} has format version {version}, this version reads up to {FORMAT_VERSION}; upgrade "
-            "with: pip install --upgrade latelier"
+            f"the index in {where} has format version {version}, but this version of latelier reads formats up to "
+            f"{FORMAT_VERSION}; upgrade with: pip install --upgrade latelier"
         )
     check_tables(connection)
     settings = read_settings(connection)
@@ -126,12 +126,12 @@ def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, 
 def check_tables(connection: sqlite3.Connection) -> None:
     """Check that the catalog has the tables of its format and nothing else.
 
-    In an index from a stranger, a view or a trigger could change what is read and written.
+    In an untrusted index, a view or a trigger could change the data that is read and written.
 
     Raises
     ------
     CorruptedIndexError
-        If something is missing, different or too much.
+        If a table is missing or different, or if there is anything else.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     expected = _TABLES_OF_FORMAT.get(version)
@@ -150,7 +150,7 @@ def check_tables(connection: sqlite3.Connection) -> None:
 
 
 def give_back_pages(connection: sqlite3.Connection) -> None:
-    """Shrink the file by its unused pages."""
+    """Give the unused pages of the file back to the file system."""
     unused = connection.execute("PRAGMA freelist_count").fetchone()[0]
     for _ in range(unused):
         # Each step of this statement frees one page, and execute() takes one step only.

@@ -1,4 +1,4 @@
-"""The tables ``segment`` and ``tombstone``: the segments of an index, its ANN data, and removed documents."""
+"""The tables ``segment`` and ``tombstone`` (removed documents), and the row of ``setting`` that names the ANN data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "write_tombstones",
 ]
 
-# The size, shape, dtype and checksum of each file, by its name.
+# The size, shape, dtype and checksum of each file, by file name.
 Files: TypeAlias = "dict[str, dict[str, Any]]"
 
 # The row of ``setting`` that names the ANN data; the name is part of the format.
@@ -32,20 +32,20 @@ _ANN_DATA = "derived"
 
 
 class SegmentRow(NamedTuple):
-    """What the catalog stores of a segment.
+    """The row of a segment.
 
     Attributes
     ----------
     name
-        Of its folder.
+        Name of its folder.
     first, last
         The numbers of its first and last document.
     documents, removed
-        How many documents it holds, and how many of those were removed since.
+        Number of documents that it holds, and number of those that were removed since.
     tokens
-        Tokens of all its documents, removed ones included.
+        Number of tokens of all its documents, removed ones included.
     files
-        Its files.
+        The size, shape, dtype and checksum of each of its files.
     """
 
     name: str
@@ -58,7 +58,7 @@ class SegmentRow(NamedTuple):
 
 
 class AnnDataRow(NamedTuple):
-    """What the catalog stores of an index's ANN data: arrays made from the documents, in a folder like a segment's."""
+    """The row of an index's ANN data: arrays made from the documents, stored in a folder like those of a segment."""
 
     name: str
     files: Files
@@ -70,7 +70,7 @@ def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
     Raises
     ------
     CorruptedIndexError
-        If a row is damaged, or says what cannot be.
+        If a row is damaged, or its values are impossible.
     """
     rows = []
     next_first = 0
@@ -80,7 +80,7 @@ def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
             raise damaged(f"its segment {row.name!r:.60} has values of a wrong type")
         count = row.last - row.first + 1
         if not (next_first <= row.first and 0 <= row.removed < row.documents <= min(count, row.tokens)):
-            raise damaged(f"its segment {row.name!r:.60} has numbers or counts that cannot be true")
+            raise damaged(f"its segment {row.name!r:.60} has impossible numbers or counts")
         if row.last >= 2**62 or not isinstance(files := decode_json(row.files, "list of files"), dict):
             raise damaged(f"its segment {row.name!r:.60} has no list of files")
         rows.append(row._replace(files=files))
@@ -111,12 +111,12 @@ def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     Raises
     ------
     CorruptedIndexError
-        If there are not as many as the segment's row says, or one is outside of the segment.
+        If their count differs from the segment's row, or a number is outside of the segment.
     """
     numbers = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
     fits = all(type(number) is int and row.first <= number <= row.last for number in numbers)
     if not fits or len(numbers) != row.removed:
-        raise damaged(f"its segment {row.name!r:.60} does not have the {row.removed} removed documents that it counts")
+        raise damaged(f"its segment {row.name!r:.60} counts {row.removed} removed documents, but lists others")
     return numbers
 
 
@@ -129,7 +129,7 @@ def write_tombstones(connection: sqlite3.Connection, row: SegmentRow, numbers: S
 
 
 def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
-    """Return where the ANN data is, ``None`` if the index has none.
+    """Return the row of the ANN data; ``None`` if the index has none.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
 
 
 def write_ann_data(connection: sqlite3.Connection, row: AnnDataRow | None) -> None:
-    """Set where the ANN data is; ``None`` for an index without."""
+    """Store the row of the ANN data; ``None`` deletes it."""
     connection.execute("DELETE FROM setting WHERE name = ?", (_ANN_DATA,))
     if row is not None:
         write_setting(connection, _ANN_DATA, row)

@@ -1,7 +1,7 @@
 """The tables ``setting`` and ``user_setting``: JSON values by name, of the index itself and of its users.
 
-``setting`` holds the configuration and the counters of the storage; `UserSettings` is ``index.settings``, which holds
-what users and tools keep with an index, such as the name of the model that encoded it.
+``setting`` holds the configuration and the counters of the storage. ``user_setting`` holds the values that users and
+tools store in an index, such as the name of the model that encoded it; ``index.settings`` is a `UserSettings`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
 
 
 def read_stamp(connection: sqlite3.Connection) -> Any:
-    """Return a value that is equal for two readers of one commit; faster than `read_setting` of the generation."""
+    """Return a value that differs between commits; this is faster than `read_setting` of the generation."""
     return connection.execute("SELECT * FROM setting WHERE name = 'generation'").fetchone()
 
 
@@ -58,9 +58,9 @@ class UserSettings(MutableMapping[str, Any]):
     Parameters
     ----------
     read
-        Calls a function with a connection that reads the latest commit, and with the other arguments.
+        ``read(function, *arguments)`` returns ``function(connection, *arguments)`` for the latest commit.
     write
-        Begins a writing transaction; what the context returns is called for its connection.
+        Returns the context of a writing transaction, which yields a function that returns the connection.
 
     Examples
     --------

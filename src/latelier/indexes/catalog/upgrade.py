@@ -1,6 +1,6 @@
-"""Upgrade a catalog of format 1 to the newest format, which `compact` does.
+"""The upgrade of a catalog from format 1 to the newest format, as a part of `compact`.
 
-Format 1 had no checksums. Its rows are copied as they are: damage is detected from the upgrade on.
+Format 1 had no checksums, so its rows are copied unchecked. Damage is detected only if it happens after the upgrade.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["upgrade"]
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Give every row a checksum and the index its ``uid``; do nothing if they have them.
+    """Add a checksum to every row, and a ``uid`` to the index; do nothing if the catalog has them already.
 
     Parameters
     ----------
     connection
-        In a writing transaction.
+        A connection in a writing transaction.
     """
     if has_checksums(connection):
         return

@@ -1,4 +1,4 @@
-"""Ids, texts and JSON values of users, checked before the catalog stores them, and the errors that name ids."""
+"""Checks of ids, texts and JSON values before the catalog stores them, and the errors that name ids."""
 
 from __future__ import annotations
 
@@ -80,7 +80,13 @@ def check_text(text: object, id: Id) -> str | None:
 
 
 def as_key(key: object, what: str) -> str:
-    """Return the key of metadata, or the name of a setting, as plain ``str``; `what` names its owner in an error."""
+    """Return a metadata key, or the name of a setting, as plain ``str``; `what` names its owner in an error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a string, or empty, or not valid Unicode.
+    """
     if isinstance(key, str) and key and is_unicode(key):
         return plain_str(key)
     raise InvalidArgumentError(f"{what} has the key {key!r}; keys are str, not empty and valid Unicode.")
@@ -88,6 +94,11 @@ def as_key(key: object, what: str) -> str:
 
 def encode_json(value: object, what: str) -> str:
     """Return a value as exact JSON; `what` names it in an error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If JSON cannot hold the value, or would silently change it.
 
     Examples
     --------
@@ -103,7 +114,7 @@ def encode_json(value: object, what: str) -> str:
 
 
 def duplicate_ids(ids: Iterable[Id], problem: str) -> DuplicateIdError:
-    """Return the error for ids that are given twice or in the index already; `problem` says which."""
+    """Return the error for ids that are given twice or are in the index already; `problem` says which of the two."""
     return DuplicateIdError(f"{_name_some(ids)} {problem}.")
 
 
@@ -118,7 +129,7 @@ def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
     unknown = [id for id in dict.fromkeys(ids) if id not in found]
     if unknown:
         names = _name_some(unknown)
-        raise UnknownIdError(f"no document has the id {names}; ids() lists those of the index (1 is not '1').")
+        raise UnknownIdError(f"no document has the id {names}; ids() lists the ids of the index (1 is not '1').")
 
 
 def _name_some(ids: Iterable[Id], most: int = 5) -> str:
@@ -137,7 +148,7 @@ def is_unicode(text: str) -> bool:
 
 
 def plain_str(text: str) -> str:
-    """Return an instance of a subclass, such as numpy's or an enum's, as the str that SQLite will return."""
+    """Convert an instance of a subclass of str, such as numpy's or an enum's, to the plain str that SQLite returns."""
     return text if type(text) is str else str.__str__(text)  # str() of an enum's member would return its name
 
 

@@ -1,8 +1,8 @@
-"""Centroids in two levels: each coarse centroid has centroids of inverted lists of its own.
+"""Centroids in two levels: coarse centroids, and under each of them the centroids of its inverted lists.
 
-A token belongs to the coarse centroid with the highest dot product, and of its centroids to the one with the highest.
-With about as many coarse centroids as centroids under each, finding a token's list takes time with the root of their
-number.
+A token is assigned to the coarse centroid with the highest dot product, and then to the centroid under it with the
+highest dot product. For n inverted lists there are about sqrt(n) coarse centroids with sqrt(n) centroids each, so
+finding the list of a token takes time O(sqrt(n)).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["Centroids", "TrainingStatistics", "pack_centroids"]
 
 
 class TrainingStatistics(NamedTuple):
-    """What is known of the tokens that the centroids were made of, and of those that were assigned to them.
+    """Statistics of the tokens that the centroids were trained on, and of tokens that were assigned to them later.
 
     Attributes
     ----------
     tokens
-        Tokens of the index when the centroids were trained.
+        Number of tokens of the index when the centroids were trained.
     trained_similarity
         Mean dot product of those tokens with the centroids of their lists, in units of a centroid's code.
     latest_similarity
-        The same for the documents that were appended last.
+        The same for the tokens of the documents that were appended last.
     dim
-        Numbers per token.
+        Dimension of the token vectors.
     """
 
     tokens: float
@@ -41,15 +41,15 @@ class TrainingStatistics(NamedTuple):
 class Centroids(NamedTuple):
     """Two levels of centroids, packed for SIMD in groups of 16: see `pack_centroids`.
 
-    An inverted list has the number of its centroid, ``16 * group + lane``. Lanes without a centroid fill up the last
-    group of a coarse centroid; their lists stay empty.
+    An inverted list has the number of its centroid, ``16 * group + lane``. The last group of a coarse centroid may have
+    lanes without a centroid; their lists stay empty.
 
     Attributes
     ----------
     coarse, coarse_start
         The first level: ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32.
     fine, fine_start
-        The second level, of all coarse centroids one after the other.
+        The same for the second level: the centroids under all coarse centroids, one after the other.
     fine_offsets
         ``(coarse centroids + 1,)`` int64: coarse centroid `c` has the groups ``fine_offsets[c]`` to
         ``fine_offsets[c + 1] - 1`` of the second level.
@@ -66,7 +66,7 @@ class Centroids(NamedTuple):
 
     @property
     def lists(self) -> int:
-        """Number of inverted lists, empty ones of lanes without a centroid included."""
+        """Number of inverted lists, including the empty ones of lanes without a centroid."""
         return self.fine_start.size
 
 
@@ -78,16 +78,16 @@ def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.
     centroids
         ``(n, dim)`` float32.
     width
-        Bytes per token, at least the dim; the rest is zero.
+        Bytes per centroid, at least its dim; those beyond the dim are zero.
     scale
-        What a code of 1 stands for; one for all centroids that are compared with each other.
+        The value of a code of 1; it must be the same for all centroids that are compared with each other.
 
     Returns
     -------
     tuple of numpy.ndarray
-        Codes ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32: -128 times the sum of a
-        centroid's codes, which undoes the shift of the rows that they are multiplied with, and `NO_CENTROID`, below any
-        dot product, in lanes without a centroid.
+        Codes ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a
+        centroid, ``-128 * sum(codes)``, cancels the shift by 128 of the rows that are multiplied with it; that of a
+        lane without a centroid is `NO_CENTROID`, which is below any dot product.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""`IVF`: the approximate index, with inverted lists over coded tokens; for more than some thousand documents.
+"""`IVF`: the approximate index, with inverted lists over coded tokens; for more than a few thousand documents.
 
-Documents are stored coded and can be searched as soon as they are committed: by the sign codes of all, and by inverted
-lists once there are enough. Lists are built after the commit, by the call that has written the documents: searches
-never wait for them, and a process that is killed meanwhile loses nothing.
+Documents are stored as codes and can be searched as soon as they are committed: first by comparing the sign codes of
+all documents, and with inverted lists once there are enough documents. The call that writes documents builds the lists
+after its commit: searches never wait for them, and if the process is killed meanwhile, no document is lost.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from latelier.utils.checks import check_count
 
 __all__ = ["IVF"]
 
-# A batch of documents, counted as float32, may take 1 / _MEMORY_BATCHES of the memory limit. Their codes take a quarter
-# of that or less, and as much again while they are merged and written; training takes the rest.
+# (size of a batch of documents in float32) = (memory limit) / _MEMORY_BATCHES. The codes of a batch take at most a
+# quarter of its size, and as much again while they are merged and written. Training samples as many tokens as a batch.
 _MEMORY_BATCHES = 2
-# Multiplications per query, by which queries are shared out among threads: a few at a time.
+# Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
 # Efforts that `check` tries besides the default.
 _EFFORTS = (0.5, 2.0, 4.0)
@@ -57,15 +57,15 @@ class IVF(StoredIndex):
     path
         Folder of the index, made if it does not exist; ``None`` keeps it in memory.
     nbits
-        Bits per number: 8 (the default), 4, 2 or 1. Fixed when the index is made. At 128 dims a token takes 150, 75,
-        45 or 30 bytes on disk, all included.
+        Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 150, 75, 45
+        or 30 bytes on disk, everything included.
     read_only
-        Never write; implied where the folder cannot be written.
+        Never write; implied if the folder cannot be written.
     memory_limit
-        Memory in bytes that a write takes at most, approximately, whatever the number of documents.
+        Approximate maximum memory of a write, in bytes, for any number of documents.
     device
-        A GPU to search on, such as ``"cuda"``: it keeps a copy of all vectors in half precision, 256 bytes per token at
-        128 dims, and scores every document for every query, whatever the effort. None searches on the CPU.
+        A GPU to search on, such as ``"cuda"``. It holds a copy of all vectors in half precision, 256 bytes per token at
+        128 dims, and scores every document for every query, whatever the effort. ``None`` searches on the CPU.
 
     Raises
     ------
@@ -110,8 +110,8 @@ class IVF(StoredIndex):
         if nbits not in (None, self.nbits):
             self.close()
             raise InvalidArgumentError(
-                f"received nbits={nbits!r}, but the index in {path} has {self.nbits}, which is fixed; leave it out, or "
-                "make a new index."
+                f"received nbits={nbits!r}, but the index in {path} has {self.nbits}, which cannot be changed; leave "
+                "nbits out, or make a new index."
             )
 
     @property
@@ -132,23 +132,23 @@ class IVF(StoredIndex):
         candidates: int | None = None,
         rerank: int | None = None,
     ) -> list[list[Hit]]:
-        """Return the `k` best documents of each query, or nearly: see `Index.search`.
+        """Return approximately the `k` best documents of each query; see `Index.search`.
 
         Parameters
         ----------
         queries, k, filter, parameters, filter_timeout
-            As for any index.
+            See `Index.search`.
         effort
-            Sets `nprobe`, `candidates` and the number of reranked documents: ``"balanced"`` (the default) is 1.0,
-            ``"fast"`` is 0.5, and any other number multiplies them likewise. ``"exact"`` scores the codes of all
-            documents. `check` measures the recall of some efforts.
+            A factor that raises or lowers `nprobe`, `candidates` and the number of reranked documents: ``"balanced"``
+            (the default) is 1.0, ``"fast"`` is 0.5, and any other positive number is allowed. ``"exact"`` scores all
+            documents by their codes. `check` measures the recall of several efforts.
         nprobe
-            Inverted lists probed per query token.
+            Number of inverted lists probed per query token.
         candidates
-            Documents from the probed lists that enter the Hamming stage, which compares sign codes.
+            Number of documents from the probed lists that enter the Hamming stage, which compares sign codes.
         rerank
-            Documents that leave the Hamming stage and are scored by their codes. By default, all whose Hamming
-            distance leaves it open whether they are among the best.
+            Number of documents that leave the Hamming stage and are scored by their codes. By default, these are all
+            documents that may be among the `k` best according to their Hamming distances.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class IVF(StoredIndex):
         Raises
         ------
         EmbeddingsError
-            If a query has no token, NaN or infinity, or another dim than the index.
+            If a query has no token, holds NaN or infinity, or differs in dim from the index.
         InvalidArgumentError
             If `k` or a search parameter is not a positive integer, the effort is unknown, or the filter is rejected
             or cannot be evaluated.
@@ -180,35 +180,36 @@ class IVF(StoredIndex):
     def compact(self, *, show_progress: bool = False) -> None:
         """Merge small segments, and bring the inverted lists up to date; see `Index.compact`.
 
-        All documents are appended to the lists. Centroids are trained anew where the tokens have doubled since the last
-        training, a quarter of the documents was removed, or new documents are less similar to their centroids.
+        All documents are appended to the lists. The centroids are trained again if the number of tokens has doubled
+        since the last training, if a quarter of the documents was removed, or if the documents that were appended last
+        are less similar to their centroids.
 
         Parameters
         ----------
         show_progress
-            Count documents on stderr.
+            Show a progress bar on stderr.
         """
         super().compact(show_progress=show_progress)
-        with suppress(CorruptedIndexError):  # the user has been warned of it
+        with suppress(CorruptedIndexError):  # the call above has warned of the damage
             self._maintain(compacting=True)
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """Measure recall@k of a search with default effort, and recommend an effort: see `Index.check`.
 
-        Recall is against exact scores of the stored codes. The loss of coding itself is not in it, as that would take
-        the original vectors.
+        Recall is measured against the exact scores of the stored codes. It does not include the loss from coding, which
+        could be measured only with the original vectors.
 
         Parameters
         ----------
         k
-            How many hits to compare.
+            Number of hits to compare.
         queries
-            How many documents of the index to use as queries; each one reads the whole index.
+            Number of documents to use as queries. Each query is compared with every document.
 
         Returns
         -------
         CheckReport
-            Prints as one line; its `advice` names the effort to search with.
+            The recall at default effort; prints as one line. Its `advice` recommends an effort.
         """
         k, queries = check_count("k", k), check_count("queries", queries)
         ways = [partial(self.search, effort=effort) for effort in (1.0, *_EFFORTS)]
@@ -224,7 +225,7 @@ class IVF(StoredIndex):
 
     @property
     def _gpu_dtype(self) -> str:
-        return "float16"  # rounds a decoded number by less than coding has
+        return "float16"  # its rounding error is smaller than that of the codes
 
     def _layout(self, dim: int) -> dict[str, TokenArray]:
         return Codec(self.nbits, dim).layout
@@ -270,7 +271,7 @@ class IVF(StoredIndex):
             for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
 
     def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
-        """Return the document table and inverted lists of a snapshot, loaded once."""
+        """Return the document table and inverted lists of a snapshot; those of the latest one are cached."""
         with self._loading.current:
             loaded = self._loaded
             if loaded is None or loaded.snapshot is not snapshot:
@@ -281,7 +282,7 @@ class IVF(StoredIndex):
             return loaded.table, loaded.lists
 
     def _read_lists(self, snapshot: Snapshot) -> InvertedLists | None:
-        """Return the stored inverted lists, ``None`` where there are none for these documents or they are damaged."""
+        """Return the stored inverted lists; ``None`` if there are none, or if they are damaged or of another dim."""
         lists, damage = None, snapshot.ann_damage
         try:
             lists = None if snapshot.ann_data is None else InvertedLists.from_arrays(snapshot.ann_data)
@@ -290,28 +291,28 @@ class IVF(StoredIndex):
         if damage is not None and not self._has_warned:
             self._has_warned = True
             warn_caller(
-                f"the ANN data of {self!r} is damaged: {damage}. Searches compare all documents, which takes longer "
-                "and finds no less. verify() names the file; compact(), or the next write, makes the data anew.",
+                f"the ANN data of {self!r} is damaged: {damage}. Searches compare all documents, which is slower but "
+                "does not lower recall. verify() names the file; compact() or the next write rebuilds the data.",
                 IndexDamageWarning,
             )
-        # Lists of another dim are left from documents that were all removed before the present ones were added.
+        # Lists may have another dim if all their documents were removed before the present ones were added.
         return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None
 
     def _after_write(self) -> None:
-        """Bring the inverted lists up to date after a write; warn where that fails, as the write has succeeded."""
+        """Bring the inverted lists up to date after a write; if that fails, only warn: the write has succeeded."""
         try:
             self._maintain()
         except StorageError as error:
             warn_caller(
-                f"the documents are written, but the data for searching them faster is not: {error} The next write, or "
-                "compact(), tries it again.",
+                f"the documents are stored, but the inverted lists could not be updated: {error} The next write, or "
+                "compact(), tries again.",
                 RuntimeWarning,
             )
         except CorruptedIndexError as error:
-            warn_of_damage(f"the documents are written, but the data for searching them faster is not: {error}")
+            warn_of_damage(f"the documents are stored, but the inverted lists could not be updated: {error}")
 
     def _maintain(self, *, compacting: bool = False) -> None:
-        """Train or append to the inverted lists, where that is due, and store them."""
+        """Train the inverted lists or append to them, if that is due, and store them."""
         snapshot = self._storage.snapshot()
         if not snapshot.documents:
             return
@@ -319,17 +320,17 @@ class IVF(StoredIndex):
         due = due_maintenance(table, lists, self._thresholds, compacting=compacting)
         keeps_bytes = lists is not None and (due is Maintenance.APPEND or compacting)
         if keeps_bytes and not self._storage.check_ann_data(snapshot):
-            due = Maintenance.TRAIN  # damaged bytes are neither kept nor copied
+            due = Maintenance.TRAIN  # damaged data must be neither kept nor copied
         if due is Maintenance.TRAIN:
             self._storage.write_ann_data(train_lists(table, memory=self._segment_bytes).arrays())
         elif due is Maintenance.APPEND and lists is not None:
             self._storage.write_ann_data(append_documents(lists, table, table.unlisted).arrays())
         elif lists is None and (snapshot.ann_data is not None or snapshot.ann_damage is not None):
-            self._storage.write_ann_data(None)  # damaged or of another dim, and too few documents to train anew
+            self._storage.write_ann_data(None)  # damaged or of another dim, and too few documents to train again
 
 
 class _Loaded(NamedTuple):
-    """What searches need of a snapshot."""
+    """The snapshot of the latest search, with its document table and inverted lists."""
 
     snapshot: Snapshot
     table: DocumentTable

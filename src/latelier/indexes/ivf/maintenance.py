@@ -1,9 +1,9 @@
-"""Maintenance of the inverted lists: when documents are appended to them, and when centroids are trained anew.
+"""Maintenance of the inverted lists: when documents are appended to them, and when centroids are trained again.
 
-A search compares the sign codes of all documents that are in no list, at a fraction of a millisecond per thousand: so
-lists pay off from some thousand documents on, and appending when about as many are in no list. Both take time in
-proportion to the tokens concerned and are done when these have grown by a constant factor, so the cost per added
-document does not depend on the size of the index.
+A search compares the sign codes of all documents that are in no list, which takes a fraction of a millisecond per
+thousand documents. So lists pay off for some thousand documents, and appending pays off once some thousand documents
+are in no list. Both take time proportional to the number of tokens, and are due after the tokens have grown by a
+constant factor, so the cost per added document does not depend on the size of the index.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ class Thresholds:
     Parameters
     ----------
     train_tokens
-        The first centroids are trained from so many tokens on. Comparing the sign codes of 2**19 takes a millisecond.
+        The first centroids are trained if ``tokens >= train_tokens``. Comparing the sign codes of 2**19 tokens takes a
+        millisecond.
     append_tokens, append_share
-        Documents are appended once those in no list have more tokens than both this number and this share of all.
+        Documents are appended if ``tokens in no list > max(append_tokens, append_share * tokens)``.
     growth, growth_on_compaction
-        Centroids are trained anew once there are so many times the tokens of the last training.
+        Centroids are trained again if ``tokens >= growth * tokens at the last training``; in `compact`, with the
+        factor `growth_on_compaction`.
     removed_share
-        In `compact`, centroids are trained anew where more than this share of the listed documents was removed.
+        In `compact`, centroids are trained again if more than this share of the listed documents was removed.
     drift
-        In `compact`, centroids are trained anew where the documents that were appended last are less similar to their
-        centroids than this share of the similarity at training.
+        In `compact`, centroids are trained again if ``latest_similarity < drift * trained_similarity``, see
+        `TrainingStatistics`.
     """
 
     train_tokens: int = 1 << 19
@@ -60,16 +62,21 @@ class Thresholds:
 def due_maintenance(
     table: DocumentTable, lists: InvertedLists | None, thresholds: Thresholds, *, compacting: bool = False
 ) -> Maintenance:
-    """Return what is due after a commit.
+    """Return the maintenance that is due after a commit.
 
     Parameters
     ----------
     table, lists
-        Of the commit.
+        Documents and inverted lists of the commit.
     thresholds
-        When something is due.
+        When maintenance is due.
     compacting
-        Whether this is a `compact`, which also appends the last few documents and repairs drift.
+        Whether `compact` is running: it appends all documents, and may train again for more reasons.
+
+    Returns
+    -------
+    Maintenance
+        What to do.
     """
     tokens = table.count_tokens(table.living)
     if lists is None:
@@ -95,7 +102,7 @@ def train_lists(table: DocumentTable, memory: int) -> InvertedLists:
     table
         Documents, at least one of them alive.
     memory
-        Bytes that the sample of tokens may take.
+        Maximum size of the sample of tokens, in bytes.
     """
     ordinals = table.living[np.argsort(table.numbers[table.living], kind="stable")]
     centroids = train_centroids(table, ordinals, most=memory // byte_width(table.codec.dim))

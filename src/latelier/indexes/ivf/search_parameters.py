@@ -1,4 +1,4 @@
-"""How much work a search does: `effort`, and the search parameters that it stands for."""
+"""The search parameters of the IVF index, and `effort`, which sets them all."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Effort: TypeAlias = "EffortName | float"
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # nprobe and candidates of effort 1.0, for k <= 25 and dim >= 128; benchmarks/index.py measures the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
-# Sign codes of fewer than 128 bits tell less, so candidates grow by 128 / dim, at most 8 times.
+# Sign codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
 _SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
-# Standard deviations by which the Hamming distance of a good document may be too high.
+# `SearchParameters.slack` of effort 1.0.
 _SLACK = 2.0
 # Collections above 10 million tokens: with s = tokens / 10 million, candidates grow by s ** 0.3, which doubles them at
 # 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
@@ -32,19 +32,19 @@ _ENOUGH = 0.97
 
 @dataclass(frozen=True)
 class SearchParameters:
-    """How many inverted lists and documents each stage of a search takes.
+    """Numbers of inverted lists and documents in each stage of a search.
 
     Parameters
     ----------
     nprobe
-        Inverted lists probed per query token.
+        Number of inverted lists probed per query token.
     candidates
-        Documents from the probed lists that enter the Hamming stage, which compares sign codes.
+        Number of documents from the probed lists that enter the Hamming stage, which compares sign codes.
     rerank
-        Documents that leave the Hamming stage and are scored by their codes; ``None`` for all that are within `slack`
-        of the k-th best.
+        Number of documents that leave the Hamming stage and are scored by their codes; ``None`` for all documents
+        within `slack` of the k-th best.
     slack
-        Tolerance of the Hamming stage, in standard deviations of the Hamming distance; used where `rerank` is None.
+        Tolerance of the Hamming stage, in standard deviations of the Hamming distance; used if `rerank` is None.
     exact
         Score all documents by their codes, and ignore the other parameters.
     """
@@ -66,25 +66,30 @@ def choose_search_parameters(
     *,
     tokens: int = 0,
 ) -> SearchParameters:
-    """Return the search parameters of an effort, with those that the caller has given in place of its own.
+    """Return the search parameters of an effort; those that are given replace the effort's own.
 
     Parameters
     ----------
     k
         Hits per query.
     dim
-        Numbers per token, and so bits of its sign code.
+        Dimension of the token vectors, which is the number of bits of a sign code.
     effort
         ``"fast"`` (0.5), ``"balanced"`` (1.0), ``"exact"``, or a number by which the defaults are multiplied.
     nprobe, candidates, rerank
-        Positive integers, or ``None`` for what the effort says.
+        Positive integers, or ``None`` for the default of the effort.
     tokens
-        Of the whole index; above ten million, the defaults grow with it.
+        Number of tokens of the whole index; above ten million, the defaults grow with it.
+
+    Returns
+    -------
+    SearchParameters
+        With ``k <= rerank <= candidates``.
 
     Raises
     ------
     InvalidArgumentError
-        If the effort is unknown, or one of the others is not a positive integer.
+        If the effort is unknown, or `nprobe`, `candidates` or `rerank` is not a positive integer.
 
     Examples
     --------
@@ -106,11 +111,11 @@ def choose_search_parameters(
     size = size_factor(tokens)
     nprobe_factor, factor = factor * size**_NPROBE_EXPONENT, factor * size**_CANDIDATES_EXPONENT
     candidates_factor = factor * max(1.0, min(_MAX_DIM_FACTOR, _SIGN_BITS / max(1, dim)))
-    reranked = None if rerank is None else max(k, _given(rerank, "rerank", k))
+    reranked = None if rerank is None else max(k, _count_or_default(rerank, "rerank", k))
     default = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
     return SearchParameters(
-        nprobe=_given(nprobe, "nprobe", max(1, round(_NPROBE * nprobe_factor))),
-        candidates=max(reranked or k, _given(candidates, "candidates", default)),
+        nprobe=_count_or_default(nprobe, "nprobe", max(1, round(_NPROBE * nprobe_factor))),
+        candidates=max(reranked or k, _count_or_default(candidates, "candidates", default)),
         rerank=reranked,
         slack=_SLACK * factor**0.5,
         exact=effort == "exact",
@@ -129,7 +134,7 @@ def size_factor(tokens: int) -> float:
 
 
 def advise(recalls: Mapping[float, float]) -> str:
-    """Return a recommendation for `effort`, given the recall at some efforts, 1.0 among them.
+    """Return a recommendation for `effort`, given the recall at several efforts, which include 1.0.
 
     Examples
     --------
@@ -151,6 +156,6 @@ def advise(recalls: Mapping[float, float]) -> str:
     return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
 
 
-def _given(value: Any, name: str, default: int) -> int:
+def _count_or_default(value: Any, name: str, default: int) -> int:
     check_count(name, value, optional=True)
     return default if value is None else int(value)

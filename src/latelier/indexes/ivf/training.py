@@ -1,7 +1,7 @@
 """Training of centroids: spherical k-means in two levels, on a sample of the index's own tokens.
 
-An index of n tokens gets about ``14 * sqrt(n)`` inverted lists. With fewer, centroids are too far from their tokens to
-stand for them; with more, comparing centroids takes longer than going through the entries that they spare.
+An index of n tokens gets about ``14 * sqrt(n)`` inverted lists. With fewer lists, centroids represent their tokens too
+coarsely; with more, comparing the centroids takes more time than the shorter lists save.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from latelier.kernels.simd import LANES
 
 __all__ = ["list_count", "train_centroids"]
 
-# Tokens sampled per centroid of each level, and iterations. More of either take time and find no better centroids.
+# Tokens sampled per centroid, and iterations, for each level. Larger numbers take time and find no better centroids.
 _COARSE_SAMPLE, _FINE_SAMPLE = 64, 32
 _COARSE_ITERATIONS, _FINE_ITERATIONS = 8, 4
 _MAX_SAMPLE = 1 << 21
@@ -31,7 +31,7 @@ _LISTS_PER_ROOT, _EXPONENT = 0.9 * LANES, 0.3
 
 
 def list_count(tokens: int) -> int:
-    """Return how many inverted lists to make for so many tokens, a multiple of 16.
+    """Return the number of inverted lists for a number of tokens, a multiple of 16.
 
     Examples
     --------
@@ -49,9 +49,14 @@ def train_centroids(table: DocumentTable, ordinals: np.ndarray, most: int = _MAX
     table
         Documents.
     ordinals
-        Which of them; at least one.
+        Ordinals of the documents to sample; at least one.
     most
-        Tokens to train with at most, which bounds the memory this takes.
+        Maximum number of tokens in the sample, which limits the memory of training.
+
+    Returns
+    -------
+    Centroids
+        With statistics in which the similarities are still 0.
     """
     dim, tokens = table.codec.dim, table.count_tokens(ordinals)
     lists = list_count(tokens)
@@ -64,14 +69,14 @@ def train_centroids(table: DocumentTable, ordinals: np.ndarray, most: int = _MAX
     nearest = _assign(rows, np.arange(len(rows.codes)), packed_coarse, coarse_start)
     offsets, order = np.zeros(len(coarse) + 1, dtype="int64"), np.empty(len(nearest), dtype="int64")
     group_rows(nearest, offsets, order)
-    # Groups of 16 centroids under each coarse centroid, by its share of the tokens.
+    # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens.
     shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(nearest)))).astype("int64")
 
     def train_under(c: int) -> np.ndarray:
         mine = order[offsets[c] : offsets[c + 1]]
         if not len(mine):
             return coarse[c : c + 1]
-        own = TokenRows(rows.codes[mine], rows.scales[mine])  # a copy that stays in the cache over all iterations
+        own = TokenRows(rows.codes[mine], rows.scales[mine])  # a copy that stays in the processor's cache
         everything = np.arange(len(mine))
         return _kmeans(own, everything, LANES * int(shares[c]), dim, _FINE_ITERATIONS, np.random.default_rng(c))
 
@@ -89,7 +94,7 @@ def train_centroids(table: DocumentTable, ordinals: np.ndarray, most: int = _MAX
 
 
 def _sample_rows(table: DocumentTable, ordinals: np.ndarray, most: int) -> TokenRows:
-    """Return all tokens of every n-th document, about `most` tokens."""
+    """Return all tokens of every n-th document, with n such that there are about `most` tokens."""
     step = max(1.0, table.count_tokens(ordinals) / most)
     return table.unpack(ordinals[np.unique((np.arange(0, len(ordinals), step)).astype("int64"))])
 
@@ -97,7 +102,7 @@ def _sample_rows(table: DocumentTable, ordinals: np.ndarray, most: int) -> Token
 def _kmeans(
     rows: TokenRows, order: np.ndarray, count: int, dim: int, iterations: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return unit centroids ``(count, dim)`` float32 of the rows in `order`; fewer where there are fewer rows."""
+    """Return unit centroids ``(count, dim)`` float32 of the rows in `order`; fewer if there are fewer rows."""
     count = min(count, len(order))
     centroids = _directions(rows, rng.choice(order, count, replace=False), dim)
     for _ in range(iterations):
@@ -126,7 +131,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def _scale(centroids: np.ndarray) -> float:
-    """Return the scale at which the largest number has the code 127."""
+    """Return the scale for which the largest absolute number has the code 127."""
     return max(float(np.abs(centroids).max(initial=0)) / 127, 1e-30)
 
 

@@ -1,4 +1,4 @@
-"""Compiling all kernels of an index ahead of their first use, into the cache that later processes read."""
+"""Compilation of all kernels of an index before their first use, into the disk cache that later processes read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compile_kernels() -> int:
     Returns
     -------
     int
-        How many documents were found: all of them.
+        Number of documents found: all of them.
 
     Examples
     --------

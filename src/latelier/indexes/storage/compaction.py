@@ -1,4 +1,4 @@
-"""Compaction: merging segments into larger ones, without removed documents, and deleting what nothing refers to."""
+"""Compaction: merging segments into larger ones, dropping removed documents, and deleting unreferenced files."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["Compaction", "delete_garbage"]
 
 
 class Compaction:
-    """The segments of a snapshot that are to be merged.
+    """Merges the segments of a snapshot.
 
-    A segment stays as it is if it has no removed documents and fills at least half of the limit, or if it is damaged.
-    The runs of segments between those that stay are merged, as many at a time as fit the limit.
+    A segment stays as it is if it is damaged, or if it has no removed documents and at least ``max_tokens / 2`` tokens.
+    Consecutive other segments are merged, up to `max_tokens` tokens at a time.
 
     Parameters
     ----------
     snapshot
-        Of the latest commit.
+        The snapshot of the latest commit.
     store
-        Its segments.
+        Where its segments are stored.
     max_tokens
-        The limit: tokens of a merged segment.
+        Maximum number of tokens of a merged segment.
 
     Attributes
     ----------
     damages
-        What is wrong with damaged segments, as far as `merged` has come to them.
+        One message per damaged segment; complete once `merged` is exhausted.
     """
 
     def __init__(self, snapshot: Snapshot, store: SegmentStore, max_tokens: int) -> None:
@@ -42,12 +42,13 @@ class Compaction:
         self._snapshot, self._store, self._max_tokens = snapshot, store, max_tokens
 
     def merged(self) -> Iterator[tuple[list[SegmentRow], Segment]]:
-        """Merge one run after the other; yield the segments of each, and the one that is to replace them."""
+        """Merge one run of segments after the other; yield the rows of its segments, and the merged segment."""
         for run in self._runs():
             if len(run) > 1 or (run and run[0].row.removed):
                 yield [state.row for state in run], Segment.merge([state.living for state in run])
 
     def _runs(self) -> Iterator[list[SegmentState]]:
+        """Yield runs of consecutive segments to merge; some are empty."""
         run: list[SegmentState] = []
         tokens = 0
         for state in self._snapshot.segments:
@@ -63,7 +64,7 @@ class Compaction:
         yield run
 
     def _is_intact(self, state: SegmentState) -> bool:
-        """Whether a segment can be read and has the checksums that were written; otherwise note its damage."""
+        """Whether a segment can be read and matches its checksums; if not, append the reason to `damages`."""
         if isinstance(state.part, CorruptedIndexError):
             self.damages.append(str(state.part))
             return False
@@ -78,7 +79,8 @@ class Compaction:
 def delete_garbage(pool: ConnectionPool, store: SegmentStore) -> None:
     """Delete the files of killed writers, and give the unused pages of the catalog back to the file system.
 
-    This is done as the only writer: then no other one is about to commit a segment that the catalog does not name yet.
+    We hold the write lock, so no other writer has written a segment that it is about to commit: segments that the
+    catalog does not reference are garbage.
     """
     with pool.writing() as begin:
         connection = begin()

@@ -1,7 +1,7 @@
-"""One array in one ``.npy`` file: written and synced, described for the catalog, compared with that when it is read.
+"""Arrays in ``.npy`` files, one each: writing, reading, and comparison with their description in the catalog.
 
-The description has the size in bytes, the CRC-32 of all bytes, the dtype and the shape. All but the checksum are
-compared whenever a file is opened; the checksum by `verify`, and before an array is copied into another segment.
+The description has the size in bytes, the CRC-32 of all bytes, the dtype and the shape. Opening a file compares
+everything except the checksum; `verify` compares it, and so does a merge before it copies an array.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from latelier.errors import CorruptedIndexError, StorageError
 
 __all__ = ["compare_checksum", "file_damage", "read_file", "write_file"]
 
-# Errors of the system that mean a damaged file. All others (too many open files, no memory) are temporary.
+# Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
 # Dtypes of the arrays that an index stores.
 _DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
-# Larger values in a description are damage.
+# A description with larger values is damaged.
 _MAX_HEADER_BYTES, _MAX_DIMENSIONS, _MAX_SIZE = 4096, 4, 1 << 48
 # Smaller files are read rather than memory-mapped: a map holds a file descriptor, and their number is limited.
 _MAP_BYTES = 1 << 20
-# Read at once to compare a checksum.
+# Bytes read at a time to compute a checksum.
 _READ_BYTES = 1 << 24
+_WRONG_CHECKSUM = "its bytes do not match their checksum"
 
 
 def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
@@ -55,16 +56,16 @@ def read_file(path: Path, written: Any) -> np.ndarray:
     Parameters
     ----------
     path
-        Of the file.
+        The file.
     written
-        Its description in the catalog, which may be anything.
+        Its description in the catalog; it is checked here, as it may be damaged.
 
     Raises
     ------
     CorruptedIndexError
-        If the file is missing, or has not the size, shape and dtype that were written.
+        If the file is missing, or differs from its description in size, shape or dtype.
     StorageError
-        If the system cannot open it now, as with too many open files.
+        If the operating system cannot open it now, for example because too many files are open.
     """
     try:
         _check_size(path, written)
@@ -77,7 +78,7 @@ def read_file(path: Path, written: Any) -> np.ndarray:
                 raise CorruptedIndexError(f"it begins with {header[10:].rstrip()!r:.99}, but {expected} was written")
             if written["bytes"] <= _MAP_BYTES:
                 return np.frombuffer(bytearray(file.read()), dtype).reshape(shape)
-            # "c", copy on write: torch shares writable memory without a copy, and a write cannot reach the file.
+            # "c" is copy on write: torch accepts only writable memory without a copy, and no write reaches the file.
             return np.asarray(np.memmap(file, dtype, "c", len(header), shape))
     except CorruptedIndexError as error:
         raise CorruptedIndexError(f"{path} is damaged: {error}") from error
@@ -86,12 +87,12 @@ def read_file(path: Path, written: Any) -> np.ndarray:
 
 
 def file_damage(path: Path, written: Any) -> str | None:
-    """Read every byte of a file; return what is wrong with it, ``None`` if nothing is.
+    """Read every byte of a file; return what is wrong with it, or ``None`` if it is intact.
 
     Raises
     ------
     StorageError
-        If the system cannot read it now.
+        If the operating system cannot read it now.
     """
     try:
         _check_size(path, written)
@@ -105,16 +106,16 @@ def file_damage(path: Path, written: Any) -> str | None:
         if error.errno not in _DAMAGE:
             raise _unreadable(path, error) from error
         return str(error)
-    return None if checksum == written["crc32"] else "its bytes are not those that were written"
+    return None if checksum == written["crc32"] else _WRONG_CHECKSUM
 
 
 def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> None:
-    """Compare an array that was read from a file, with the file's header, with the checksum that was written.
+    """Compare the checksum of a file's header and of the array that was read from it with its description.
 
     Raises
     ------
     CorruptedIndexError
-        If it differs.
+        If the checksums differ.
     """
     content = _content(array)
     try:
@@ -123,7 +124,7 @@ def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> 
     except OSError as error:
         raise _unreadable(path, error) from error
     if zlib.crc32(content, zlib.crc32(header)) != written["crc32"]:
-        raise CorruptedIndexError(f"{path} is damaged: its bytes are not those that were written")
+        raise CorruptedIndexError(f"{path} is damaged: {_WRONG_CHECKSUM}")
 
 
 def _content(array: np.ndarray) -> memoryview:
@@ -131,18 +132,18 @@ def _content(array: np.ndarray) -> memoryview:
 
 
 def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
-    """Return the dtype and shape that the catalog gives for a file, which take no more bytes than the file has."""
+    """Return the dtype and shape in a description, after checking that such an array fits into the file."""
     if (
         not isinstance(written["dtype"], str)
         or written["dtype"] not in _DTYPES
         or not isinstance(written["shape"], list)
     ):
-        raise CorruptedIndexError(f"the catalog says that it holds {written['dtype']!r:.60}, which no index has")
+        raise CorruptedIndexError(f"the catalog gives it the dtype {written['dtype']!r:.60}, which no index has")
     dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
-    # Bounds that numpy can handle, also for an array with a dimension of 0.
+    # Bounds within which numpy can make an array, even if one dimension is 0.
     is_possible = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
     if not is_possible or math.prod(max(1, n) for n in shape) >= _MAX_SIZE:
-        raise CorruptedIndexError(f"the catalog says that it has the shape {shape!r:.60}")
+        raise CorruptedIndexError(f"the catalog gives it the shape {shape!r:.60}, which no index has")
     if not 0 <= written["bytes"] - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
         raise CorruptedIndexError(f"it has {written['bytes']} bytes, too many or too few for {dtype} {list(shape)}")
     return dtype, shape
@@ -157,7 +158,7 @@ def _unreadable(path: Path, error: OSError) -> CorruptedIndexError | StorageErro
 
 def _check_size(path: Path, written: Any) -> None:
     if not (isinstance(written, dict) and {"bytes", "crc32", "dtype", "shape"} <= written.keys()):
-        raise CorruptedIndexError("the catalog does not say what was written")
+        raise CorruptedIndexError("the catalog has no complete description of it")
     if not path.is_file():
         raise CorruptedIndexError("it is missing")
     size = path.stat().st_size

@@ -1,7 +1,7 @@
 """`Segment`: an immutable run of documents in memory, as arrays; `Part`: some documents of one segment.
 
-A segment holds the numbers, ids and token offsets of its documents, so an open segment answers a search without the
-catalog, whatever other processes commit meanwhile. Beside them stand the index's own arrays, with one row per token:
+A segment holds the numbers, ids and token offsets of its documents, so a search of an open segment does not need the
+catalog, whatever other processes commit meanwhile. It also holds the token arrays of the index, with one row per token:
 float vectors, or the codes of a quantised index.
 """
 
@@ -24,20 +24,20 @@ __all__ = ["Arrays", "Layout", "Part", "Segment", "TokenArray"]
 
 Arrays: TypeAlias = "dict[str, np.ndarray]"
 
-# Names of the two arrays that describe the documents; all others are the index's own.
+# Names of the two arrays that describe the documents; all others are the token arrays of the index.
 _DOCUMENTS, _IDS = "documents", "ids"
 # Rows of the array "documents".
 _NUMBERS, _OFFSETS, _ID_OFFSETS = range(3)
 
 
 class TokenArray(NamedTuple):
-    """One of an index's own arrays: its dtype, and the shape of the entry of one token."""
+    """A token array of an index: its dtype, and the shape of its entry for one token."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
 
 
-# The index's own arrays by name, for vectors of some dim.
+# Returns the token arrays of an index by name, for vectors of a given dim.
 Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
 
 
@@ -48,10 +48,10 @@ class Segment:
     Parameters
     ----------
     arrays
-        As they are stored. ``"documents"``: int64 ``(3, n + 1)``, whose rows are `numbers`, `offsets` and
-        `id_offsets`; ``"ids"``: the ids as JSON, uint8; and the index's own arrays, one row per token.
+        The stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `numbers`, `offsets` and `id_offsets`;
+        ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
     dim
-        Numbers per token.
+        Dimension of the token vectors.
 
     Examples
     --------
@@ -81,9 +81,9 @@ class Segment:
         ids
             Id of each document.
         lengths
-            Tokens of each document.
+            Number of tokens of each document.
         arrays
-            The index's own.
+            The token arrays of the index.
         """
         encoded = [json.dumps(id, ensure_ascii=False).encode() for id in ids]
         sizes = [len(id) for id in encoded]
@@ -91,7 +91,7 @@ class Segment:
 
     @classmethod
     def merge(cls, parts: Sequence[Part]) -> Segment:
-        """Return a segment of the documents of at least one part, in order."""
+        """Return one segment with the documents of all parts (at least one), in order."""
         numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
         lengths = np.concatenate([part.lengths for part in parts])
         sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
@@ -121,11 +121,11 @@ class Segment:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all documents."""
+        """Number of tokens of all documents."""
         return int(self.offsets[-1])
 
     def living(self, removed: Sequence[int]) -> Part:
-        """Return the documents whose numbers are not among those of removed ones."""
+        """Return the documents that are not removed, given the numbers of the removed ones."""
         if not removed:
             return Part(self, np.arange(len(self)))
         is_removed = np.isin(self.numbers, np.array(removed, dtype="int64"), assume_unique=True)
@@ -137,7 +137,7 @@ class Segment:
         ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
         try:
             ids = json.loads(b"[" + b",".join(encoded[first:last].tobytes() for first, last in ranges) + b"]")
-            "".join(map(str, ids)).encode()  # fails for half a surrogate pair, which JSON can express
+            "".join(map(str, ids)).encode()  # fails for a lone surrogate, which JSON can express
         except (ValueError, RecursionError):
             ids = []
         if len(ids) != len(places) or not {*map(type, ids)} <= {int, str}:
@@ -147,21 +147,21 @@ class Segment:
     def check(self, row: SegmentRow, layout: Layout) -> None:
         """Raise an error unless the arrays fit together and fit the catalog.
 
-        Afterwards they may be trusted as far as memory is concerned: numbers and offsets ascend and stay inside the
-        arrays, each document has a token, and each array has a row of the right shape for each token. The values in
-        these rows can be anything.
+        Afterwards memory accesses that rely on them are safe: numbers and offsets ascend and stay inside the arrays,
+        each document has a token, and each token array has a row of the right shape for each token. The values in
+        these rows are not checked.
 
         Parameters
         ----------
         row
             The segment in the catalog.
         layout
-            The index's own arrays.
+            The token arrays of the index.
 
         Raises
         ------
         CorruptedIndexError
-            If something does not fit; the message says what.
+            If the arrays do not fit; the message says where.
         """
         arrays = self.arrays
         expected: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
@@ -180,9 +180,9 @@ class Segment:
         if (numbers[0], numbers[-1]) != (row.first, row.last) or (numbers[1:] <= numbers[:-1]).any():
             raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
         if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
-            raise CorruptedIndexError(f"its documents do not share out its {row.tokens} tokens")
+            raise CorruptedIndexError(f"the token offsets of its documents do not divide its {row.tokens} tokens")
         if id_offsets[0] != 0 or id_offsets[-1] != len(arrays[_IDS]) or (id_offsets[1:] <= id_offsets[:-1]).any():
-            raise CorruptedIndexError("its documents do not share out the text of its ids")
+            raise CorruptedIndexError("the offsets of its ids do not divide the bytes of its ids")
 
     def __len__(self) -> int:
         return self.arrays[_DOCUMENTS].shape[1] - 1
@@ -196,11 +196,11 @@ class Part(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each document."""
+        """Number of tokens of each document."""
         return self.segment.offsets[self.positions + 1] - self.segment.offsets[self.positions]
 
     def rows(self, name: str) -> np.ndarray:
-        """Return the rows of one array that belong to these documents' tokens; a view where they are contiguous."""
+        """Return the rows of a token array that belong to these documents; a view if they are contiguous."""
         return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]
 
 

@@ -1,7 +1,6 @@
-"""`Snapshot`: the segments, removals and ANN data of one commit, opened, so that a search needs nothing else.
+"""`Snapshot`: the open segments, removed documents and ANN data of one commit; a search needs nothing else.
 
-A later commit makes a new snapshot, which shares all segments that have not changed: following a writer costs no more
-than opening what is new.
+The snapshot of a later commit shares all segments that have not changed, so only new segments are opened.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["AnnData", "SegmentState", "Snapshot", "load_snapshot"]
 
 
 class SegmentState(NamedTuple):
-    """One segment of a commit: its row in the catalog, and its living documents or why they cannot be read."""
+    """One segment of a commit: its row in the catalog, and its living documents, or the error if it is damaged."""
 
     row: SegmentRow
     part: Part | CorruptedIndexError
@@ -43,22 +42,22 @@ class SegmentState(NamedTuple):
             return self.part
         raise CorruptedIndexError(
             f"{self.part}. Its {self.row.documents - self.row.removed} documents still have their texts and metadata "
-            "but not their vectors; all others can be read. verify() lists them: update() or "
-            "remove() them, or put the file back from a copy."
+            "but not their vectors; all other documents can be read. verify() lists the ids: update() or "
+            "remove() them, or restore the file from a backup."
         ) from self.part
 
     @property
     def tokens(self) -> int:
-        """Tokens of the living documents; of all documents, where the segment cannot be read."""
+        """Number of tokens of the living documents, or of all documents if the segment cannot be read."""
         return int(self.part.lengths.sum()) if isinstance(self.part, Part) and self.row.removed else self.row.tokens
 
     def select(self, numbers: np.ndarray) -> Part:
-        """Return living documents by their ascending numbers.
+        """Return the living documents with these numbers, which ascend.
 
         Raises
         ------
         CorruptedIndexError
-            If the segment cannot be read, does not hold one of them, or holds one as removed.
+            If the segment cannot be read, or one of them is missing in it or removed.
         """
         segment, living = self.living
         positions = np.searchsorted(segment.numbers, numbers)
@@ -68,7 +67,7 @@ class SegmentState(NamedTuple):
         return Part(segment, positions)
 
     def keep_living(self, numbers: np.ndarray) -> np.ndarray:
-        """Return those of ascending numbers that are living documents; all, where the segment cannot be read."""
+        """Return the numbers, of ascending ones, that are living documents; all if the segment cannot be read."""
         if not isinstance(self.part, Part):
             return numbers
         known, is_living = self.part.segment.numbers, np.zeros(len(self.part.segment), bool)
@@ -78,27 +77,27 @@ class SegmentState(NamedTuple):
 
 
 class AnnData(NamedTuple):
-    """The ANN data of a commit: its row in the catalog, and its arrays or why they cannot be read."""
+    """The ANN data of a commit: its row in the catalog, and its arrays, or the error if it is damaged."""
 
     row: AnnDataRow
     arrays: Arrays | CorruptedIndexError
 
 
 class Snapshot:
-    """What one commit holds.
+    """The segments and ANN data of one commit.
 
     Parameters
     ----------
     generation
         Number of the commit.
     dim
-        Numbers per token, ``None`` if there is no document.
+        Dimension of the token vectors; ``None`` if there is no document.
     segments
         The segments in the order of insertion.
     ann_data
-        The ANN data, ``None`` if there is none.
+        The ANN data; ``None`` if there is none.
     stamp
-        The commit as `read_stamp` gives it.
+        The value of `read_stamp` for the commit.
 
     Attributes
     ----------
@@ -144,7 +143,7 @@ class Snapshot:
         return arrays if isinstance(arrays, CorruptedIndexError) else None
 
     def check_ann_data(self, store: SegmentStore) -> bool:
-        """Whether there is ANN data and each of its arrays has the checksum that was written."""
+        """Whether there is ANN data, and each of its arrays matches its checksum."""
         if self.ann_data is None or self._ann_data is None:
             return False
         try:
@@ -160,7 +159,7 @@ class Snapshot:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the living documents; where a segment cannot be read, of all its documents."""
+        """Number of tokens of the living documents, and of all documents in segments that cannot be read."""
         return sum(state.tokens for state in self.segments)
 
     def parts(self, numbers: np.ndarray | None = None) -> list[Part]:
@@ -174,7 +173,7 @@ class Snapshot:
         Raises
         ------
         CorruptedIndexError
-            If one of these documents is in a segment that cannot be read, or in none.
+            If one of these documents is in a segment that cannot be read, or in no segment.
         """
         if numbers is None:
             return [state.living for state in self.segments]
@@ -184,12 +183,12 @@ class Snapshot:
         return [state.select(own) for state, own in found]
 
     def keep_living(self, numbers: np.ndarray) -> np.ndarray:
-        """Return those of ascending numbers that are living documents, as far as their segments can be read."""
+        """Return the numbers, of ascending ones, that are living documents or in a segment that cannot be read."""
         kept = [state.keep_living(own) for state, own in self._split(numbers)]
         return np.concatenate([np.zeros(0, "int64"), *kept])
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
-        """Return the ids of living documents by number, in any order."""
+        """Return the ids of living documents by their numbers, which may be in any order."""
         ids: list[Id] = [0] * len(numbers)
         owners = np.searchsorted(self._firsts, numbers, side="right") - 1
         for owner in set(owners.tolist()):
@@ -200,7 +199,7 @@ class Snapshot:
         return ids
 
     def _split(self, numbers: np.ndarray) -> Iterator[tuple[SegmentState, np.ndarray]]:
-        """Yield segments, each with those of ascending numbers that lie between its first and its last one, if any."""
+        """Yield each segment with the numbers that lie in its range, if there are any; `numbers` ascend."""
         begins = np.searchsorted(numbers, self._firsts).tolist()
         ends = np.searchsorted(numbers, self._lasts, side="right").tolist()
         for state, begin, end in zip(self.segments, begins, ends, strict=True):
@@ -209,9 +208,18 @@ class Snapshot:
 
 
 def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapshot | None) -> Snapshot:
-    """Return the snapshot of the transaction that `connection` is in; the previous one, if nothing has changed.
+    """Return the snapshot of the commit that `connection` reads; the previous one, if nothing has changed.
 
-    Segments that could not be read are tried again each time.
+    Segments that could not be read are opened again each time.
+
+    Parameters
+    ----------
+    connection
+        A connection in a reading transaction.
+    store
+        Where the segments are stored.
+    previous
+        The latest snapshot that was loaded, if any.
     """
     stamp = read_stamp(connection)
     is_same = previous is not None and previous.stamp == stamp
@@ -232,7 +240,7 @@ def _load_segment(
     if known is not None and known_part is not None and known.row == row:
         return known
     try:
-        # Of an open segment, documents may have been removed since; it is not opened again.
+        # If the segment is open already, only its removed documents have changed.
         segment = store.open(row, dim) if known_part is None else known_part.segment
         return SegmentState(row, segment.living(tombstones(connection, row) if row.removed else []))
     except CorruptedIndexError as error:
@@ -253,6 +261,6 @@ def _load_ann_data(connection: Connection, store: SegmentStore, known: AnnData |
 
 def _unknown_documents(where: str) -> CorruptedIndexError:
     return CorruptedIndexError(
-        f"the catalog of this index is damaged: it names documents that {where}. Put catalog.sqlite back from a copy "
-        "or build the index anew."
+        f"the catalog of this index is damaged: it names documents that {where}. Restore catalog.sqlite from a backup "
+        "or rebuild the index."
     )

@@ -1,11 +1,11 @@
 """`Storage`: the documents of one index, in a catalog and immutable segments: opening, reading, beginning a write.
 
-On disk an index is a folder of ``catalog.sqlite`` (with SQLite's ``-wal`` and ``-shm`` beside it while it is open)
-and ``segments/``. The catalog is the commit log: a segment belongs to the index as long as the catalog names it, so a
-writer that is killed leaves at most a folder that the catalog does not name. Readers see the latest commit and never
-wait for a writer. SQLite's log needs a local disk: network file systems will not do.
+On disk, an index is a folder with ``catalog.sqlite`` (and SQLite's ``-wal`` and ``-shm`` files while it is open) and
+``segments/``. The catalog is the commit log: a segment belongs to the index as long as the catalog references it, so a
+writer that is killed leaves at most unreferenced files. Readers see the latest commit and never wait for a writer.
+SQLite's write-ahead log needs a local disk and does not work on network file systems.
 
-The storage does not know what an index keeps of the vectors: it handles arrays with one row per token.
+The storage does not know how an index encodes vectors: it handles token arrays, with one row per token.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Storage:
     path
         The index's folder, made if it does not exist; ``None`` for memory.
     configuration
-        That of a new index, JSON values; the attribute of this name is what is stored. ``"kind"`` names the class
-        that reads it.
+        Configuration of a new index, as JSON values; the attribute of this name is the stored one. ``"kind"`` names
+        the class of the index.
     layout
-        The index's own arrays.
+        The token arrays of the index.
     read_only
-        Never write. Set by itself where the folder cannot be written.
+        Never write; implied if the folder cannot be written.
 
     Raises
     ------
@@ -86,26 +86,41 @@ class Storage:
             self._pool.close()
             raise
 
-    # Reading: what is returned belongs to the latest commit, or to the one that this thread holds.
+    # Reading: from the latest commit, or from the one that this thread holds.
 
     def snapshot(self) -> Snapshot:
-        """Return the commit, opened for searching."""
+        """Return the snapshot of the commit."""
         with self._views.open() as view:
             return view.snapshot
 
     def held(self) -> AbstractContextManager[None]:
-        """Let all reads of this thread within a ``with`` block see one commit."""
+        """Return a context in which all reads of this thread see one commit."""
         return self._views.hold()
 
     def select(
         self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
     ) -> tuple[Snapshot, np.ndarray]:
-        """Return the commit and the numbers of its documents that meet a filter, ascending."""
+        """Return the snapshot of the commit, and the numbers of its documents that meet a filter, ascending.
+
+        Parameters
+        ----------
+        filter, parameters
+            As the user gave them.
+        timeout
+            Maximum time for evaluating the filter, in seconds; ``None`` for no limit.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the filter is rejected or cannot be evaluated.
+        FilterTimeoutError
+            If it takes longer than `timeout`.
+        """
         parsed, values = read_filter(filter, parameters)
         key = selection_key(parsed, values)
         with self._views.open() as (connection, snapshot):
             if not snapshot.documents:
-                return snapshot, np.zeros(0, "int64")  # without documents every field would be unknown
+                return snapshot, np.zeros(0, "int64")  # an empty index has no fields, so no filter could name one
 
             def select() -> np.ndarray:
                 return snapshot.keep_living(matching_numbers(connection, parsed, values, timeout))
@@ -113,7 +128,7 @@ class Storage:
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
-        """Return the commit and the numbers of documents, in the order of `ids`.
+        """Return the snapshot of the commit, and the numbers of documents in the order of `ids`.
 
         Raises
         ------
@@ -138,7 +153,7 @@ class Storage:
         return [found[id] for id in ids]
 
     def contains(self, id: Id) -> bool:
-        """Whether there is a document of this id."""
+        """Whether there is a document with this id."""
         return bool(self._views.ask(document_rows.find_numbers, [id]))
 
     def ids(self) -> list[Id]:
@@ -150,15 +165,15 @@ class Storage:
         return self._views.ask(count_documents)
 
     def dim(self) -> int | None:
-        """Return the dim of the documents, ``None`` if there are none."""
+        """Return the dimension of the token vectors; ``None`` if there is no document."""
         return self._views.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
-        """Whether there is ANN data, each byte of which is the one that was written."""
+        """Whether a snapshot has ANN data that matches its checksums."""
         return snapshot.check_ann_data(self._store)
 
     def verify(self) -> VerifyReport:
-        """Read everything and compare it with what was written."""
+        """Read all files and compare them with their checksums."""
         return verify(self._pool, self._store)
 
     # Writing: one call is one transaction.
@@ -169,22 +184,22 @@ class Storage:
         return Transaction.open(self._pool, self._store)
 
     def compact(self, *, max_tokens: int, progress: Callable[[int], Any]) -> list[str]:
-        """Merge segments, drop removed documents, and delete the files that the catalog does not name.
+        """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
 
         Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report. A
-        catalog of the first format is brought to the newest one.
+        catalog of the first format is converted to the newest one.
 
         Parameters
         ----------
         max_tokens
-            Tokens up to which segments are merged.
+            Maximum number of tokens of a merged segment.
         progress
             Called with the number of documents of each merged segment.
 
         Returns
         -------
         list of str
-            What is damaged.
+            One message per damaged segment.
         """
         with self.transaction() as transaction:
             compaction = Compaction(self.snapshot(), self._store, max_tokens)
@@ -193,26 +208,26 @@ class Storage:
             for rows, merged in transaction.prepare(compaction.merged()):
                 transaction.replace(rows, merged)
                 progress(len(merged))
-        # If another writer is at work for long by now, the garbage is left to the next call.
+        # If another writer holds the write lock for too long, the next compaction deletes the garbage.
         with suppress(StorageError):
             delete_garbage(self._pool, self._store)
         return compaction.damages
 
     def write_ann_data(self, arrays: Arrays | None) -> None:
-        """Replace the ANN data in a transaction of its own; ``None`` leaves the index without.
+        """Replace the ANN data, in its own transaction; ``None`` deletes it.
 
-        It may belong to an older commit: nothing here compares it with the documents.
+        The arrays may have been made from an older commit: they are not compared with the documents here.
         """
         with self.transaction() as transaction:
             transaction.set_ann_data(arrays)
 
     @property
     def settings(self) -> UserSettings:
-        """What users keep with the index; each assignment is a transaction."""
+        """The values that users store in the index; each assignment is a transaction."""
         return UserSettings(self._views.ask, self._begin_setting)
 
     def close(self) -> None:
-        """Give back connections and memory."""
+        """Close the connections and free the memory."""
         self._pool.close()
         self._views.close()
 
@@ -222,10 +237,10 @@ class Storage:
 
     def _check_not_held(self) -> None:
         if self._views.held is not None:
-            raise InvalidArgumentError("nothing is written within snapshot(): leave its with block first.")
+            raise InvalidArgumentError("cannot write within snapshot(); leave its with block first.")
 
     def _configure(self, configuration: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the stored configuration; that of a new index is written first."""
+        """Return the stored configuration; for a new index, write it first."""
         where = str(self.path)
         stored = self._views.ask(schema.read_configuration, where)
         if stored is None and self.read_only:
@@ -237,7 +252,7 @@ class Storage:
         if stored.get("kind") != configuration["kind"]:
             raise IndexFormatError(
                 f"the index in {where} is of kind {stored.get('kind')!r}, not {configuration['kind']!r}; "
-                "indexes.open(path) opens either."
+                "indexes.open(path) opens both kinds."
             )
         return stored
 
@@ -248,7 +263,7 @@ def stored_settings(path: Path) -> dict[str, Any]:
     Raises
     ------
     IndexFormatError
-        If there is none.
+        If the folder holds no index.
     """
     check_index_folder(path, create=False)
     pool = FilePool(path / CATALOG, read_only=True)

@@ -1,11 +1,11 @@
-"""Where segments are stored: `FileStore`, a folder of array files for each; `MemoryStore`, for an index in memory.
+"""Where segments are stored: `FileStore`, with a folder of array files per segment, and `MemoryStore`, in memory.
 
-A segment is written into a folder of a temporary name, every file and the folder are synced, and the folder is
-renamed: a folder of a final name is complete. It never changes again, so memory-mapped files cannot shrink under a
-reader (no SIGBUS), and a reader keeps the files that it has open after the segment is deleted.
+A segment is written into a folder with a temporary name; its files and the folder are synced, and the folder is renamed
+to its final name, so a folder with a final name is complete. It never changes again: memory-mapped files do not shrink
+(no SIGBUS), and a reader can use the files that it has open even after the segment is deleted.
 
-An index may come from a stranger: names in its catalog become paths in `FileStore` alone, which accepts only names of
-the form that it makes itself and follows no links.
+An index may come from an untrusted source. Only `FileStore` turns names in the catalog into paths: it accepts only
+names of the form that it generates itself, and follows no links.
 """
 
 from __future__ import annotations
@@ -39,19 +39,25 @@ class MemoryStore:
         self._arrays: dict[str, Arrays] = {}
 
     def write(self, arrays: Arrays) -> tuple[str, Files]:
-        """Keep new arrays and return their name; there are no files."""
+        """Store new arrays; return their name, and an empty description of files."""
         name = secrets.token_hex(8)
         self._arrays[name] = arrays
         return name, {}
 
     def open(self, row: SegmentRow, dim: int) -> Segment:
-        """Return a segment."""
-        if row.name not in self._arrays:  # merged by a newer commit
+        """Return a segment.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the segment is missing.
+        """
+        if row.name not in self._arrays:  # a newer commit has merged it
             raise CorruptedIndexError("it is missing")
         return Segment(self._arrays[row.name], dim)
 
     def open_arrays(self, name: str, files: Files) -> Arrays:
-        """Return the arrays of this name."""
+        """Return the arrays with this name."""
         return self._arrays[name]
 
     def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
@@ -62,7 +68,7 @@ class MemoryStore:
         """Do nothing: there are no files."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Forget segments; a reader that has one open keeps its arrays."""
+        """Drop segments; readers that have one open can still use its arrays."""
         for name in names:
             self._arrays.pop(name, None)
 
@@ -77,9 +83,9 @@ class FileStore:
     Parameters
     ----------
     folder
-        Holds one folder per segment; made with the first of them.
+        Holds one folder per segment; made with the first segment.
     layout
-        The index's own arrays.
+        The token arrays of the index.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
@@ -87,17 +93,19 @@ class FileStore:
         self._layout = layout
 
     def write(self, arrays: Arrays) -> tuple[str, Files]:
-        """Write arrays into a new folder and return its name and the description of its files for the catalog.
+        """Write arrays into a new folder; return its name, and the description of its files for the catalog.
 
         Raises
         ------
+        CorruptedIndexError
+            If the folder of segments is a link.
         StorageError
             If the file system reports an error, such as a full disk; no file is left behind.
         """
         name = secrets.token_hex(8)
         temporary = self.folder / f".{name}"
         if self.folder.is_symlink():
-            raise CorruptedIndexError(f"{self.folder} is a link, which is not followed: an index holds its own files.")
+            raise CorruptedIndexError(f"{self.folder} is a link, but an index must hold its own files.")
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir()
@@ -110,7 +118,7 @@ class FileStore:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(
-                f"could not write a segment into {self.folder}: {error.strerror or error}. The index is as it was; "
+                f"could not write a segment into {self.folder}: {error.strerror or error}. The index is unchanged; "
                 "free some space or choose another disk."
             ) from error
         except BaseException:
@@ -119,7 +127,7 @@ class FileStore:
         return name, files
 
     def open(self, row: SegmentRow, dim: int) -> Segment:
-        """Open a segment and check that its arrays fit together: from here on they are trusted, see `Segment.check`.
+        """Open a segment, and check that its arrays fit together; kernels rely on this check, see `Segment.check`.
 
         Raises
         ------
@@ -127,7 +135,7 @@ class FileStore:
             As for `open_arrays`, and if the arrays do not fit together.
         """
         arrays = self.open_arrays(row.name, row.files)
-        # Copied from the map: what has been checked must not change with the file afterwards.
+        # "documents" is copied from the memory map, so that it cannot change with the file after it was checked.
         segment = Segment({name: np.array(a) if name == "documents" else a for name, a in arrays.items()}, dim)
         try:
             segment.check(row, self._layout)
@@ -141,9 +149,9 @@ class FileStore:
         Raises
         ------
         CorruptedIndexError
-            If a file is missing, or has not the size, shape and dtype that were written.
+            If a file is missing, or differs from its description in size, shape or dtype.
         StorageError
-            If the system cannot open it now, as with too many open files.
+            If the operating system cannot open it now, for example because too many files are open.
         """
         return {Path(file).stem: read_file(self._path(name, file), written) for file, written in files.items()}
 
@@ -163,30 +171,30 @@ class FileStore:
         Raises
         ------
         CorruptedIndexError
-            If an array is not the one that was written.
+            If an array does not match its checksum.
         """
         for file, written in files.items():
             compare_checksum(arrays[Path(file).stem], self._path(name, file), written)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete segments that no reader will open any more; what cannot be deleted now is left for `compact`."""
+        """Delete segments that no reader will open any more; `compact` deletes later what cannot be deleted now."""
         for name in names:
             if _NAME.fullmatch(name.removeprefix(".")) and not self.folder.is_symlink():
-                shutil.rmtree(self.folder / name, ignore_errors=True)  # follows no links
+                shutil.rmtree(self.folder / name, ignore_errors=True)  # does not follow links
 
     def names(self) -> list[str]:
-        """Return the names of all folders in the form of a segment's, including incomplete ones of killed writers."""
+        """Return the names of all folders of segments, including the incomplete ones of killed writers."""
         if not self.folder.is_dir() or self.folder.is_symlink():
             return []
         return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removeprefix("."))]
 
     def _path(self, name: str, file: str) -> Path:
-        """Return the path of a file by its names in the catalog.
+        """Return the path of a file, given the names of its folder and itself in the catalog.
 
         Raises
         ------
         CorruptedIndexError
-            If a name is not of the form that is made here, or the file or one of its folders is a link.
+            If a name does not have the form that `write` generates, or the file or one of its folders is a link.
         """
         if not (isinstance(name, str) and _NAME.fullmatch(name) and _FILE.fullmatch(file)):
             raise CorruptedIndexError(
@@ -196,7 +204,7 @@ class FileStore:
         path = self.folder / name / file
         for link in (self.folder, path.parent, path):
             if link.is_symlink():
-                raise CorruptedIndexError(f"{link} is a link, which is not followed: an index holds its own files")
+                raise CorruptedIndexError(f"{link} is a link, but an index must hold its own files")
         return path
 
 

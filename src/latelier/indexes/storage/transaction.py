@@ -1,10 +1,9 @@
-"""`Transaction`: the changes of one writing call, of which readers see all or none.
+"""`Transaction`: the changes of one writing call; readers see all of them or none.
 
-Inserted documents become a new segment, removed ones leave tombstones, and small segments are merged. Many small
-writes would otherwise leave many small segments, each with a cost in every search. So an insert merges the trailing
-segments that have at most twice as many tokens as what it writes, which grows with each of them, up to a limit. Each
-segment is then more than twice as large as the next one: a thousand single documents make about ten segments, and
-each document has been rewritten about ten times.
+Inserted documents become a new segment, and removed ones get tombstones. Every segment costs time in every search, so
+an insert also merges small segments: while the last segment has at most twice as many tokens as the new one, it is
+merged into the new one, up to a limit. Each segment then has more than twice as many tokens as the next one: after a
+thousand inserts of one document there are about ten segments, and each document has been rewritten about ten times.
 """
 
 from __future__ import annotations
@@ -39,17 +38,16 @@ T = TypeVar("T")
 class Transaction:
     """The changes of one writing call.
 
-    It lives within ``with Transaction.open(pool, store) as transaction:``
+    Use it as ``with Transaction.open(pool, store) as transaction:``
 
-    1. The block begins when there is no other writer. Readers go on.
+    1. The block begins when there is no other writer. Readers continue.
     2. The first change begins the transaction of the catalog. From here on, readers of an index in memory wait, so
-       what takes long is done before, see `prepare`. Readers of an index on disk never wait.
-    3. Each change writes the files of new segments, and then the rows of the catalog that refer to them.
-    4. At the end of the block the catalog commits, and readers see all changes. Then the files of segments that were
-       dropped are deleted. If an error leaves the block, the catalog rolls back, and then the files that were written
-       are deleted.
+       slow work is done before, see `prepare`. Readers of an index on disk never wait.
+    3. Each change writes the files of new segments, and then the rows of the catalog that reference them.
+    4. At the end of the block the catalog commits, and readers see all changes. Then the files of dropped segments
+       are deleted. If the block raises an error, the catalog rolls back, and then the new files are deleted.
 
-    A process that is killed leaves the index as the last commit has made it, and at most files that `compact` deletes.
+    If the process is killed, the index stays at its last commit, and at most leaves files that `compact` deletes.
 
     Parameters
     ----------
@@ -61,7 +59,7 @@ class Transaction:
     Attributes
     ----------
     written, dropped
-        Names in the store that nothing refers to if the transaction fails, and if it succeeds.
+        Names in the store that are garbage if the transaction fails, and names that are garbage if it succeeds.
     """
 
     def __init__(self, begin: Callable[[], Connection], store: SegmentStore) -> None:
@@ -79,7 +77,7 @@ class Transaction:
     @classmethod
     @contextmanager
     def open(cls, pool: ConnectionPool, store: SegmentStore) -> Iterator[Transaction]:
-        """Wait until no one else writes, and open a transaction that commits at the end of the ``with`` block.
+        """Wait until there is no other writer, and open a transaction that commits at the end of the ``with`` block.
 
         Parameters
         ----------
@@ -101,9 +99,9 @@ class Transaction:
         _delete_unreferenced(pool, store, transaction.dropped)
 
     def prepare(self, items: Iterable[T]) -> Iterator[T]:
-        """Return an iterator over items that take long to make.
+        """Return an iterator over items that are slow to compute.
 
-        Of an index in memory, all are made at once: before the first change, so that no reader waits for them.
+        For an index in memory, all items are computed before the first change, so that readers do not wait for them.
         """
         return iter(list(items)) if isinstance(self._store, MemoryStore) else iter(items)
 
@@ -115,16 +113,16 @@ class Transaction:
         batch
             At least one document.
         replace
-            Remove documents of the same ids that were in the index before this transaction.
+            Remove documents with the same ids that were in the index before this transaction.
         max_tokens
-            Tokens up to which segments are merged.
+            Maximum number of tokens of a merged segment.
 
         Raises
         ------
         DuplicateIdError
-            If an id comes twice, or is in the index already and not to be replaced.
+            If an id is given twice, or is in the index already and `replace` is False.
         EmbeddingsError
-            If the dim is not that of the index.
+            If the dim differs from that of the index.
         """
         connection = self._start()
         ids = [document.id for document in batch.documents]
@@ -138,7 +136,7 @@ class Transaction:
         self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))]) if small else segment)
 
     def remove(self, ids: Sequence[Id]) -> None:
-        """Remove documents; a segment of which no document is left is dropped.
+        """Remove documents; segments without living documents are dropped.
 
         Raises
         ------
@@ -151,14 +149,14 @@ class Transaction:
             self._remove(found.values())
 
     def replace(self, rows: Sequence[SegmentRow], merged: Segment) -> None:
-        """Replace segments by one that holds their living documents."""
+        """Replace segments with one segment that holds their living documents."""
         self._start()
         self._drop(rows)
         self._write(merged)
         self._rows.sort(key=lambda row: row.first)
 
     def set_ann_data(self, arrays: Arrays | None) -> None:
-        """Replace the ANN data; ``None`` leaves the index without."""
+        """Replace the ANN data; ``None`` deletes it."""
         connection = self._start()
         before = segment_rows.read_ann_data(connection)
         if before is not None:
@@ -170,23 +168,23 @@ class Transaction:
         segment_rows.write_ann_data(connection, row)
 
     def upgrade(self) -> None:
-        """Bring a catalog of the first format to the newest one."""
+        """Convert a catalog of the first format to the newest one."""
         upgrade(self._start())
 
     def _start(self) -> Connection:
-        """Begin the transaction of the catalog with the first change; return its connection."""
+        """Return the connection of the catalog's transaction; begin the transaction at the first call."""
         if self._started is None:
             connection = self._begin()
             self._rows = segment_rows.read_segments(connection)
             self._dim = read_setting(connection, "dim")
             self._first_number = self._next_number = read_setting(connection, "next_number")
             if self._rows and self._next_number <= self._rows[-1].last:
-                raise damaged(f"its next number is {self._next_number}, which a document has already")
+                raise damaged(f"its next number is {self._next_number}, but a document has this number already")
             self._started = connection
         return self._started
 
     def _make_generation(self) -> None:
-        """Count the changes, if there are any, as a new generation, by which readers notice them."""
+        """If there are changes, increase the generation, so that readers notice them."""
         if self._started is not None:
             write_setting(self._started, "next_number", self._next_number)
             write_setting(self._started, "generation", int(read_setting(self._started, "generation")) + 1)
@@ -202,18 +200,24 @@ class Transaction:
             write_setting(self._start(), "dim", dim)
 
     def _find_replaced(self, ids: list[Id], replace: bool) -> dict[Id, int]:
-        """Return the documents of these ids that are in the index already, with their numbers."""
+        """Return the numbers of the documents that are in the index already, by id.
+
+        Raises
+        ------
+        DuplicateIdError
+            See `insert`.
+        """
         present = document_rows.find_numbers(self._start(), ids)
         twice = [id for id, count in Counter(ids).items() if count > 1]
         twice += [id for id, number in present.items() if number >= self._first_number]
         if twice:
-            raise duplicate_ids(twice, "came twice in this call; give every document an id of its own")
+            raise duplicate_ids(twice, "was given twice in this call; give every document a different id")
         if present and not replace:
             raise duplicate_ids(present, "is in the index already; update() replaces documents")
         return present
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
-        """Drop the trailing segments that are to be merged with `tokens` new ones; return their living documents."""
+        """Drop the last segments, which are merged with `tokens` new tokens; return their living documents."""
         parts: list[Part] = []
         taken: list[SegmentRow] = []
         for row in reversed(self._rows):
@@ -224,7 +228,7 @@ class Transaction:
                 part = segment.living(segment_rows.tombstones(self._start(), row) if row.removed else [])
                 self._store.compare_checksums(segment.arrays, row.name, row.files)
             except CorruptedIndexError:
-                break  # stays as it is, for verify to report
+                break  # the damaged segment stays, and verify reports it
             parts.insert(0, part)
             tokens += row.tokens
             taken.append(row)
@@ -266,10 +270,10 @@ def referenced_names(connection: Connection) -> set[str]:
 
 
 def _delete_unreferenced(pool: ConnectionPool, store: SegmentStore, names: Sequence[str]) -> None:
-    """Delete the files of those segments that the catalog does not name.
+    """Delete the files of those segments that the catalog does not reference.
 
-    The catalog is asked in any case: a commit may have happened although the disk has reported an error, and in the
-    catalog of a stranger two rows may name one segment.
+    This cannot be concluded from the outcome of the transaction: a commit may have happened although the disk reported
+    an error, and in an untrusted catalog two rows may name one segment.
     """
     if not names:
         return

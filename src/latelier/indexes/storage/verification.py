@@ -1,4 +1,4 @@
-"""Verification: every file of an index against its checksum, and every segment against the catalog."""
+"""Verification: compares every file of an index with its checksum, and every segment with the catalog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["verify"]
 
 
 def verify(pool: ConnectionPool, store: SegmentStore) -> VerifyReport:
-    """Check the catalog and read all files of an index; one in memory has no files.
+    """Check the catalog and read all files of an index; an index in memory has no files.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def _segment_damages(pool: ConnectionPool, store: SegmentStore, row: SegmentRow,
     found = list(store.find_damage(row.name, row.files))
     if not found:
         try:
-            store.open(row, dim)  # compares the arrays, which are as they were written, with the catalog
+            store.open(row, dim)  # the bytes match their checksums; this compares the arrays with the catalog
         except CorruptedIndexError as error:
             found = [(f"segments/{row.name}", str(error))]
     if not found:
@@ -67,5 +67,5 @@ def _ann_data_damages(pool: ConnectionPool, store: SegmentStore, row: AnnDataRow
     with pool.reading() as connection:
         if read_ann_data(connection) != row:
             return []
-    # ANN data is made from the documents: no document is damaged with it.
+    # ANN data can be made again from the documents, so no document is damaged with it.
     return [Damage(file, reason, ()) for file, reason in found]

@@ -1,4 +1,4 @@
-"""`Views`: which commit a read sees, the latest one or the one that its thread holds."""
+"""`Views`: gives each read the commit to see, which is the latest one or the one that its thread holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class View(NamedTuple):
 
 
 class Views:
-    """Gives out views of an index.
+    """Opens views of an index.
 
     Parameters
     ----------
@@ -45,12 +45,12 @@ class Views:
 
     @property
     def held(self) -> View | None:
-        """The view that this thread holds, if any."""
+        """The view that this thread holds; ``None`` if it holds none."""
         return getattr(self._by_thread, "view", None)
 
     @contextmanager
     def open(self) -> Iterator[View]:
-        """Return the view that this thread holds, or one of the latest commit."""
+        """Yield the view that this thread holds, or else a view of the latest commit."""
         held = self.held
         while held is None:
             with self._pool.reading() as connection:
@@ -64,11 +64,11 @@ class Views:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let all reads of this thread within the ``with`` block see one commit."""
+        """Within the ``with`` block, let all reads of this thread see one commit."""
         if self.held is not None:
             yield
             return
-        mine = self._by_thread.__dict__  # of the thread that begins the block, even if another one ends it
+        mine = self._by_thread.__dict__  # belongs to the thread that begins the block, even if another one ends it
         with self.open() as view:
             mine["view"] = view
             try:
@@ -77,7 +77,7 @@ class Views:
                 del mine["view"]
 
     def ask(self, question: Callable[..., T], *arguments: Any) -> T:
-        """Call a function with a connection to the catalog, which needs no snapshot, and other arguments."""
+        """Return ``question(connection, *arguments)`` for a connection in a reading transaction; open no snapshot."""
         if self.held is not None:
             return question(self.held.connection, *arguments)
         with self._pool.reading() as connection:

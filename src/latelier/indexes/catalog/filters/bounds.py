@@ -1,4 +1,4 @@
-"""Bounds of a filter's evaluation: how long it may run, and how large its values may become."""
+"""Limits on evaluating a filter: its running time, and the length of its values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from latelier.utils.describing import short
 
 __all__ = ["MOST_BYTES", "check_timeout", "deadline", "limit_lengths"]
 
-# Bytes of one value.
+# Maximum length of one value, in bytes.
 MOST_BYTES = 64 << 20
-# Comparing with a pattern may take as long as the length of the pattern times that of the text.
+# Patterns are limited further, since LIKE and GLOB may take time proportional to len(pattern) * len(text).
 _LIMITS = {"SQLITE_LIMIT_LENGTH": MOST_BYTES, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": 1000}
-# Steps of SQLite's virtual machine between two looks at the clock: about 20 microseconds.
+# Steps of SQLite's virtual machine between two checks of the clock: about 20 microseconds.
 _STEPS = 1000
 
 
@@ -41,8 +41,8 @@ def check_timeout(timeout: object) -> float | None:
 
 @contextmanager
 def limit_lengths(connection: sqlite3.Connection) -> Iterator[None]:
-    """Bound the lengths of values and patterns within a ``with`` block, where Python can: from 3.11 on."""
-    if not hasattr(connection, "setlimit"):
+    """Limit the lengths of values and patterns within a ``with`` block; before Python 3.11, do nothing."""
+    if not hasattr(connection, "setlimit"):  # new in Python 3.11
         yield
         return
     limits = {getattr(sqlite3, name): most for name, most in _LIMITS.items()}
@@ -56,18 +56,18 @@ def limit_lengths(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def deadline(connection: sqlite3.Connection, end: float | None, late: Callable[[], Exception]) -> Iterator[None]:
-    """Interrupt the statements of a ``with`` block at some time, and when a signal handler raises an exception.
+    """Interrupt the statements of a ``with`` block after a deadline, or when a signal handler raises an exception.
 
-    SQLite looks at the clock between the steps of its virtual machine; one step is at most one call of a function.
+    The clock is checked between steps of SQLite's virtual machine, and one step calls at most one function.
 
     Parameters
     ----------
     connection
-        Used by this thread alone.
+        A connection that no other thread is using.
     end
-        On the clock of `time.monotonic`; ``None`` for no end.
+        The deadline as a value of `time.monotonic`; ``None`` for none.
     late
-        Makes the error to raise at the end.
+        Returns the error to raise after the deadline.
     """
     errors: list[BaseException] = []
     watch = _watch(end, late, errors)
@@ -86,13 +86,15 @@ def deadline(connection: sqlite3.Connection, end: float | None, late: Callable[[
 
 
 def _watch(end: float | None, late: Callable[[], Exception], errors: list[BaseException]) -> Iterator[bool]:
-    """Yield whether to interrupt; `errors` then holds the reason.
+    """Yield whether to interrupt the statement, and append the reason to `errors`.
 
-    Python runs signal handlers as soon as SQLite calls back, and `sqlite3` discards what they raise in a callback. The
-    body of a generator is resumed inside of its ``try``, while a function can be interrupted before it enters one.
+    Python runs signal handlers when SQLite calls the progress handler, and `sqlite3` discards an exception that leaves
+    this callback. Here a ``try`` catches it. This is a generator, since it resumes inside of its ``try``; a function
+    could be interrupted before it enters one.
     """
     try:
-        while not errors:  # the jump back is inside of the ``try`` too, since Python runs signal handlers there
+        # Python also runs signal handlers when a loop jumps back: the whole loop is inside of the ``try``.
+        while not errors:
             yield False
             if end is not None and time.monotonic() > end:
                 raise late()

@@ -1,7 +1,7 @@
-"""The documents that filters have selected from one commit, kept for further searches with the same filter.
+"""Cache of the documents that filters have selected from one commit, for further searches with the same filter.
 
-A commit never changes, so a filter selects the same documents from it each time, unless it calls a function of dates:
-such filters are not kept.
+A commit never changes, so a filter selects the same documents from it each time. Only filters that call date functions
+may not; their selections are not cached.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from latelier.indexes.catalog.filters.sql import Filter
 
 __all__ = ["SelectionCache", "selection_key"]
 
-# The most bytes kept for one commit, and the bytes that a selection needs beside its numbers.
-_BYTES, _OVERHEAD = 1 << 24, 1 << 10
-_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+# Capacity of the cache of one commit, in bytes, and the size of an entry in addition to its numbers.
+_CAPACITY, _OVERHEAD = 1 << 24, 1 << 10
+# Types of parameters that can be part of a key.
+_KEY_TYPES = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
-    """Return a key that is equal for filters that select the same documents; ``None`` for a filter not to be kept.
+    """Return the key of a filter, equal for filters that differ only in spelling; ``None`` if it must not be cached.
 
     Parameters
     ----------
@@ -41,13 +42,12 @@ def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
     """
     if filter.depends_on_time:
         return None
-    kinds = tuple(map(type, values))
-    # 1, 1.0 and True are equal in Python, but not in SQL.
-    return (filter.normalized, kinds, values) if _PLAIN.issuperset(kinds) else None
+    types = tuple(map(type, values))  # part of the key: 1, 1.0 and True are equal in Python, but not in SQL
+    return (filter.normalized, types, values) if _KEY_TYPES.issuperset(types) else None
 
 
 class SelectionCache:
-    """Numbers of selected documents by key; the least recently used are dropped first.
+    """A least-recently-used cache of the numbers of selected documents.
 
     Examples
     --------
@@ -64,14 +64,14 @@ class SelectionCache:
         self._lock = forks.Lock()
 
     def find(self, key: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the numbers kept for a key, or else select them.
+        """Return the cached numbers of a key; if there are none, select and cache them.
 
         Parameters
         ----------
         key
             From `selection_key`.
         select
-            Evaluates the filter; called without a lock, so several threads may call it at once.
+            Evaluates the filter. No lock is held during the call, so several threads may evaluate one filter at once.
         """
         with self._lock.current:
             found = self._kept.get(key)
@@ -79,7 +79,7 @@ class SelectionCache:
                 self._kept.move_to_end(key)
                 return found
         found = select()
-        if found.nbytes + _OVERHEAD <= _BYTES:
+        if found.nbytes + _OVERHEAD <= _CAPACITY:
             self._keep(key, found)
         return found
 
@@ -89,5 +89,5 @@ class SelectionCache:
                 return
             self._kept[key] = found
             self._bytes += found.nbytes + _OVERHEAD
-            while self._bytes > _BYTES:
+            while self._bytes > _CAPACITY:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes + _OVERHEAD

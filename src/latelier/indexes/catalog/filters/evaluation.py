@@ -1,4 +1,4 @@
-"""Evaluation of filters: an expression becomes a condition on the documents of an index, and selects their numbers."""
+"""Evaluation of filters: parse an expression, turn it into SQL for one index, and select the documents that meet it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from latelier.utils.describing import short
 
 __all__ = ["matching_numbers", "read_filter"]
 
-# How SQLite's messages about the catalog's file begin; all others are about the filter.
+# SQLite's messages about the file of the catalog begin with these; all others are about the filter.
 _FILE_ERRORS = ("database ", "disk I/O", "file is not", "unable to open")
 _DOCUMENT_COLUMNS = {
     "id": "document.id",
@@ -40,10 +40,15 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
     expression, parameters
         As the user gave them.
 
+    Returns
+    -------
+    tuple
+        The parsed filter, and the value of each of its parameters.
+
     Raises
     ------
     InvalidArgumentError
-        If an expression is outside of the grammar, or the number or names of the parameters do not fit.
+        If an expression is outside of the grammar, or the parameters do not fit the filter in number or names.
 
     Examples
     --------
@@ -54,7 +59,7 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
     if not expressions or not all(isinstance(each, str) and each.strip() for each in expressions):
         raise InvalidArgumentError(
             f"received {short(expression)} as a filter; give an SQL expression such as "
-            "\"year >= 2020 AND lang = 'en'\", or a list of those that must all hold."
+            "\"year >= 2020 AND lang = 'en'\", or a list of expressions that must all hold."
         )
     if isinstance(parameters, (str, bytes)) or not isinstance(parameters, Iterable):
         raise InvalidArgumentError(
@@ -109,7 +114,7 @@ def matching_numbers(
 
 
 def _condition(filter: Filter, fields: Sequence[Field]) -> str:
-    """Return the SQL of a filter, with the columns of this index in place of the fields' names."""
+    """Return the SQL of a filter, in which the names of fields are replaced by the columns of this index."""
     columns = {field.folded: f"document.{field.column}" for field in fields} | _DOCUMENT_COLUMNS
     return " ".join(
         piece if isinstance(piece, str) else columns.get(fold_name(piece.token.text)) or _reject(piece, fields)

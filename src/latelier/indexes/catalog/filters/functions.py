@@ -1,4 +1,4 @@
-"""The functions that filters may call: those of SQLite that compute one value from other values."""
+"""The functions that filters may call: scalar functions of SQLite, which compute one value from other values."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from typing import NamedTuple
 
 __all__ = ["FUNCTIONS", "MOST_REPLACEMENT", "Function"]
 
-# Characters that replace() may put in the place of one.
+# Maximum length of the third argument of replace(), which may take the place of every single character.
 MOST_REPLACEMENT = 16
 _MOST_ARGUMENTS = 100
 
 
 class Function(NamedTuple):
-    """How a function may be called, and how long its value may become.
+    """The signature of a function, and a bound of the length of its value.
 
     Attributes
     ----------
     least, most
-        Fewest and most arguments.
+        Minimum and maximum number of arguments.
     growth
-        Bound of its value's length, in lengths of all its arguments together; 0 if it is no longer than one of them.
+        ``len(value) <= growth * (sum of the lengths of the arguments)``; 0 if no value is longer than the longest
+        argument.
     depends_on_time
-        Whether the value may depend on the time.
+        Whether the value may depend on the current time.
     """
 
     least: int
@@ -30,7 +31,7 @@ class Function(NamedTuple):
     depends_on_time: bool = False
 
 
-_BY_CALL = {
+_BY_SIGNATURE = {
     Function(1, 1): "abs json length lower sign typeof unicode upper",
     Function(1, 2): "json_array_length json_type json_valid ltrim round rtrim trim",
     Function(2, 2): "glob ifnull instr nullif",
@@ -42,7 +43,7 @@ _BY_CALL = {
     Function(0, growth=6): "json_array json_object",  # a control character becomes \u0000
     Function(3, 3, growth=MOST_REPLACEMENT): "replace",
     Function(0, depends_on_time=True): "date datetime julianday time unixepoch",
-    Function(1, growth=16, depends_on_time=True): "strftime",  # %J has as many digits
+    Function(1, growth=16, depends_on_time=True): "strftime",  # %J alone has 16 digits
     Function(2, 2, depends_on_time=True): "timediff",
 }
-FUNCTIONS = {name: function for function, names in _BY_CALL.items() for name in names.split()}
+FUNCTIONS = {name: function for function, names in _BY_SIGNATURE.items() for name in names.split()}

@@ -1,8 +1,8 @@
 """The grammar of filters, a subset of SQL's: an expression outside of it is rejected before it reaches SQLite.
 
-`parse_filter` reads one expression and writes new SQL, from the words, operators and functions that are named here:
-names become columns of the index, and literals are quoted anew. Order and parentheses stay, so SQLite's precedence
-applies. No expression can therefore end the statement that it is part of, or read another table.
+`parse_filter` reads one expression and writes new SQL, which contains only the words, operators and functions listed
+here. Names become columns of the index, and literals are quoted again. The order and the parentheses are kept, so
+SQLite's precedence applies. No expression can therefore end the statement that contains it, or read another table.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from latelier.indexes.catalog.metadata import fold_name
 
 __all__ = ["parse_filter"]
 
-_MOST_DEPTH = 20  # SQLite's parser keeps about a hundred unfinished rules, and the call of a function takes five
-# Bound of the length of all values that a filter computes, in lengths of the longest value of a document or parameter.
+# The stack of SQLite's parser holds about 100 rules, and a function call takes five of them.
+_MOST_DEPTH = 20
+# (sum of the lengths of all computed values) <= _MOST_GROWTH * (length of the longest value stored or given).
 _MOST_GROWTH = 256
 
-# From weak to strong; `_comparison` reads the operators of the fourth row.
+# The operators by precedence, the weakest first; `_comparison` reads those of the fourth row.
 _PRECEDENCE = (
     ("or",),
     ("and",),
@@ -40,7 +41,7 @@ _RESERVED |= {"as", "select", "from", "where", "distinct"}
 _TYPES = {"int": "INTEGER", "integer": "INTEGER", "real": "REAL", "float": "REAL", "text": "TEXT", "blob": "BLOB"}
 _TYPES |= {"numeric": "NUMERIC", "double": "REAL", "varchar": "TEXT", "bigint": "INTEGER"}
 _COLLATIONS = ("binary", "nocase", "rtrim")
-_LISTS = ("json_each", "json_tree")
+_TABLE_FUNCTIONS = ("json_each", "json_tree")
 _LIST_COLUMNS = ("key", "value", "type", "atom", "id", "parent", "fullkey", "path")
 _AGGREGATES = ("avg", "count", "group_concat", "sum", "total")
 
@@ -54,7 +55,7 @@ def parse_filter(expression: str, first: int = 0) -> Filter:
     expression
         As the user gave it.
     first
-        How many parameters precede its own: those of the filters before it.
+        Number of parameters that precede those of this expression in the statement.
 
     Raises
     ------
@@ -76,12 +77,14 @@ def parse_filter(expression: str, first: int = 0) -> Filter:
 class _Parser(SqlWriter):
     """A recursive-descent parser that writes SQL while it reads.
 
-    The methods that read a value return a bound of its length: 1 stands for the longest stored value or parameter.
+    The methods that read a value return an upper bound of its length, in units of the longest stored value or
+    parameter.
     """
 
     def __init__(self, expression: str, first: int) -> None:
         super().__init__(expression, first)
-        self.scopes: list[tuple[str, str]] = []  # of each json_each around: its name in the expression and in the SQL
+        # The enclosing calls of json_each, outermost first: the name of each in the expression and in the SQL.
+        self.scopes: list[tuple[str, str]] = []
         self.lists = self.depth = self.grown = 0
 
     def parse(self) -> Filter:
@@ -112,7 +115,7 @@ class _Parser(SqlWriter):
             size = self._operation(_COMPARISON)
         else:
             size = self._operand()
-        joined = 0  # bound of the length of operands joined by ||, which is counted once for a chain of them
+        joined = 0  # the part of `size` that _grow has counted already: a chain of || is counted once
         while True:
             power = _POWER.get(self.token.text, -1) if self.token.kind in ("word", "mark") else -1
             if power < weakest:
@@ -126,7 +129,7 @@ class _Parser(SqlWriter):
             if power == _COMPARISON:
                 self._comparison()
                 size = 1
-            elif self.accept("->", "->>"):  # a part of the value before it
+            elif self.accept("->", "->>"):  # the result is part of the left operand, so `size` stays
                 self._operation(power + 1)
             else:
                 self.accept(*_PRECEDENCE[power])
@@ -208,7 +211,7 @@ class _Parser(SqlWriter):
             self.expect("(")
             self._subquery(exists=True)
         elif self.sees("not"):
-            self.reject("put the NOT and what it negates in parentheses")
+            self.reject("put NOT and its operand in parentheses")
         elif not self.accept("true", "false", "null"):
             self.reject("expected a field, a value, ? or '('")
         return 1
@@ -250,12 +253,12 @@ class _Parser(SqlWriter):
     def _is_function(self, token: Token) -> bool:
         if token.text in FUNCTIONS:
             return True
-        if token.text in _LISTS:
+        if token.text in _TABLE_FUNCTIONS:
             self.reject(SUBQUERY)
         if token.text in _AGGREGATES:
-            self.reject(f"{token.text}() needs many documents, and a filter sees one at a time")
+            self.reject(f"{token.text}() is an aggregate function, but a filter is evaluated for each document alone")
         if token.text not in _RESERVED:
-            self.reject(f"filters have no such function, only {', '.join(sorted(FUNCTIONS))}")
+            self.reject(f"unknown function; filters may call {', '.join(sorted(FUNCTIONS))}")
         return False
 
     def _call(self) -> int:
@@ -277,21 +280,24 @@ class _Parser(SqlWriter):
         return growth * sum(sizes)
 
     def _check_replacement(self) -> None:
-        """Reject a replacement of unknown length, which would be put in the place of every character."""
+        """Reject a replacement that is neither a short literal nor a parameter, since it may replace every character.
+
+        A parameter is checked when its value is bound.
+        """
         comma, token, _ = self.read(3)
         alone = comma.kind == "mark" and comma.text == ","
         if alone and token.kind == "parameter":
             self.replacements.add(self.parameter)
         elif not (alone and token.kind in ("string", "number") and len(token.text) <= MOST_REPLACEMENT):
             expected = f"a string of at most {MOST_REPLACEMENT} characters, or a parameter"
-            self.reject(f"the replacement of replace() has to be {expected}", token)
+            self.reject(f"the replacement of replace() must be {expected}", token)
 
     def _grow(self, size: int) -> None:
         self.grown += size
         if self.grown > _MOST_GROWTH:
             self.reject(
-                f"up to here its values may grow to {self.grown} times those of a document, of at most {_MOST_GROWTH}; "
-                "call fewer functions such as hex() on the values of one another"
+                f"the values computed up to here may be {self.grown} times as long as those of a document, and the "
+                f"limit is {_MOST_GROWTH}; nest fewer calls of functions such as hex()"
             )
 
     # Names, parameters and lists.
@@ -302,7 +308,7 @@ class _Parser(SqlWriter):
             columns = {name: sql for name, sql in self.scopes}
             folded, column = fold_name(token.text), fold_name(self.take().text)
             if folded not in columns or column not in _LIST_COLUMNS:
-                self.reject("a dot may only join json_each, or its name, and one of its columns", token)
+                self.reject("a dot is allowed only between json_each, or its alias, and one of its columns", token)
             return f"{columns[folded]}.{column}"
         if self.scopes and fold_name(token.text) in _LIST_COLUMNS:
             return f"{self.scopes[-1][1]}.{fold_name(token.text)}"
@@ -326,7 +332,7 @@ class _Parser(SqlWriter):
         self.expect("from")
         name = self._table()
         if len(selected) == 2 and fold_name(selected[0].text) != name:
-            self.reject(f"the name of the list is {name!r}", selected[0])
+            self.reject(f"the list is called {name!r} here", selected[0])
         self.written.append(f"AS {sql}")
         self.scopes.append((name, sql))
         if self.accept("where"):
@@ -336,9 +342,9 @@ class _Parser(SqlWriter):
         self.depth -= 1
 
     def _table(self) -> str:
-        """Read a call of json_each or json_tree and return its name, which AS may have changed."""
+        """Read a call of json_each or json_tree and return its alias, or its own name if it has none."""
         token = self.token
-        if not self.sees(*_LISTS):
+        if not self.sees(*_TABLE_FUNCTIONS):
             self.reject(SUBQUERY)
         self.written.append(self.take().text)
         self.expect("(")

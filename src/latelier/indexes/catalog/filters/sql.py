@@ -1,7 +1,7 @@
-"""The SQL of a filter, written while the filter is parsed, and how values are bound to its parameters.
+"""The SQL of a filter, written while the filter is parsed, and the binding of values to its parameters.
 
-Nothing of the user's expression is copied: words and operators are those of the grammar, literals are quoted anew, and
-parameters are numbered. A `Filter` holds SQL with gaps for the fields, whose columns only an index knows.
+Nothing is copied from the user's expression: words and operators come from the grammar, literals are quoted again, and
+parameters are numbered. A `Filter` holds SQL with gaps for its fields, since each index has its own columns for them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Filter(NamedTuple):
     expression
         As the user gave it.
     pieces
-        SQL and, between its pieces, the names of fields.
+        Pieces of SQL, with the names of fields between them.
     slots
-        For each parameter in order its name, ``None`` for a ``?``.
+        The name of each parameter in order; ``None`` for a ``?``.
     replacements
-        The slots of parameters that replace() may put in the place of every character, and which so must be short.
+        The slots of parameters that are replacements in replace(), and so must be short.
     depends_on_time
-        Whether the selected documents may depend on the time.
+        Whether the selected documents may depend on the current time.
     normalized
-        The SQL with the fields' names: equal for expressions that differ in spelling only.
+        The SQL with the names of the fields; equal for expressions that differ only in spelling.
     """
 
     expression: str
@@ -77,7 +77,7 @@ class Filter(NamedTuple):
         else:
             values = tuple(parameters)
             if len(values) != len(self.slots):
-                raise self._bind_error(f"received {len(values)} values, but it has {len(self.slots)} ? or :name")
+                raise self._bind_error(f"received {len(values)} values, but expected {len(self.slots)}")
         for slot in self.replacements:
             if isinstance(values[slot], (str, bytes)) and len(values[slot]) > MOST_REPLACEMENT:
                 raise self._bind_error(f"the replacement of replace() has at most {MOST_REPLACEMENT} characters")
@@ -116,7 +116,7 @@ class SqlWriter(TokenReader):
     expression
         As the user gave it.
     first
-        How many parameters precede its own: those of the filters before it.
+        Number of parameters that precede those of this expression in the statement.
     """
 
     def __init__(self, expression: str, first: int) -> None:
@@ -196,7 +196,7 @@ def _quote(name: FieldName) -> str:
 
 
 def _literal(token: Token) -> str:
-    """Return a literal as SQL; empty for a hexadecimal number of too many digits."""
+    """Return a literal as SQL; empty for a hexadecimal number with too many digits."""
     text = token.text
     if token.kind == "blob":
         return f"x'{text[2:-1]}'"

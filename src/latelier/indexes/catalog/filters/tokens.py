@@ -1,4 +1,4 @@
-"""The tokens of filters: SQLite's words, names, literals, parameters and operators, and where an error is."""
+"""Tokens of filters: SQLite's words, names, literals, parameters and operators; and errors that point at a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_CHARACTERS = 100_000
 _MOST_TOKENS = 20_000
 _SHOWN = 60  # characters on each side of an error in a long filter
 
-# To SQLite, all characters beyond ASCII are letters, spaces and digits included.
+# SQLite treats every character outside ASCII as a letter, even spaces and digits.
 _LETTER, _REST = r"[A-Za-z_\x80-\U0010ffff]", r"[A-Za-z0-9_$\x80-\U0010ffff]"
 _TOKEN = re.compile(
     rf"""
@@ -57,7 +57,7 @@ class Token(NamedTuple):
 
 
 class TokenReader:
-    """Reads the tokens of an expression from the first one on."""
+    """Reads the tokens of an expression one by one."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
@@ -70,7 +70,7 @@ class TokenReader:
         return self._tokens[self._next]
 
     def take(self) -> Token:
-        """Read and return the next token; the end can be read any number of times."""
+        """Read and return the next token; at the end of the expression, always return the token ``"end"``."""
         token = self.token
         self._next += token.kind != "end"
         return token
@@ -101,7 +101,7 @@ def tokenize(expression: str) -> list[Token]:
     Raises
     ------
     InvalidArgumentError
-        If it holds anything else, or too many characters or tokens.
+        If the expression has too many characters or tokens, or holds something that is not a token.
 
     Examples
     --------
@@ -110,27 +110,27 @@ def tokenize(expression: str) -> list[Token]:
     """
     if len(expression) > _MOST_CHARACTERS:
         raise InvalidArgumentError(
-            f"the filter {expression[:_SHOWN]!r}... is rejected: it has {len(expression):,} characters, of at most "
-            f"{_MOST_CHARACTERS:,}. Pass many values as one parameter: id IN (SELECT value FROM json_each(?))."
+            f"the filter {expression[:_SHOWN]!r}... is rejected: it has {len(expression):,} characters, and the limit "
+            f"is {_MOST_CHARACTERS:,}. Pass many values as one parameter: id IN (SELECT value FROM json_each(?))."
         )
     broken = _SURROGATE.search(expression)
     if broken:
         token = Token("", broken[0], broken.start(), broken[0])
-        raise rejection(expression, token, "half of a surrogate pair is not a character")
+        raise rejection(expression, token, "a lone surrogate is not a character")
     tokens, position = [], 0
     while position < len(expression):
         found = _TOKEN.match(expression, position)
         if found is None:
             raise _unreadable(expression, position)
         if found.lastgroup != "space":
-            tokens.append(Token(str(found.lastgroup), _plain(str(found.lastgroup), found[0]), position, found[0]))
+            tokens.append(Token(str(found.lastgroup), _token_text(str(found.lastgroup), found[0]), position, found[0]))
         position = found.end()
     if len(tokens) > _MOST_TOKENS:
         raise rejection(
             expression,
             tokens[_MOST_TOKENS],
-            f"it has {len(tokens):,} names, values and operators, of at most {_MOST_TOKENS:,}; pass many values as one "
-            "parameter: id IN (SELECT value FROM json_each(?))",
+            f"it has {len(tokens):,} names, values and operators, and the limit is {_MOST_TOKENS:,}; pass many values "
+            "as one parameter: id IN (SELECT value FROM json_each(?))",
         )
     return [*tokens, Token("end", "", position, "")]
 
@@ -157,7 +157,7 @@ def _unreadable(expression: str, position: int) -> InvalidArgumentError:
     return rejection(expression, Token("", start, position, start), reason)
 
 
-def _plain(kind: str, source: str) -> str:
+def _token_text(kind: str, source: str) -> str:
     if kind == "word":
         return fold_name(source)
     if kind == "string" or (kind == "name" and source[0] != "["):

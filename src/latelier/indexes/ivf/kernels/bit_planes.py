@@ -1,4 +1,4 @@
-"""Bit planes: the same bit of many small integers, 32 to a word. Bytes are split into planes, and merged again.
+"""Bit planes: a plane holds the same bit of many small integers, 32 per word. Bytes are split into planes, and merged.
 
 On AVX-512, LLVM's vectors of single bits are mask registers, so a plane takes one instruction per word; elsewhere LLVM
 generates several.
@@ -87,11 +87,11 @@ def merge_planes(bits: int, signs: int, low: int, row: int, words: int) -> None:
     bits
         1, 2 or 4.
     signs, low
-        Addresses of the highest plane, and of the others from the highest, each of ``words`` words.
+        Address of the highest plane, and of the other planes from the highest to the lowest.
     row
         Address of ``32 * words`` bytes, written: ``2 * code - (2 ** bits - 1)``, shifted by 128.
     words
-        Words of a plane.
+        Number of words of a plane.
     """
     if bits == 4:
         _merge_4(signs, low, row, words)

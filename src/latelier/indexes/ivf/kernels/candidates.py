@@ -4,8 +4,9 @@ For each query token a document gets the score of the best probed list that hold
 them gets the score of the last probed centroid. We accumulate the difference, so documents that were missed add zero
 and need no work.
 
-Documents are taken in blocks whose sums stay in the second-level cache: the part of all probed lists that falls into
-one block is accumulated and selected from, then the next. Main memory is read for the lists alone.
+Documents are processed in blocks whose sums stay in the L2 cache: the kernel accumulates the entries of all probed
+lists that fall into one block, selects its best documents, and goes on to the next block. Only the lists are read from
+main memory.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from latelier.kernels.simd import INTS, LANES, at, constant, splat
 
 __all__ = ["MOST_TOKENS", "RUN", "ListEntries", "select_candidates", "sum_bits"]
 
-# A word of 32 bits holds a document's sum and the number of a query token: so many tokens leave 16 bits for the sum.
+# A word of 32 bits holds a document's sum and the number of a query token; this many tokens leave 16 bits for the sum.
 MOST_TOKENS = (1 << 16) - 1
-# Sums that are compared at a time; blocks are multiples of it.
+# Number of sums that are compared at a time; the size of a block is a multiple of it.
 RUN = 64
-# Bits of a sum at most, and the highest of them by which sums are sorted into bins.
+# Maximum number of bits of a sum, and how many of its highest bits give its bin.
 _SUM_BITS, _BIN_BITS = 24, 12
 
 
@@ -50,7 +51,7 @@ class ListEntries(NamedTuple):
 
 
 def sum_bits(tokens: int) -> int:
-    """Return how many bits a document's sum may take, for a query of so many tokens, at most `MOST_TOKENS`.
+    """Return the number of bits of a document's sum, for a query of `tokens` tokens, at most `MOST_TOKENS`.
 
     Examples
     --------
@@ -71,38 +72,40 @@ def select_candidates(
     sums: np.ndarray,
     best: np.ndarray,
 ) -> int:
-    """Add up, for every document in the probed lists, the excess of each query token's first list that holds it.
+    """Find the documents in the probed lists with the highest imputed scores.
+
+    The sum of a document is the sum over query tokens of the excess of the first probed list that holds the document.
 
     Parameters
     ----------
     probed, excess
-        ``(query_tokens, nprobe)`` int32, from `probing.best_lists`: the lists, best first, and the excess, at least 1,
-        of their imputed score. It never rises along a row; a list below 0 ends the row.
+        ``(query_tokens, nprobe)`` int32, from `probing.best_lists`: the lists, best first, and the excess of their
+        imputed score, which is at least 1 and never increases along a row. A negative list ends its row.
     lists
-        `ListEntries`, as a plain tuple. Entries are not trusted: one that is out of order or out of range ends its
-        list, and nothing outside of the other arrays is read or written.
+        `ListEntries`, as a plain tuple. The entries may hold any numbers: one that is out of order or out of range
+        ends its list, and no memory outside of the arrays is read or written.
     bits
         From `sum_bits`: the first excesses of all rows add up to less than ``2 ** bits``.
     allowed
-        ``(documents,)`` uint8, 0 for those that may not be found; empty where all may be.
+        ``(documents,)`` uint8, 0 for documents that a filter excludes; empty if all are allowed.
     documents
-        How many there are.
+        Number of documents.
     sums
-        ``(block,)`` uint32, scratch: a multiple of `RUN`.
+        ``(block,)`` uint32, scratch memory; `block` is a multiple of `RUN`.
     best
         ``(most,)`` int64, written: the documents with the highest sums, ascending. Sums are sorted into 4,096 bins; of
-        those in the last bin that is needed, the first documents are taken.
+        the documents in the lowest bin that is needed, the first are taken.
 
     Returns
     -------
     int
-        How many were written: `most`, or all that were found.
+        Number of documents written: `most`, or all that were found.
     """
     lists = ListEntries(*lists)
     most, block = len(best), len(sums)
     lower = (np.int64(1) << bits) - 1
     found, values = np.empty(4 * most + RUN, dtype=np.int64), np.empty(4 * most + RUN, dtype=np.int64)
-    count, bar = np.int64(0), np.int64(1)
+    count, threshold = np.int64(0), np.int64(1)
     ranges = _probed_ranges(probed, lists)
     for base in range(0, documents, block):
         here = min(block, documents - base)
@@ -111,7 +114,7 @@ def select_candidates(
         _accumulate(probed, excess, lists, ranges, base, bits, sums[:here])
         for run in range(runs):
             first = run * RUN
-            mask: int = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, bar)  # type: ignore[call-arg]
+            mask: int = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, threshold)  # type: ignore[call-arg]
             while mask != 0:
                 place = first + _lowest_bit(mask)
                 mask &= mask - 1
@@ -119,9 +122,9 @@ def select_candidates(
                     found[count], values[count] = base + place, sums[place] & lower
                     count += 1
             if count + RUN > len(found):
-                count, bar = _keep_best(found, values, count, most, bits)
+                count, threshold = _keep_best(found, values, count, most, bits)
     if count > most:
-        count, bar = _keep_best(found, values, count, most, bits)
+        count, threshold = _keep_best(found, values, count, most, bits)
     for i in range(count):
         best[i] = found[i]
     return count
@@ -168,24 +171,27 @@ def _accumulate(
             while i < last:
                 place = entries_at + size * i
                 document = np.int64(read_half(place) if size == 2 else read_word(place))
-                # Entries come from the disk unchecked, as there are too many of them. As an unsigned number, one
-                # comparison finds documents of later blocks, those below this block and those above all.
+                # Entries are read from the disk unchecked, since there are too many. As an unsigned number,
+                # document - base is at least `room` for documents after this block, before it, and out of range.
                 d = np.uint64(document - base)
                 if d >= room:
                     break
-                # No branch: whether this token has met the document before cannot be predicted.
+                # No branch, as a processor could not predict whether this query token has added to the sum before.
                 before = sums[d]
                 sums[d] = mark | ((before & lower) + (added if before < mark else np.uint32(0)))
                 i += 1
             ranges[q, n, 0] = i
-            # What the next block begins with.
+            # Prefetch the entries with which the next block begins.
             prefetch(entries_at + size * i)  # type: ignore[call-arg]
             prefetch(entries_at + size * i + 128)
 
 
 @kernel()
 def _keep_best(found: np.ndarray, values: np.ndarray, count: int, most: int, bits: int) -> tuple[int, int]:
-    """Keep the documents with the highest sums, in their order; return how many, and the least sum that competes."""
+    """Keep the documents with the highest sums, in their order; return their number, and the lowest sum of their bins.
+
+    A document with a lower sum cannot be among the best any more.
+    """
     shift = max(0, bits - _BIN_BITS)
     bins = np.zeros(1 << _BIN_BITS, dtype=np.int32)
     for i in range(count):
@@ -205,18 +211,18 @@ def _keep_best(found: np.ndarray, values: np.ndarray, count: int, most: int, bit
 
 
 @intrinsic
-def _reaching(typing_context: Any, address: Any, lower: Any, bar: Any) -> Any:
-    """Return a bit for each of 64 words at an address: whether ``word & lower >= bar``."""
+def _reaching(typing_context: Any, address: Any, lower: Any, threshold: Any) -> Any:
+    """Return a bit for each of 64 words at an address: whether ``word & lower >= threshold``."""
     signature = types.int64(types.int64, types.int64, types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         word, long = ir.IntType(32), ir.IntType(64)
-        lower, bar = (splat(builder, builder.trunc(number, word), INTS) for number in arguments[1:])
+        lower, threshold = (splat(builder, builder.trunc(number, word), INTS) for number in arguments[1:])
         mask = constant(0)
         for part in range(RUN // LANES):
             place = at(builder, builder.add(arguments[0], constant(4 * LANES * part)), INTS)
             numbers = builder.and_(builder.load(place, align=4), lower)
-            bits = builder.bitcast(builder.icmp_unsigned(">=", numbers, bar), ir.IntType(LANES))
+            bits = builder.bitcast(builder.icmp_unsigned(">=", numbers, threshold), ir.IntType(LANES))
             mask = builder.or_(mask, builder.shl(builder.zext(bits, long), constant(LANES * part)))
         return mask
 
@@ -225,7 +231,7 @@ def _reaching(typing_context: Any, address: Any, lower: Any, bar: Any) -> Any:
 
 @intrinsic
 def _lowest_bit(typing_context: Any, mask: Any) -> Any:
-    """Return the place of the lowest set bit of a mask other than 0."""
+    """Return the position of the lowest set bit of a mask that is not 0."""
     signature = types.int64(types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:

@@ -1,8 +1,8 @@
 """Token vectors as codes of 8, 4, 2 or 1 bits, and back to the bytes that integer kernels multiply.
 
-A document token is a scale times small integers. The signs of the integers are stored apart, as a sign code of one bit
-per number in words of 32 bits: the Hamming stage of a search reads nothing else, and at 4 bits and fewer the sign is
-also the highest bit of each integer's code, so nothing is stored twice.
+A document token is a vector of small integers times a scale. The signs of the integers are stored separately, as a sign
+code of one bit per number, in words of 32 bits, since the Hamming stage of a search reads only signs. At 4 bits and
+fewer, the sign is the highest bit of an integer's code and is not stored again.
 
 =====  ==================================  ===========================================
 bits   integers                            stored beside the sign code
@@ -13,10 +13,10 @@ bits   integers                            stored beside the sign code
 1      -1, 1                               nothing
 =====  ==================================  ===========================================
 
-At 8 bits the scale is the token's largest number / 127. At fewer bits the step between integers is the one with the
-least squared error on normally distributed numbers, and the scale restores the token's norm: without that, coarse codes
-shrink every score. A scale is stored in 16 bits: the exponent of a float32 and 8 bits of its fraction (``bits >> 15``;
-scales have no sign).
+At 8 bits, ``scale = max(abs(vector)) / 127``. At fewer bits, the step between integers is the one with the least
+squared error for normally distributed numbers, and the scale restores the norm of the token, since otherwise coarse
+codes would lower every score. A scale is stored in 16 bits: the exponent of a float32 and 8 bits of its fraction
+(``bits >> 15``; scales have no sign).
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ __all__ = [
 ]
 
 BITS = (8, 4, 2, 1)
-# Steps of the uniform quantisers with 16 and 4 levels that lose least of a normal distribution, in standard deviations.
+# Steps of the uniform quantisers with 16 and 4 levels that have the least squared error for a normal distribution, in
+# standard deviations.
 _STEP_4, _STEP_2 = np.float32(0.3352), np.float32(0.9957)
-# Adding this to a float32 in (-256, 256) rounds it to an integer, which then is in its lowest bits, shifted by 128.
+# Adding this to a float32 in (-256, 256) rounds it to an integer; the lowest bits of the sum hold this integer + 128.
 _ROUND = np.float32(1.5 * 2**23 + 128)
 # Scales below this have no finite inverse: the token is coded as zeros.
 _SMALLEST = np.float32(1e-37)
@@ -57,7 +58,19 @@ _INFINITE = np.uint32(0xFF00)
 
 
 class CodeShape(NamedTuple):
-    """Bits per number, numbers per token, words of a sign code, and bytes of a token's codes beside its sign code."""
+    """The sizes of a token's codes.
+
+    Attributes
+    ----------
+    bits
+        Bits per number.
+    dim
+        Dimension of the token vectors.
+    sign_words
+        Words of 32 bits of a sign code.
+    code_bytes
+        Bytes of a token's codes, without its sign code.
+    """
 
     bits: int
     dim: int
@@ -71,10 +84,10 @@ class CodedDocuments(NamedTuple):
     Attributes
     ----------
     signs, codes, scales
-        Addresses of the first token's sign code, codes (bytes or bit planes; any number at 1 bit) and scale. The other
+        Addresses of the first token's sign code, codes (bytes or bit planes; unused at 1 bit) and scale. The other
         tokens follow without gaps.
     lengths
-        Tokens.
+        Number of tokens.
     """
 
     signs: np.ndarray
@@ -92,12 +105,12 @@ class TokenAddresses(NamedTuple):
 
 
 def sign_words(dim: int) -> int:
-    """Return how many words of 32 bits a sign code takes."""
+    """Return the number of 32-bit words of a sign code."""
     return -(-dim // 32)
 
 
 def byte_width(dim: int) -> int:
-    """Return how many bytes a token takes when kernels multiply it: the dim, rounded up to a multiple of 32."""
+    """Return the number of bytes of a token as kernels multiply it: the dim, rounded up to a multiple of 32."""
     return 32 * sign_words(dim)
 
 
@@ -127,7 +140,7 @@ def encode_tokens(
     row_at = np.int64(row.ctypes.data)
     for t in range(len(vectors)):
         if bits == 8:
-            # Rounded up, so that the largest number is at most 127 scales.
+            # Rounded up, so that the largest number is at most 127 * scale.
             peak = float_of(_peak_bits(vectors[t])) / np.float32(127)  # type: ignore[call-arg]
             scales[t] = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
             scale = float_of(np.uint32(scales[t]) << np.uint32(15))
@@ -148,7 +161,7 @@ def encode_tokens(
 
 @kernel()
 def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
-    """Write ``round(vector / scale) + 128`` as bytes; zeros + 128 where the scale is too small."""
+    """Write ``round(vector / scale) + 128`` as bytes; 128 if the scale is too small."""
     inverse = np.float32(1) / scale if scale >= _SMALLEST else np.float32(0)
     for i in range(len(vector)):
         row[i] = np.uint8(bits_of(vector[i] * inverse + _ROUND))  # type: ignore[call-arg]
@@ -158,7 +171,7 @@ def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
 def _quantise_uniformly(vector: np.ndarray, norm: float, bits: int, row: np.ndarray) -> float:
     """Write a code ``c`` from 0 to ``2**bits - 1`` per number; return the sum of squares of ``2 * c - (2**bits - 1)``.
 
-    The step is a multiple of the root mean square of the token's numbers, as if they were normally distributed.
+    The step is a multiple of the root mean square of the token's numbers, which are taken to be normally distributed.
     """
     half, most = np.float32(1 << (bits - 1)), np.float32((1 << bits) - 1)
     step = np.float32(norm / np.sqrt(len(vector))) * (_STEP_4 if bits == 4 else _STEP_2)
@@ -176,7 +189,7 @@ def _quantise_uniformly(vector: np.ndarray, norm: float, bits: int, row: np.ndar
 
 @kernel()
 def _peak_bits(vector: np.ndarray) -> int:
-    """Return the bits of the largest absolute number: floats without sign are ordered as their bits are."""
+    """Return the bits of the largest absolute number; non-negative floats are ordered like their bits."""
     largest = np.uint32(0)
     for i in range(len(vector)):
         size = np.uint32(bits_of(vector[i]) & np.uint32(0x7FFFFFFF))  # type: ignore[call-arg]
@@ -199,14 +212,14 @@ def load_rows(at: TokenAddresses, shape: CodeShape, count: int, rows: np.ndarray
     Parameters
     ----------
     at
-        Of the first token.
+        Addresses of the first token.
     shape
-        Of the codes.
+        Sizes of the codes.
     count
-        Tokens, 1 to 8.
+        Number of tokens, 1 to 8.
     rows
-        ``(8, byte_width(dim))`` uint8, written: integers + 128; beyond the dim anything. Rows from `count` on are
-        copies of the last token.
+        ``(8, byte_width(dim))`` uint8, written: integers + 128; bytes beyond the dim are undefined. Rows from `count`
+        on are copies of the last token.
     scales
         ``(8,)`` float32, written.
     """

@@ -1,8 +1,8 @@
-"""MaxSim on sign codes: for each query token, the document token whose sign code has the least Hamming distance.
+"""MaxSim of sign codes: each query token is matched with the document token at the least Hamming distance.
 
-For unit vectors that distance falls steadily as the cosine rises, so it ranks documents well enough to discard nearly
-all of them before their codes are read, at two nanoseconds per document token. The vector instructions are LLVM's
-generic ones, so one kernel serves all processors.
+For unit vectors the expected Hamming distance decreases as the cosine increases. It ranks documents well enough to
+discard nearly all of them before their codes are read, and takes two nanoseconds per document token. The kernel uses
+LLVM's generic vector instructions, so it is the same for all processors.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _least_of_rows, _least_of_row = _least_of(ROWS), _least_of(1)
 def hamming_scores(
     documents: CodedDocuments, chosen: np.ndarray, query: tuple[np.ndarray, np.ndarray], scores: np.ndarray
 ) -> None:
-    """Write for each chosen document minus the sum, over query tokens, of norm times least Hamming distance.
+    """Write ``-(sum over query tokens of norm * least Hamming distance)`` for each chosen document.
 
     Parameters
     ----------
@@ -97,10 +97,10 @@ def hamming_scores(
         least[:] = _FAR
         token = 0
         while token < tokens:
-            # The last step reaches back to compare eight rows, some of them for a second time: the minimum is the same.
+            # The last step begins earlier, to have eight rows; comparing a row twice does not change the minimum.
             first = min(token, tokens - ROWS) if tokens >= ROWS else token
             here = rows + first * row_bytes
-            # As much of the later document as this step reads: more prefetches at once would wait for each other.
+            # Prefetch as many bytes of a later document as this step reads; more at once would wait for each other.
             wanted = _fetch(wanted, min(end, wanted + ROWS * row_bytes))
             for g in range(groups):
                 if tokens >= ROWS:
@@ -112,7 +112,7 @@ def hamming_scores(
         total = np.float32(0)
         for i in range(len(norms)):
             total += norms[i] * least[i]
-        # An infinite norm makes NaN, which the selection that follows does not accept.
+        # An infinite norm can make the sum NaN, which the selection after this stage does not accept.
         scores[n] = -total if total == total else -np.inf
 
 

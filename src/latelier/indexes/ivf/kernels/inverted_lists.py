@@ -1,4 +1,4 @@
-"""Building inverted lists: from the list of each token to the distinct documents of each list."""
+"""Building inverted lists: given the list of each token, collect the distinct documents of each list."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def invert(
     lists
         ``(tokens,)`` int32: the list of each token.
     lengths
-        ``(n,)`` int64: tokens of each document.
+        ``(n,)`` int64: number of tokens of each document.
     first
         Number of the first document; the others follow.
     last
-        ``(lists,)`` int32, all -1: scratch, the last document seen in each list.
+        ``(lists,)`` int32, all -1; scratch memory for the last document seen in each list.
     places
-        ``(lists,)`` int64: where the next document of each list goes; counted up.
+        ``(lists,)`` int64: the position of the next document of each list; increased for each document.
     documents
         ``(entries,)`` int32, written; empty to count only.
     """
@@ -47,16 +47,16 @@ def invert(
 def append_lists(
     offsets: np.ndarray, documents: np.ndarray, more_offsets: np.ndarray, more: np.ndarray, merged: np.ndarray
 ) -> None:
-    """Append to each list the documents that it has in other lists.
+    """Append lists to lists: list i of the result is list i of the first ones, then list i of the second ones.
 
     Parameters
     ----------
     offsets, documents
         The first lists: offsets ``(lists + 1,)`` int64, and the documents of all lists, int32.
     more_offsets, more
-        The same of the lists to append.
+        The second lists, in the same form.
     merged
-        As many int32 as there are in both; written.
+        ``(len(documents) + len(more),)`` int32, written: the documents of the resulting lists.
     """
     n = 0
     for i in range(len(offsets) - 1):

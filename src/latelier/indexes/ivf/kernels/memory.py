@@ -1,7 +1,7 @@
-"""Memory by address, for documents scattered over memory maps with no array for each; and the bits of floats.
+"""Access to memory by address, for documents scattered over memory maps, and conversion of floats to bits and back.
 
-Nothing here uses views of arrays, whose error paths take numba seconds to compile. Nothing is checked either: the
-caller keeps the memory alive and stays within it.
+Array views are avoided, since numba takes seconds to compile their error paths. Addresses are not checked: the caller
+must keep the memory alive and stay within it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Prefetch the cache line at an address; one that cannot be read is ignored."""
+    """Prefetch the cache line at an address; an invalid address is ignored."""
     signature = types.void(types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -79,7 +79,7 @@ def bits_of(typing_context: Any, number: Any) -> Any:
 
 @intrinsic
 def float_of(typing_context: Any, bits: Any) -> Any:
-    """Return the float32 that has these bits, uint32."""
+    """Return the float32 with the given bits, uint32."""
     signature = types.float32(types.uint32)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which centroids a query probes: for each token the best of many dot products, and from them imputed scores."""
+"""Probing: selects the centroids with the highest dot products for each query token, and computes imputed scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
     ranges
         ``(tokens, n, 2)`` int64: first and last (exclusive) group of each range.
     best, values
-        ``(tokens, most)`` int32 both, written: the centroid, ``group * 16 + lane``, -1 where there are fewer; and its
+        ``(tokens, most)`` int32 both, written: the centroid, ``group * 16 + lane``, or -1 if there are fewer; and its
         dot product.
     """
     most = best.shape[1]
@@ -65,7 +65,7 @@ def best_coarse(dots: np.ndarray, most: int, fine_offsets: np.ndarray, ranges: n
     dots
         ``(tokens, groups, 16)`` int32: dot products with all coarse centroids.
     most
-        Coarse centroids per token.
+        Number of coarse centroids per token.
     fine_offsets
         ``(coarse centroids + 1,)`` int64: where the groups of second-level centroids of each begin.
     ranges
@@ -86,7 +86,7 @@ def best_coarse(dots: np.ndarray, most: int, fine_offsets: np.ndarray, ranges: n
         total = 0
         for n in range(most):
             c = best[t, n]
-            # Starting sums from a damaged file can bring a lane without a centroid among the best.
+            # With starting sums from a damaged file, a lane without a centroid can be among the best.
             exists = 0 <= c < len(fine_offsets) - 1
             ranges[t, n, 0], ranges[t, n, 1] = (fine_offsets[c], fine_offsets[c + 1]) if exists else (0, 0)
             total += ranges[t, n, 1] - ranges[t, n, 0]
@@ -100,9 +100,9 @@ def best_lists(
 ) -> None:
     """Find the inverted lists that every query token probes, and the scores they impute to their documents.
 
-    The imputed score of a document for a token is the dot product with the centroid of the best probed list that holds
-    it, and for a document in none of them that of the last probed list. What is written is the excess over the latter,
-    as an integer: with ``share = room / sum over tokens of (first - last) * scale``,
+    The imputed score of a document for a query token is the token's dot product with the centroid of the best probed
+    list that holds the document, or of the last probed list if none does. The kernel writes the excess of each list
+    over the last one, as an integer. With ``share = room / sum over tokens of (first - last) * scale``, it is
     ``excess = floor((dot - last) * scale * share) + 1``.
 
     Parameters
@@ -110,11 +110,11 @@ def best_lists(
     dots, ranges
         As for `best_centroids`, of second-level centroids.
     scales
-        ``(tokens,)`` float32: what a dot product of 1 stands for.
+        ``(tokens,)`` float32: the value of a dot product of 1.
     room
-        What the excesses of the first lists of all tokens may add up to, without the ones.
+        Upper bound of the sum over tokens of ``excess - 1`` of the first list.
     lists, excess
-        ``(tokens, nprobe)`` int32, written: best list first, -1 (and 0) where there are fewer.
+        ``(tokens, nprobe)`` int32, written: best list first; -1 and 0 if there are fewer.
     """
     tokens, nprobe = lists.shape
     if nprobe == 0:

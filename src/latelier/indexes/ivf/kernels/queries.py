@@ -18,7 +18,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 class QuantisedQuery(NamedTuple):
     """A query as ``scale * (d0 + d1 / 254 + d2 / 254**2)``, each digit in -127 to 127: as precise as float32.
 
-    Most stages read the first digit alone. Shapes are those of ``width = byte_width(dim)`` and of groups of 16 tokens,
+    Most stages read only the first digit. In the shapes below, ``width = byte_width(dim)``, and a group has 16 tokens,
     one in each SIMD lane.
 
     Attributes
@@ -28,15 +28,15 @@ class QuantisedQuery(NamedTuple):
     digits
         ``(3, tokens, width)`` int8, zero beyond the dim.
     rows
-        ``(tokens, width)`` uint8: first digits + 128, as they are multiplied with packed centroids.
+        ``(tokens, width)`` uint8: first digits + 128, to be multiplied with packed centroids.
     packed
-        ``(3, groups, width / 4, 16, 4)`` int8: the digits packed for SIMD, as document rows are multiplied with them.
+        ``(3, groups, width / 4, 16, 4)`` int8: the digits packed for SIMD, to be multiplied with document rows.
     start
-        ``(3, groups, 16)`` int32: -128 times the sum of a token's digits, which undoes the shift of document rows.
+        ``(3, groups, 16)`` int32: ``-128 * (sum of a token's digits)``, which cancels the shift of document rows.
     signs
-        ``(groups, words, 16)`` uint32: sign codes, a bit being set where the first digit is not negative.
+        ``(groups, words, 16)`` uint32: sign codes, with a bit set if the first digit is not negative.
     scales, norms
-        ``(tokens,)`` float32: scale, and L2 norm.
+        ``(tokens,)`` float32: scale and L2 norm of each token.
     """
 
     vectors: np.ndarray
@@ -66,7 +66,7 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
     tokens, dim = vectors.shape
     width, words, groups = byte_width(dim), sign_words(dim), -(-tokens // LANES)
     query = QuantisedQuery(
-        # Kernels are compiled anew for arrays that are read-only or not contiguous.
+        # For arrays that are read-only or not contiguous, kernels would be compiled again.
         vectors if vectors.flags.carray else np.array(vectors, order="C"),
         np.zeros((3, tokens, width), dtype="int8"),
         np.full((tokens, width), 128, dtype="uint8"),
@@ -82,9 +82,9 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
 
 @kernel()
 def _quantise(query: QuantisedQuery) -> None:
-    """Fill all arrays of a query but the vectors, given as a plain tuple.
+    """Fill all arrays of a query, given as a plain tuple, except `vectors`.
 
-    All but scales and norms hold zeros before, which are 128 in `rows`.
+    Before, `rows` holds 128, and all others except `scales` and `norms` hold zeros.
     """
     query = QuantisedQuery(*query)
     tokens, dim = query.vectors.shape
@@ -97,7 +97,7 @@ def _quantise(query: QuantisedQuery) -> None:
             size = -x if x < 0 else x
             peak = size if size > peak else peak
             square += np.float64(x) * np.float64(x)
-        # The norm of finite numbers can exceed the largest float32: it is cut off there.
+        # The norm of finite numbers can exceed the largest float32, and is then set to that.
         query.scales[t], query.norms[t] = peak / np.float32(127), min(np.sqrt(square), _LARGEST)
         inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-37 else 0.0
         for i in range(dim):
@@ -105,8 +105,8 @@ def _quantise(query: QuantisedQuery) -> None:
         for place in range(3):
             total = np.int32(0)
             for i in range(dim):
-                # Rounded: floor(rest + 1/2), as the shift makes the number positive before it is truncated. The rest
-                # is in [-1/2, 1/2], so the next digit is in [-127, 127].
+                # floor(rest + 1/2): the shift by 128 makes the number positive, and truncation then rounds it down.
+                # The new rest is 254 times a number in [-1/2, 1/2], so the next digit is in [-127, 127].
                 digit = np.int32(rest[i] + 128.5) - np.int32(128)
                 rest[i] = (rest[i] - digit) * 254
                 query.digits[place, t, i] = digit

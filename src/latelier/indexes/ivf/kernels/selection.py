@@ -1,4 +1,4 @@
-"""Selection: the places of the highest numbers of an array, and of those close to the k-th highest."""
+"""Selection of the positions of the highest numbers in an array, and of all numbers close to the k-th highest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GAPS = (701, 301, 132, 57, 23, 10, 4, 1)
 
 @kernel()
 def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
-    """Write, ascending, the places of the highest scores; of equal ones at the edge, the first.
+    """Write the positions of the highest scores, ascending; of scores equal to the lowest of them, the first.
 
     Parameters
     ----------
@@ -48,23 +48,23 @@ def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
 
 @kernel()
 def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -> int:
-    """Write, ascending, the places of all scores of at least ``k-th highest - slack``.
+    """Write the positions, ascending, of all scores of at least ``(k-th highest score) - slack``.
 
     Parameters
     ----------
     scores
-        ``(n,)`` float32, no NaN, at least `k`.
+        ``(n,)`` float32, no NaN, ``n >= k``.
     k
-        From 1.
+        At least 1.
     slack
         Not negative.
     places
-        ``(n,)`` int64; as many are written as are returned.
+        ``(n,)`` int64, of which the first are written.
 
     Returns
     -------
     int
-        How many were written.
+        Number of positions written.
 
     Examples
     --------
@@ -85,12 +85,12 @@ def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -
 
 @kernel()
 def nth_highest(scores: np.ndarray, n: int) -> float:
-    """Return the n-th highest number, and move those that are at least as high before it: Hoare's quickselect.
+    """Return the n-th highest number, and reorder the array so that the n highest come first: Hoare's quickselect.
 
     Parameters
     ----------
     scores
-        ``(m,)`` numbers of any type, no NaN; put in another order.
+        ``(m,)`` numbers of any type, no NaN; reordered in place.
     n
         From 1 to m.
 
@@ -124,7 +124,7 @@ def nth_highest(scores: np.ndarray, n: int) -> float:
 
 @kernel()
 def sort_falling(numbers: np.ndarray) -> None:
-    """Sort some hundred numbers, the highest first: Shell's sort.
+    """Sort up to a few hundred numbers in descending order, by Shell's sort.
 
     Parameters
     ----------
