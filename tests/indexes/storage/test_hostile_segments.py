@@ -64,7 +64,7 @@ def test_what_is_committed_is_no_error_where_another_segment_is_damaged(tmp_path
         assert index.ids() == [*IDS, "y", "z"]
     warned = [str(warning.message) for warning in recwarn if warning.category is IndexDamageWarning]
     assert bool(warned) == (kind is indexes.IVF)
-    assert all("the documents are written" in message and "verify() lists" in message for message in warned)
+    assert all("the documents are stored" in message and "verify() lists" in message for message in warned)
 
 
 @pytest.mark.parametrize("kind", KINDS)
