@@ -41,7 +41,7 @@ def parse_options(parser: argparse.ArgumentParser, *, default: bool = True) -> a
 
 
 def median_ms(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Time all calls in turn, so that a busy moment of the machine falls on all of them."""
+    """Return the median time of each call; calls take turns, so that other load on the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -54,7 +54,7 @@ def median_ms(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, fl
 
 
 def sample(collection: Collection, documents: int) -> list[str]:
-    """Return the ids of all judged documents, and of random others up to a number of documents."""
+    """Return the ids of all judged documents, filled up to `documents` with random others."""
     texts = collection.texts()
     judged = sorted({id_ for judged in collection.qrels.values() for id_ in judged if id_ in texts})
     others = sorted(texts.keys() - set(judged))

@@ -2,10 +2,11 @@
 
     python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--device cuda] [--json out.json]
 
-The folder is a collection in BEIR layout. A sample of its documents with all judged ones is encoded by the same model,
-all-MiniLM-L6-v2 projected to 128 dims, untrained: by sentence-transformers at its defaults, and by this library at its
-defaults and in float32. Documents are encoded once each; queries one at a time, by all systems in turns of ten; the
-median counts. Ranking is exact; "least cosine" is the lowest cosine of a token vector with sentence-transformers'.
+The folder is a collection in BEIR layout. A sample of its documents, which includes all judged ones, is encoded with
+one model, all-MiniLM-L6-v2 projected to 128 dimensions without training: by sentence-transformers at its defaults, and
+by this library at its defaults and in float32. Documents are encoded once. Queries are encoded one at a time, ten by
+each system in turn; times are medians. Ranking is exact; "least cosine" is the lowest cosine of a token vector with
+that of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def documents_per_second(
 
 
 def query_ms(systems: dict[str, Callable[[str], Any]], queries: list[str]) -> dict[str, float]:
-    """Encode ten queries with one system, then with the next: turns of one would find each other's weights in cache."""
+    """Encode ten queries with one system, then with the next: after a single query, caches hold the other's weights."""
     times: dict[str, list[float]] = {name: [] for name in systems}
     for start in range(0, len(queries), 10):
         for name, encode in systems.items():
@@ -57,7 +58,7 @@ def query_ms(systems: dict[str, Callable[[str], Any]], queries: list[str]) -> di
 
 
 def padding(model: ColBERT, texts: list[str]) -> float:
-    """Share of computed positions that hold no token, in the batches that encoding makes."""
+    """Return the share of padding among the positions that the encoder computes."""
     computed = 0
 
     def count(module: torch.nn.Module, inputs: Any) -> None:
@@ -119,10 +120,10 @@ def main() -> None:
     parser.add_argument("--split", default="test")
     parser.add_argument("--documents", type=int, default=2000)
     parser.add_argument("--queries", type=int, default=100)
-    parser.add_argument("--length", type=int, default=300, help="cap on document length, in tokens")
+    parser.add_argument("--length", type=int, default=300, help="maximum document length in tokens")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parse_options(parser)
     torch.set_num_threads(options.threads)
     rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)

@@ -1,14 +1,15 @@
-"""How fast the approximate index is built, searched and extended, and how much of the exact result it finds.
+"""Speed of building, searching and extending the approximate index, and its recall.
 
     python benchmarks/index.py [--synthetic 20000] [--sizes 2000 12000] [--nbits 8 4 2] [--json results.json]
     python benchmarks/index.py --documents documents.safetensors --queries queries.safetensors [--sizes ...]
 
-Documents and queries are saved `TokenEmbeddings`, or synthetic (see `synthetic_documents`), streamed from the generator
-into an index on disk, so that a million fits: ``--synthetic 1000000 --tokens 100``. The time that it takes to make them
-is not part of the build. Times of searches are medians over queries, one at a time and on one thread; throughput is of
-one call with all queries, on one thread and on two. Recall is against exact float32 scores, or, for collections that
-are streamed, against `effort="exact"`; `--judged` adds nDCG@10 over the queries whose judged documents are all there.
-fast-plaid and xtr-warp-rs are measured on the same vectors where they are installed and the size is at most --peers.
+Documents and queries are saved `TokenEmbeddings`, or synthetic (see `synthetic_documents`). Synthetic documents are
+streamed into an index on disk, so a million of them fit: ``--synthetic 1000000 --tokens 100``. The time of generating
+them is not part of the build time. Search times are medians over queries, one at a time on one thread; throughput is
+that of one call with all queries, on one thread and on two. Recall is against exact float32 scores or, for streamed
+collections, against `effort="exact"`; `--judged` adds nDCG@10 over the queries with all of their judged documents in
+the index. fast-plaid and xtr-warp-rs are measured on the same vectors if they are installed and the collection has at
+most --peers documents.
 """
 
 from __future__ import annotations
@@ -35,19 +36,21 @@ from latelier.evaluation import evaluate, load_beir
 from latelier.scores.engines.packed import maxsim
 
 K = 10
-STREAMED = 100_000  # from so many documents on, they are not held in memory
+STREAMED = 100_000  # collections of at least this many documents are not held in memory
 CHUNK = 1000
 DIGITS = {"build s": 2, "p50 ms": 2, "p95 ms": 2, "recall@10": 4, "nDCG@10": 4, "q/s 1": 0, "q/s 2": 0}
 DIGITS |= {"B/token": 1, "RSS MB": 0}
 
 
 def synthetic_documents(count: int, tokens: int, dim: int, begin: int = 0) -> Iterator[TokenEmbeddings]:
-    """Documents of unit tokens, a thousand at a time, each from a seed of its own: nothing needs to be kept.
+    """Yield documents of unit token vectors, a thousand at a time, each chunk from a seed of its own.
 
-    Senses are unit vectors, 64 times as many as the root of the count; topics have a direction and 30 senses, chosen
-    with the frequencies of Zipf, and about 40 documents. A document has 12 of its topic's senses and a direction of its
-    own. A token is a sense, plus 0.6 of the topic's and 0.4 of the document's direction, plus 0.5 of noise, normalised:
-    tokens of one sense are alike, those of one topic more so, and those of one document most, as contextual ones are.
+    There are ``64 * sqrt(count)`` senses, which are vectors of length about 1. Each topic has about 40 documents, a
+    direction, and 30 senses, drawn by Zipf's law. A document has 12 of its topic's senses and a direction of its own.
+
+        token = normalise(sense + 0.6 * topic's direction + 0.4 * document's direction + 0.5 * noise)
+
+    So tokens of one sense are similar, more so within a topic, and most within a document, as contextual vectors are.
     """
     senses, directions, topics = _world(count, dim)
     for first in range(begin, count, CHUNK):
@@ -64,7 +67,7 @@ def synthetic_documents(count: int, tokens: int, dim: int, begin: int = 0) -> It
 
 
 def synthetic_queries(count: int, tokens: int, dim: int, queries: int, length: int = 12) -> TokenEmbeddings:
-    """Draw some tokens of documents spread over the collection, with 0.4 of noise."""
+    """Return queries made of tokens of documents spread over the collection, plus ``0.4 * noise``."""
     rng = np.random.default_rng(1)
     chosen = np.linspace(0, count - 1, queries).astype(int)
     found = []
@@ -78,22 +81,22 @@ def synthetic_queries(count: int, tokens: int, dim: int, queries: int, length: i
 
 
 def _world(count: int, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Senses, the directions of topics, and the senses of each topic."""
+    """Return the senses, the directions of the topics, and the senses of each topic."""
     rng = np.random.default_rng(7)
     senses = _noise(rng, (int(64 * count**0.5), dim), 1.0)
     topics = max(1, count // 40)
-    # Zipf by inversion: the sense of rank r comes with a frequency of about 1 / r.
+    # Zipf's law by inversion: the frequency of the sense of rank r is about 1 / r.
     chosen = (len(senses) ** rng.random((topics, 30)) - 1).astype("int64")
     return senses, _noise(rng, (topics, dim), 1.0), chosen
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...], size: float) -> np.ndarray:
-    """Draw normal vectors of about this length."""
+    """Draw normally distributed vectors of length about `size`."""
     return rng.standard_normal(shape, dtype="float32") * np.float32(size / shape[-1] ** 0.5)
 
 
 class Judged:
-    """What is right, for vectors of a collection in BEIR layout: its documents in order, and the queries of a split."""
+    """Relevance judgements for vectors of a collection in BEIR layout: its documents in order, and its test queries."""
 
     def __init__(self, folder: Path) -> None:
         collection = load_beir(folder)
@@ -101,7 +104,7 @@ class Judged:
         self.queries = sorted(collection.qrels)
 
     def ndcg(self, found: list[list[int]], count: int) -> float:
-        """Return nDCG@10 of the first queries, without those that are judged by documents beyond the first `count`."""
+        """Return nDCG@10 over those of the first queries that have all judged documents among the first `count`."""
         there = set(self.documents[:count])
         runs = {
             query: {self.documents[place]: -float(rank) for rank, place in enumerate(places)}
@@ -112,7 +115,7 @@ class Judged:
 
 
 class Collection:
-    """Documents and queries of one size, and the exact best of each query where it can be known."""
+    """Documents and queries of one size, and the exact best documents of each query if they can be computed."""
 
     def __init__(
         self,
@@ -128,14 +131,14 @@ class Collection:
             self.best = [set(row.tolist()) for row in np.argsort(-scores, axis=1, kind="stable")[:, :K]]
 
     def quality(self, found: list[list[int]]) -> dict[str, float]:
-        """Return the part of the exact hits that was found, over the first queries, and nDCG@10 if it is known."""
+        """Return the recall of the exact hits over the first queries, and nDCG@10 with relevance judgements."""
         pairs = zip(self.best or [], found, strict=False)
         recall = {"recall@10": float(np.mean([len(best & set(ids)) / len(best) for best, ids in pairs]))}
         return recall if self.judged is None else recall | {"nDCG@10": self.judged.ndcg(found, self.count)}
 
 
 class Peak:
-    """The most memory that the process had, sampled while something ran."""
+    """Peak memory of the process during a ``with`` block, sampled."""
 
     def __enter__(self) -> Peak:
         self.megabytes, self._done = _resident(), threading.Event()
@@ -153,7 +156,7 @@ class Peak:
 
 
 def _resident() -> float:
-    """Memory of this process that is not files, in MB."""
+    """Return the memory of this process without mapped files, in MB."""
     try:
         fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
     except OSError:
@@ -162,7 +165,7 @@ def _resident() -> float:
 
 
 class Clocked:
-    """An iterator that knows how long it took to make its items: that is not part of a build."""
+    """An iterator that records the time of making its items, which is not part of the build time."""
 
     def __init__(self, items: Iterator[TokenEmbeddings]) -> None:
         self._items, self.seconds = items, 0.0
@@ -187,7 +190,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 def measure_searches(
     search: Callable[[Any], list[list[Any]]], queries: TokenEmbeddings
 ) -> tuple[dict[str, float], list]:
-    """Time one query at a time on one thread, and of all at once on one and on two."""
+    """Time queries one at a time on one thread, and all in one call on one thread and on two."""
     torch.set_num_threads(1)
     single = [queries[i : i + 1] for i in range(len(queries))]
     for query in single[:20]:
@@ -225,8 +228,8 @@ def measure_ivf(collection: Collection, nbits: int, efforts: list[str], threads:
                 exact = index.search(collection.queries, K, effort="exact")
                 collection.best = [{int(hit.id) for hit in row} for row in exact]
             for effort in efforts:
-                knob: Any = effort if effort.isalpha() else float(effort)
-                row, found = measure_searches(lambda q, knob=knob: index.search(q, K, effort=knob), collection.queries)
+                value: Any = effort if effort.isalpha() else float(effort)
+                row, found = measure_searches(lambda q, e=value: index.search(q, K, effort=e), collection.queries)
                 quality = collection.quality([[int(hit.id) for hit in hits] for hits in found])
                 yield {"system": f"IVF {nbits}-bit {effort}", **built, **row, **quality}
             yield from measure_life(index, collection, nbits)
@@ -235,7 +238,7 @@ def measure_ivf(collection: Collection, nbits: int, efforts: list[str], threads:
 
 
 def measure_life(index: indexes.IVF, collection: Collection, nbits: int) -> Iterator[dict[str, Any]]:
-    """Adding a thousand documents, and opening the index in this process, both with the first search after it."""
+    """Time adding a thousand documents, and opening the index again, each with the first search after it."""
     more = next(iter(collection.documents()))[:1000]
     ids = [f"more {i}" for i in range(len(more))]
     first = collection.queries[:1]
@@ -320,7 +323,7 @@ def collections(options: argparse.Namespace) -> Iterator[Collection]:
 
 
 def warm_up() -> None:
-    """Compile everything, so that no time is of that."""
+    """Compile all kernels, so that the measured times do not include compiling."""
     rows = TokenEmbeddings.concatenate(synthetic_documents(6000, 100, 32))
     for nbits in (8, 4):
         index = indexes.IVF(nbits=nbits)
@@ -341,20 +344,20 @@ def main() -> int:
     parser.add_argument(
         "--judged",
         type=Path,
-        help="collection in BEIR layout that the documents are, in its order, as are the queries of qrels/test.tsv, in "
-        "the order of their ids",
+        help="collection in BEIR layout; the saved documents are in its order, the queries are those of qrels/test.tsv "
+        "in the order of their ids",
     )
-    parser.add_argument("--synthetic", type=int, default=20_000, help="documents to make")
-    parser.add_argument("--tokens", type=int, default=100, help="of a synthetic document")
-    parser.add_argument("--dim", type=int, default=128, help="of synthetic tokens")
-    parser.add_argument("--sizes", type=int, nargs="*", help="of collections; the first so many documents")
-    parser.add_argument("--asked", type=int, default=300, help="queries")
+    parser.add_argument("--synthetic", type=int, default=20_000, help="number of synthetic documents")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens of a synthetic document")
+    parser.add_argument("--dim", type=int, default=128, help="dimensions of synthetic tokens")
+    parser.add_argument("--sizes", type=int, nargs="*", help="numbers of documents to measure with, the first ones")
+    parser.add_argument("--asked", type=int, default=300, help="number of queries")
     parser.add_argument("--nbits", type=int, nargs="*", default=[8], choices=(8, 4, 2, 1))
     parser.add_argument("--efforts", nargs="*", default=["balanced"])
-    parser.add_argument("--threads", type=int, default=2, help="to build with")
-    parser.add_argument("--peers", type=int, default=5000, help="most documents to give to other engines")
-    parser.add_argument("--flat", action="store_true", help="measure the exact index too")
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    parser.add_argument("--threads", type=int, default=2, help="threads to build with")
+    parser.add_argument("--peers", type=int, default=5000, help="maximum number of documents for other engines")
+    parser.add_argument("--flat", action="store_true", help="also measure the exact index")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args()
     if bool(options.documents) != bool(options.queries):
         parser.error("--documents and --queries go together")

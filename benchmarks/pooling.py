@@ -2,9 +2,9 @@
 
     python benchmarks/pooling.py path/to/scifact [--documents 1000] [--factor 2] [--dims 128] [--json results.json]
 
-The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). A sample of its documents with
-all judged ones is encoded once by all-MiniLM-L6-v2, untrained, projected by PCA if --dims is less than its 384. Seconds
-are medians of repeats, both libraries in turn; ranking is exact.
+The folder is a collection in BEIR layout (corpus.jsonl, queries.jsonl, qrels/test.tsv). A sample of its documents,
+which includes all judged ones, is encoded once by all-MiniLM-L6-v2 without training, projected by PCA if --dims is less
+than its 384. Seconds are medians of repeats, in which the libraries take turns; ranking is exact.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", default="test")
     parser.add_argument("--documents", type=int, default=1000)
-    parser.add_argument("--length", type=int, default=180, help="cap on document length, in tokens")
+    parser.add_argument("--length", type=int, default=180, help="maximum document length in tokens")
     parser.add_argument("--dims", type=int, default=128)
     parser.add_argument("--factor", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parse_options(parser)
     torch.set_num_threads(options.threads)
     rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)

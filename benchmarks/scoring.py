@@ -1,15 +1,16 @@
-"""How fast MaxSim is computed on this CPU, beside sentence-transformers and maxsim-cpu in the same process.
+"""Speed of MaxSim on this CPU, compared with sentence-transformers and maxsim-cpu in the same process.
 
     python benchmarks/scoring.py [--documents 1000] [--tokens 180] [--repeats 15] [--threads 2] [--json results.json]
 
-Random unit vectors: 32 query tokens against documents of equally many tokens, 128 dims; the same with 64 queries; one
-training step (64 queries, 2 documents each, forward and backward), with the memory that it takes beyond its inputs;
-and the first call ever, which compiles. Medians of repeats, side by side, each with the ratio to
-sentence-transformers; beside those of smaller numbers the recall of the float32 top 10. Gop/s are multiplications and
-additions, to be read beside the peak of a large matrix product: bfloat16 can reach twice that, int8 four times.
+Vectors are random unit vectors of 128 dimensions; all documents have the same number of tokens, queries have 32. The
+script measures one query, 64 queries, a training step (64 queries, 2 documents each, forward and backward) with the
+memory that it adds to its inputs, and the first call of a process, which compiles. Times are medians of repeats, in
+which all systems take turns, with the ratio to sentence-transformers; for float16, bfloat16 and int8 the recall of the
+float32 top 10 is shown. Gop/s counts multiplications and additions. Compare it with the peak, which is that of a large
+float32 matrix product: bfloat16 can reach twice the peak, int8 four times.
 
-maxsim-cpu is compared where it is installed (pip install "latelier[benchmarks]"). Memory is measured on Linux only,
-each step in a process of its own.
+maxsim-cpu is compared if it is installed (pip install "latelier[benchmarks]"). Memory is measured on Linux only, each
+step in a process of its own.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def batch(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
 
 
 def peak(repeats: int) -> Iterator[Row]:
-    """How fast this machine multiplies large float32 matrices: what the other speeds can be measured by."""
+    """Measure the product of large float32 matrices, as a reference for the other speeds."""
     square = torch.randn(2048, 2048)
     times = median_ms(repeats, {"torch, 2048 x 2048 x 2048": lambda: square @ square})
     yield from rows("peak", times, "torch, 2048 x 2048 x 2048", 2048**3)
@@ -138,16 +139,16 @@ def training(repeats: int) -> Iterator[Row]:
         calls[name] = training_step(score)
     losses = {name: float(step()) for name, step in calls.items()}
     memory = {name: float(_in_child("--memory", name)) for name in TRAINING if sys.platform == "linux"}
-    work = 3 * 64 * QUERY_TOKENS * 128 * 180 * DIM  # forward, and twice as much backward if nothing is spared
+    work = 3 * 64 * QUERY_TOKENS * 128 * 180 * DIM  # forward, and twice as much for a full backward pass
     for row in rows("training", median_ms(max(3, repeats // 4), calls), "sentence-transformers", work):
         yield row | {"loss": losses[row["name"]]} | ({"MiB": memory[row["name"]]} if memory else {})
 
 
 def extra_memory(name: str) -> float:
-    """Return by how many MiB a training step exceeds what the process held before it."""
+    """Return how many MiB a training step adds to the memory of this process."""
     training_step(TRAINING[name], size=4, tokens=20)()  # compiles, starts threads
     step = training_step(TRAINING[name])
-    Path("/proc/self/clear_refs").write_text("5")  # starts the high-water mark anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     step()
     return (_status("VmHWM") - before) / 1024
@@ -167,7 +168,7 @@ def first_calls() -> Iterator[Row]:
 
 
 def first_call(form: str) -> float:
-    """Return the seconds of the first scores of a process, imports of torch and latelier aside."""
+    """Return the seconds of the first scoring call of a process, without the imports of torch and latelier."""
     queries, documents = pack(unit(1, QUERY_TOKENS, DIM)).to(form), pack(unit(3, 20, DIM)).to(form)
     begin = time.perf_counter()
     colbert_scores(queries, documents)
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=180)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     parser.add_argument("--memory", choices=TRAINING, help=argparse.SUPPRESS)
     parser.add_argument("--first-call", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,17 +1,17 @@
-"""One training step of in-batch scores on a GPU: time, memory, and how much of the GPU's arithmetic is used.
+"""A training step with in-batch scores on a GPU: time, memory, and share of the GPU's peak speed.
 
     python benchmarks/scoring_gpu.py [--dtype bfloat16] [--queries 256] [--documents 512] [--json results.json]
 
-Queries of 32 tokens, documents of 300 of which a tenth are masked, at random places; 128 dimensions. Forward and
-backward pass, medians of repeated runs, side by side:
+Queries have 32 tokens, documents 300, a tenth of them masked at random positions; 128 dimensions. Each time is the
+median of forward and backward passes with
 
-* ``latelier``: `colbert_scores` as anyone would call it;
-* ``latelier, torch``: the same with ``backend="torch"``, what runs where the extra 'gpu' is missing;
+* ``latelier``: `colbert_scores` with its defaults;
+* ``latelier, torch``: the same with ``backend="torch"``, which is used without the extra 'gpu';
 * ``eager torch``: all similarities in one product, then mask, maximum and sum;
-* ``late-interaction-kernels``: its padded `maxsim` with masks, called by hand.
+* ``late-interaction-kernels``: its padded `maxsim` with masks, called directly.
 
-The last column counts the products of real tokens in the forward pass alone, as a share of what one large bfloat16
-product reaches on the same GPU.
+The column "of peak" counts only the products of real tokens in the forward pass, relative to the speed of one large
+bfloat16 product on the same GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def systems() -> dict[str, Callable[..., torch.Tensor]]:
 
 
 def seconds(step: Callable[[], object], repeats: int) -> float:
-    """Median time of a step on the GPU, after three that compile and tune."""
+    """Return the median time of a step on the GPU, after three steps that compile and tune."""
     times = []
     for number in range(repeats + 3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -68,7 +68,7 @@ def seconds(step: Callable[[], object], repeats: int) -> float:
 
 
 def peak_rate(repeats: int) -> float:
-    """Multiplications and additions per second of one large bfloat16 product."""
+    """Return the multiplications and additions per second of one large bfloat16 product."""
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     return 2 * 8192**3 / seconds(lambda: matrix @ matrix, repeats)
 
@@ -107,13 +107,13 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=512)
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="write the rows to this file as well")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: this benchmark needs a CUDA device, and torch finds none.")
         return
     if not cuda.is_installed():
-        print('the extra is missing, so latelier runs on plain torch: pip install "latelier[gpu]"')
+        print("the extra 'gpu' is not installed, so latelier uses plain torch: pip install \"latelier[gpu]\"")
     rows = measure(options)
     print(f"{torch.cuda.get_device_name()}, {options.dtype}, {options.queries} x {options.documents}")
     for row in rows:

@@ -1,4 +1,4 @@
-"""Distillation of a model with fewer dimensions from its own encoder at full width.
+"""Distillation of a model with fewer dimensions from its own encoder with all dimensions.
 
     python benchmarks/self_distillation.py path/to/debian --other path/to/scifact [--dims 64] [--json results.json]
 
@@ -29,7 +29,7 @@ from latelier.losses import Distillation
 from latelier.models import DEFAULT_MODEL, ColBERT
 from latelier.scores import top_k
 
-RANKS = 32  # candidates are sampled from the teacher's first 32
+RANKS = 32  # candidates are sampled from the teacher's best 32 documents
 
 
 class Judge:

@@ -1,11 +1,11 @@
-"""Cost of a training step compared with sentence-transformers: same model, texts, batch and collator, in turn.
+"""Cost of a training step compared with sentence-transformers, with the same model, texts, batches and collator.
 
     python benchmarks/training.py path/to/debian [--repeats 3] [--memory] [--device cpu] [--json results.json]
 
-The folder is a collection in BEIR layout; batches are made of its documents and queries. A step is collation, forward,
-backward and optimizer, at a learning rate of 0, so that both sides have equal weights. Seconds are medians of repeats;
-dropout is off, so that the losses can be compared. `--memory` runs each batch size in its own process and reports the
-largest batch whose step adds at most one gibibyte.
+The folder is a collection in BEIR layout; batches are made of its documents and queries. A step consists of collation,
+forward, backward and optimizer, at a learning rate of 0, so that both libraries have equal weights. Seconds are medians
+of repeats, in which the libraries take turns; dropout is off, so that the losses can be compared. `--memory` runs each
+batch size in its own process and reports the largest batch with a step that adds at most 1 GiB.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def make_model(device: str) -> ColBERT:
 
 
 class Step:
-    """One training step of one side."""
+    """One training step with the loss of one of the libraries."""
 
     def __init__(self, model: ColBERT, loss: nn.Module, rows: list[dict[str, Any]]) -> None:
         self.model, self.loss, self.rows = model, loss, rows
@@ -148,9 +148,9 @@ def time_steps(kind: str, model: ColBERT, rows: list[dict[str, Any]], repeats: i
 
 
 def peak(kind: str, side: str, batch: int, texts: tuple[list[str], list[str]]) -> int:
-    """KiB that one step adds to this process."""
+    """Return how many KiB one step adds to the memory of this process."""
     model = make_model("cpu")
-    steps(kind, model, make_rows(texts, 2, 2, scored=False))[side]()  # allocates gradients and kernels, which stay
+    steps(kind, model, make_rows(texts, 2, 2, scored=False))[side]()  # allocates gradients and kernels
     before = _most_resident()
     steps(kind, model, make_rows(texts, batch, 2, scored=False))[side]()
     return _most_resident() - before
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true", help="also measure memory")
     parser.add_argument("--most", type=int, default=256, help="largest batch tried for memory (default: 256)")
-    parser.add_argument("--only", choices=["distillation", "contrastive", "cached", "memory"], help="one of the steps")
+    parser.add_argument("--only", choices=["distillation", "contrastive", "cached", "memory"], help="measure only this")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parse_options(parser)

@@ -1,17 +1,17 @@
-"""Training of a late-interaction model from a dense one, on one collection, measured on its test queries.
+"""Train a late-interaction model from a dense one on a collection, and measure it on test queries.
 
     python benchmarks/training_proof.py path/to/debian --other path/to/scifact --minutes 20 [--json proof.json]
 
 Both folders are collections in BEIR layout with qrels/train.tsv and qrels/test.tsv. The script
 
 1. measures the untrained model, `from_dense`, on the test queries of both collections;
-2. mines hard negatives with it, and trains on the pairs of the first collection for --minutes, each batch made of pairs
-   that are mined negatives of one another;
-3. blends the trained with the untrained weights: the largest share of the trained weights that keeps nDCG@10 of the
-   second collection's training queries;
-4. measures the blended model on the test queries of both, searching all documents exactly.
+2. mines hard negatives with it, and trains on the pairs of the first collection for --minutes, in batches of pairs with
+   positives that are mined negatives of one another;
+3. interpolates between the untrained and the trained weights, with the largest share of the trained weights that keeps
+   nDCG@10 on the second collection's training queries;
+4. measures the resulting model on the test queries of both, searching all documents exactly.
 
-`--replay` names collections with further training pairs, their titles and sentences. `--cache` keeps the token vectors
+`--replay` names collections whose titles and sentences make further training pairs. `--cache` keeps the token vectors
 of the untrained model for the next run.
 """
 
@@ -43,7 +43,7 @@ from latelier.scores import colbert_kd_scores, top_k
 BEGIN = time.perf_counter()
 MEASURES = ["Success@1", "nDCG@10"]
 POOLING = 32  # tokens per pooled vector, for mining
-HELD_OUT = 150  # validation queries, for the curve
+VALIDATION = 150  # validation queries, for the curve
 CANDIDATES = 20  # documents per validation query
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)  # of the trained weights in the final ones
 TOLERANCE = 0.0075  # maximum loss of nDCG@10 on the training queries of the other collection
@@ -52,8 +52,8 @@ TOLERANCE = 0.0075  # maximum loss of nDCG@10 on the training queries of the oth
 def titles(folders: list[Path], sentences: int = 2) -> Collection:
     """Return documents of other collections with their titles and some of their sentences as queries.
 
-    The encoder was trained on such pairs at first: seeing them again may keep it from forgetting. With abstracts of
-    Cranfield and CISI it did so for SciFact's training queries, and not for its test queries.
+    The dense model was trained on such pairs, and training on them again may keep it from forgetting. With abstracts of
+    Cranfield and CISI, the measures of SciFact's training queries stayed the same, but those of its test queries fell.
     """
     documents: dict[str, dict[str, str]] = {}
     queries: dict[str, str] = {}
@@ -148,24 +148,24 @@ def measure(model: ColBERT, collection: Collection, documents: TokenEmbeddings) 
     return dict(evaluate(make_run(collection, ids, scores, positions), collection.qrels, MEASURES))
 
 
-def accuracy(model: ColBERT, held_out: TrainingSet) -> float:
+def accuracy(model: ColBERT, validation: TrainingSet) -> float:
     """Return the share of queries whose positive scores highest among their candidates."""
-    texts = list(dict.fromkeys(text for row in held_out.documents for text in row))
+    texts = list(dict.fromkeys(text for row in validation.documents for text in row))
     place = {text: i for i, text in enumerate(texts)}
     documents = encode(model, texts).to("float32")
-    queries = model.encode_query(list(held_out.queries), packed=True).to("cpu").to("float32")
-    order = [place[text] for row in held_out.documents for text in row]
+    queries = model.encode_query(list(validation.queries), packed=True).to("cpu").to("float32")
+    order = [place[text] for row in validation.documents for text in row]
     scores = colbert_kd_scores(queries, documents[order])
     return float((scores.argmax(dim=1) == 0).float().mean())
 
 
 class Clock(TrainerCallback):
-    """Stops training after a time or a number of steps, lowers the learning rate linearly, measures in between."""
+    """Lowers the learning rate linearly, measures during training, and stops after a time or a number of steps."""
 
     def __init__(
-        self, model: ColBERT, held_out: TrainingSet, seconds: float, points: int, steps: int | None = None
+        self, model: ColBERT, validation: TrainingSet, seconds: float, points: int, steps: int | None = None
     ) -> None:
-        self.model, self.held_out, self.seconds = model, held_out, seconds
+        self.model, self.validation, self.seconds = model, validation, seconds
         self.steps, self.step = steps, 0
         self.length = model.max_length_document
         self.points = [i / points for i in range(points + 1)]
@@ -174,7 +174,7 @@ class Clock(TrainerCallback):
 
     @property
     def share(self) -> float:
-        """Share of the steps or of the time that has passed, without the time of measuring."""
+        """Completed share of the steps or of the training time, without the time of measuring."""
         return self.step / self.steps if self.steps else self.spent / self.seconds
 
     @property
@@ -191,7 +191,7 @@ class Clock(TrainerCallback):
         begin = time.perf_counter()
         self.model.eval()
         length, self.model[0].document_length = self.model[0].document_length, self.length
-        hits = accuracy(self.model, self.held_out)
+        hits = accuracy(self.model, self.validation)
         self.model[0].document_length = length
         self.model.train()
         self.paused += time.perf_counter() - begin
@@ -220,11 +220,11 @@ def blend(model: ColBERT, untrained: dict[str, torch.Tensor], trained: dict[str,
 
 
 def choose_share(
-    model: ColBERT, start: dict[str, torch.Tensor], held_out: TrainingSet, guard: Collection, least: float
+    model: ColBERT, start: dict[str, torch.Tensor], validation: TrainingSet, guard: Collection, least: float
 ) -> list[dict[str, float]]:
-    """Blend with the largest share of the trained weights whose nDCG@10 on ``guard`` is at least ``least``.
+    """Interpolate with the largest share of the trained weights that has an nDCG@10 of at least ``least`` on ``guard``.
 
-    If no share reaches it, the best one for ``guard`` is taken. Returns the figures of all shares tried.
+    If no share reaches ``least``, take the best one on ``guard``. Returns the figures of all shares tried.
     """
     trained = {name: value.detach().clone() for name, value in model.state_dict().items()}
     texts = list(guard.texts().values())
@@ -232,7 +232,7 @@ def choose_share(
     for share in SHARES:
         blend(model, start, trained, share)
         ndcg = measure(model, guard, encode(model, texts))["nDCG@10"]
-        tried.append({"share": share, "nDCG@10": ndcg, "Success@1 of candidates": accuracy(model, held_out)})
+        tried.append({"share": share, "nDCG@10": ndcg, "Success@1 of candidates": accuracy(model, validation)})
         print(f"  {tried[-1]}; at least {least:.4f}", flush=True)
         if ndcg >= least:
             return tried
@@ -240,8 +240,10 @@ def choose_share(
     return tried
 
 
-def train(model: ColBERT, examples: TrainingSet, held_out: TrainingSet, options: argparse.Namespace) -> dict[str, Any]:
-    clock = Clock(model, held_out, options.minutes * 60, options.points, options.steps)
+def train(
+    model: ColBERT, examples: TrainingSet, validation: TrainingSet, options: argparse.Namespace
+) -> dict[str, Any]:
+    clock = Clock(model, validation, options.minutes * 60, options.points, options.steps)
     freeze(model, options.freeze)
     model[0].document_length, length = options.train_length, model.max_length_document
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -296,7 +298,7 @@ def freeze(model: ColBERT, layers: int) -> None:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--other", type=Path, help="another collection, with qrels/train.tsv, to measure what it loses")
+    parser.add_argument("--other", type=Path, help="a second collection, with qrels/train.tsv: how much does it lose?")
     parser.add_argument(
         "--minutes", type=float, default=20, help="minutes of training, without measuring (default: 20)"
     )
@@ -316,7 +318,7 @@ def read_options() -> argparse.Namespace:
         "--neighbours", type=int, default=7, help="rows grouped with each row whose positives are its mined negatives"
     )
     parser.add_argument("--replay", type=Path, nargs="+", help="collections of further pairs: titles and sentences")
-    parser.add_argument("--replay-every", type=int, default=3, help="one batch of them after so many batches")
+    parser.add_argument("--replay-every", type=int, default=3, help="number of batches before each batch of them")
     parser.add_argument("--passes", type=int, default=8, help="passes over the pairs with different batches")
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.2)
@@ -328,7 +330,7 @@ def read_options() -> argparse.Namespace:
         "--save", type=Path, help="folder for the trained model; the unblended one is saved as NAME-unblended"
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--curve", type=Path, help="an SVG of the loss and of success on held-out queries")
+    parser.add_argument("--curve", type=Path, help="SVG file for the loss and success@1 on validation queries")
     return parse_options(parser, default=False)
 
 
@@ -342,13 +344,13 @@ def prepare(
     def order(mined: TrainingSet) -> TrainingSet:
         return order_by_neighbours(mined, options.neighbours, negatives=options.negatives, passes=options.passes)
 
-    examples = order(mine(model, training, vectors, queries[HELD_OUT : HELD_OUT + options.pairs], options.ranks))
+    examples = order(mine(model, training, vectors, queries[VALIDATION : VALIDATION + options.pairs], options.ranks))
     if options.replay:
         known = titles(options.replay)
         texts = encode(model, list(known.texts().values()))
         again = order(mine(model, known, texts, sorted(known.qrels), options.ranks))
         examples = interleave(examples, again, options.batch, options.replay_every)
-    return examples, mine(model, training, vectors, queries[:HELD_OUT], CANDIDATES - 1)
+    return examples, mine(model, training, vectors, queries[:VALIDATION], CANDIDATES - 1)
 
 
 def say(what: str) -> None:
@@ -386,19 +388,19 @@ def measure_all(
 
 
 def train_and_blend(
-    model: ColBERT, examples: TrainingSet, held_out: TrainingSet, untrained: ColBERT, options: argparse.Namespace
+    model: ColBERT, examples: TrainingSet, validation: TrainingSet, untrained: ColBERT, options: argparse.Namespace
 ) -> dict[str, Any]:
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     guard = make_guard(options.other) if options.other else None
     least = 0.0
     if guard:
         least = measure(untrained, guard, encode(untrained, list(guard.texts().values())))["nDCG@10"] - TOLERANCE
-    figures = train(model, examples, held_out, options)
+    figures = train(model, examples, validation, options)
     say(f"trained for {figures['steps']} steps")
     if options.save:
         model.save_pretrained(str(options.save.with_name(options.save.name + "-unblended")))
     if guard:
-        figures["shares"] = choose_share(model, start, held_out, guard, least)
+        figures["shares"] = choose_share(model, start, validation, guard, least)
     if options.save:
         model.save_pretrained(str(options.save))
     return figures
@@ -417,10 +419,10 @@ def main() -> None:
     }
     if options.untrained_recipe:
         results["recipe"] = measure_all("recipe without training", model, collections)
-    examples, held_out = prepare(untrained, training, vectors[options.folder.name], options)
+    examples, validation = prepare(untrained, training, vectors[options.folder.name], options)
     vectors.clear()
-    say(f"mined: {examples}; held out for the curve: {held_out}")
-    results["training"] = train_and_blend(model, examples, held_out, untrained, options)
+    say(f"mined: {examples}; validation set: {validation}")
+    results["training"] = train_and_blend(model, examples, validation, untrained, options)
     results["after"] = measure_all("trained", model, collections)
     print_table(results)
     if options.json:
@@ -430,7 +432,7 @@ def main() -> None:
 
 
 def draw(training: dict[str, Any], target: Path) -> None:
-    """Draw the loss, and the accuracy on held-out queries, over the steps."""
+    """Draw the loss, and the accuracy on validation queries, over the steps."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -443,7 +445,7 @@ def draw(training: dict[str, Any], target: Path) -> None:
     left.set(xlabel="steps", ylabel="loss", ylim=(0, None))
     hits = [point["Success@1 of candidates"] for point in points]
     right.plot([point["step"] for point in points], hits, color="#3f51b5", marker="o", markersize=3)
-    right.set(xlabel="steps", ylabel="success@1, held out")
+    right.set(xlabel="steps", ylabel="success@1, validation")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

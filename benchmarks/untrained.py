@@ -40,9 +40,9 @@ def encode(model: ColBERT, documents: list[str], queries: list[str]) -> tuple[To
 
 
 def project(model: ColBERT, embeddings: TokenEmbeddings) -> TokenEmbeddings:
-    """Apply a model's head to the normalised token vectors of its encoder: what `model.encode` returns, but faster.
+    """Apply a model's head to the normalised token vectors of its encoder; equals `model.encode`, without the encoder.
 
-    The head is linear, so normalising its output gives the same result for normalised inputs.
+    The head is linear and its output is normalised, so it does not matter that the inputs are normalised, too.
     """
     with torch.no_grad():
         return TokenEmbeddings(normalize(model[1].linear(embeddings.vectors), dim=1), embeddings.offsets)
@@ -96,8 +96,8 @@ def measure(collection: Collection, length: int) -> list[dict[str, float | str]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", default="test")
-    parser.add_argument("--documents", type=int, default=300, help="cap on document length, in tokens")
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    parser.add_argument("--documents", type=int, default=300, help="maximum document length in tokens")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parse_options(parser)
     collection = load_beir(options.folder, options.split, on_problem="warn")
     print(collection)

@@ -4,7 +4,7 @@
 # # Which words matched?
 #
 # Late interaction matches each query token with the most similar document token, and adds up these similarities.
-# This script prints the matrix of similarities behind one score.
+# This script prints the matrix of similarities of one query and one document.
 
 # %%
 import numpy as np
@@ -18,7 +18,7 @@ documents = [
     "Expensive tickets for the opera.",
     "How birds fly south in winter.",
 ]
-model = load()  # all-MiniLM-L6-v2, token vectors as they are
+model = load()  # all-MiniLM-L6-v2 without further training
 
 # %% [markdown]
 # One vector per token, for the query and for each document.

@@ -22,7 +22,7 @@ from latelier.scores import colbert_scores
 
 
 def docstring_pairs() -> list[tuple[str, str]]:
-    """Return (first paragraph, name and rest) of every long enough docstring, in a fixed random order."""
+    """Return (first paragraph, name and rest) of every docstring of suitable length, in a fixed random order."""
     pairs = {}
     for document in standard_library_documents():
         name, _, docstring = document["text"].partition("\n")
@@ -47,18 +47,20 @@ def measure(model: ColBERT, pairs: list[tuple[str, str]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30, help="batches to train on (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=16, help="pairs of a batch (default: %(default)s)")
-    parser.add_argument("--validation-queries", type=int, default=150, help="kept to measure on (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="pairs per batch (default: %(default)s)")
+    parser.add_argument(
+        "--validation-queries", type=int, default=150, help="pairs to validate on (default: %(default)s)"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
 
     pairs = docstring_pairs()
-    held_out, training = pairs[: options.validation_queries], pairs[options.validation_queries :]
-    print(f"{len(training)} training pairs, {len(held_out)} validation pairs")
+    validation, training = pairs[: options.validation_queries], pairs[options.validation_queries :]
+    print(f"{len(training)} training pairs, {len(validation)} validation pairs")
 
     # The dense model with markers, query expansion and a new, untrained head of 128 dimensions.
     model = ColBERT(DEFAULT_MODEL, max_length_query=24, max_length_document=48, device="cpu")
-    print(f"nDCG@10 before training         {measure(model, held_out):.3f}")
+    print(f"nDCG@10 before training         {measure(model, validation):.3f}")
 
     # The first column is the query, the second its document, whatever their names. Further columns would be hard
     # negatives; here, the negatives are the documents of the other queries in the batch.
@@ -83,12 +85,12 @@ def main() -> None:
         start = time.perf_counter()
         trainer.train()
     seconds = time.perf_counter() - start
-    print(f"nDCG@10 after {options.steps} steps          {measure(model.eval(), held_out):.3f}   ({seconds:.0f} s)")
+    print(f"nDCG@10 after {options.steps} steps          {measure(model.eval(), validation):.3f}   ({seconds:.0f} s)")
 
-    # The baseline: the dense model's own token vectors, three times as wide and untrained. With 150 queries, a
-    # difference of 0.01 may be chance.
+    # The baseline: the dense model's own token vectors, with three times as many dimensions, not trained further. With
+    # 150 queries, a difference of 0.01 may be chance.
     untrained = ColBERT.from_dense(DEFAULT_MODEL, max_length_document=48, device="cpu")
-    print(f"nDCG@10 of ColBERT.from_dense   {measure(untrained, held_out):.3f}")
+    print(f"nDCG@10 of ColBERT.from_dense   {measure(untrained, validation):.3f}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ CANDIDATES = 4
 
 
 def docstring_pairs() -> list[tuple[str, str]]:
-    """Return (first paragraph, name and rest) of every long enough docstring, in a fixed random order."""
+    """Return (first paragraph, name and rest) of every docstring of suitable length, in a fixed random order."""
     pairs = {}
     for document in standard_library_documents():
         name, _, docstring = document["text"].partition("\n")
@@ -66,19 +66,21 @@ def candidates(teacher: ColBERT, pairs: list[tuple[str, str]]) -> Dataset:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20, help="batches to train on (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=8, help="queries of a batch (default: %(default)s)")
-    parser.add_argument("--validation-queries", type=int, default=150, help="kept to measure on (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8, help="queries per batch (default: %(default)s)")
+    parser.add_argument(
+        "--validation-queries", type=int, default=150, help="pairs to validate on (default: %(default)s)"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
 
     pairs = docstring_pairs()
-    held_out = pairs[: options.validation_queries]
+    validation = pairs[: options.validation_queries]
     training = pairs[options.validation_queries :][: options.steps * options.batch_size]
     teacher = ColBERT.from_dense(DEFAULT_MODEL, max_length_document=48, device="cpu")
-    print(f"nDCG@10 of the teacher, {teacher.embedding_size} dimensions  {measure(teacher, held_out):.3f}")
+    print(f"nDCG@10 of the teacher, {teacher.embedding_size} dimensions  {measure(teacher, validation):.3f}")
 
     student = ColBERT(DEFAULT_MODEL, embedding_size=32, max_length_query=24, max_length_document=48, device="cpu")
-    print(f"nDCG@10 of the student, {student.embedding_size} dimensions   {measure(student, held_out):.3f}")
+    print(f"nDCG@10 of the student, {student.embedding_size} dimensions   {measure(student, validation):.3f}")
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = MultiVectorEncoderTrainingArguments(
@@ -105,7 +107,7 @@ def main() -> None:
         trainer.train()
     seconds = time.perf_counter() - start
     after = f"nDCG@10 of the student after {options.steps} steps"
-    print(f"{after}  {measure(student.eval(), held_out):.3f}   ({seconds:.0f} s)")
+    print(f"{after}  {measure(student.eval(), validation):.3f}   ({seconds:.0f} s)")
 
 
 if __name__ == "__main__":
