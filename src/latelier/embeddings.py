@@ -1,8 +1,7 @@
 """`TokenEmbeddings`: token matrices of many texts in one packed array, the data structure that all sub-packages share.
 
-Each text has a matrix of its own length. Instead of padding them to one length, ``vectors`` holds the tokens of all
-texts one after the other, and ``offsets`` holds the first token of each text. ``offsets`` stays a numpy array in host
-memory even when the vectors are on a GPU, so slicing never waits for the device.
+Nothing is padded: ``vectors`` holds the tokens of all texts one after the other, ``offsets`` where each text begins.
+``offsets`` is a numpy array in host memory even for vectors on a GPU, so slicing never waits for the device.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from latelier.arrays import (
     dequantize,
     describe_matrix,
     dtype_name,
+    is_array,
     quantize,
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
@@ -77,9 +77,9 @@ class TokenEmbeddings(Sequence[Any]):
 
     __slots__ = ("_offsets", "_scales", "_vectors")
 
-    # Kernels use offsets as addresses without checking them, and rely on the checks here: offsets begin with 0, never
-    # decrease and end with the number of rows of `vectors`. This stays true because the three attributes cannot be
-    # replaced and the offsets are a read-only copy.
+    # Kernels compute addresses from offsets without checking them, and rely on the checks here: offsets begin with 0,
+    # never decrease and end with the number of rows of `vectors`. The three attributes cannot be replaced and the
+    # offsets are a read-only copy, so this stays true.
     def __init__(self, vectors: Array, offsets: Array | Sequence[int], scales: Array | None = None) -> None:
         check_vectors(vectors)
         self._vectors = vectors
@@ -87,7 +87,7 @@ class TokenEmbeddings(Sequence[Any]):
         self._scales = checked_scales(scales, vectors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # So copies and unpickled embeddings are checked too.
+        # Copies and unpickled embeddings are made by the constructor, so they are checked too.
         return type(self), (self._vectors, self._offsets, self._scales)
 
     # Any, not Array: callers know which of numpy and torch it is, in ways that a type checker cannot follow.
@@ -153,6 +153,11 @@ class TokenEmbeddings(Sequence[Any]):
         TokenEmbeddings
             ``n`` texts.
 
+        Raises
+        ------
+        EmbeddingsError
+            If the shapes do not fit together.
+
         Examples
         --------
         >>> import torch
@@ -162,9 +167,7 @@ class TokenEmbeddings(Sequence[Any]):
         >>> batch.lengths, batch[0].tolist()
         (array([1, 2]), [[1.0, 0.0, 0.0, 0.0]])
         """
-        shapes = [
-            tuple(array.shape) if isinstance(array, (np.ndarray, torch.Tensor)) else () for array in (padded, mask)
-        ]
+        shapes = [tuple(array.shape) if is_array(array) else () for array in (padded, mask)]
         if len(shapes[0]) != 3 or shapes[1] != shapes[0][:2]:
             raise EmbeddingsError(
                 f"received padded embeddings of type {type(padded).__name__} and shape {shapes[0]}, and a mask of type "
@@ -187,6 +190,11 @@ class TokenEmbeddings(Sequence[Any]):
         -------
         TokenEmbeddings
             The texts of all parts, in order.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is no batch, or if the batches differ in kind, dtype or dim (`EmbeddingsError`).
 
         Examples
         --------
@@ -243,10 +251,6 @@ class TokenEmbeddings(Sequence[Any]):
     def is_torch(self) -> bool:
         """Whether the vectors are a torch tensor rather than a numpy array."""
         return isinstance(self.vectors, torch.Tensor)
-
-    @property
-    def _kind(self) -> str:
-        return "torch" if self.is_torch else "numpy"
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -316,6 +320,11 @@ class TokenEmbeddings(Sequence[Any]):
             The same object if nothing changes. ``"int8"`` has one scale per token, its largest absolute value divided
             by 127; the error of each number is at most half a scale.
 
+        Raises
+        ------
+        InvalidArgumentError
+            If the target is none of these, or a device that this machine lacks.
+
         Examples
         --------
         >>> small = TokenEmbeddings.from_list([[[0.5, -1.0]]]).to("int8")
@@ -369,7 +378,8 @@ class TokenEmbeddings(Sequence[Any]):
         tensors = {"vectors": source.vectors.contiguous(), "offsets": as_tensor(self.offsets)}
         if source.scales is not None:
             tensors["scales"] = source.scales.contiguous()
-        metadata = {"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": self._kind}
+        kind = "torch" if self.is_torch else "numpy"
+        metadata = {"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": kind}
         temporary = path.with_name(f".{path.name}.{uuid4().hex}")
         try:
             save_file(tensors, temporary, metadata=metadata)
@@ -485,8 +495,6 @@ class TokenEmbeddings(Sequence[Any]):
             codes, scales = quantize(self.vectors)
             return TokenEmbeddings(codes, self.offsets, scales)
         vectors = self.vectors if self.scales is None else dequantize(self.vectors, self.scales)
-        if isinstance(vectors, torch.Tensor):
-            return TokenEmbeddings(vectors.to(DTYPES[name]), self.offsets)
-        if name == "bfloat16":
-            return TokenEmbeddings(as_tensor(vectors).to(torch.bfloat16), self.offsets)
+        if isinstance(vectors, torch.Tensor) or name == "bfloat16":
+            return TokenEmbeddings(as_tensor(vectors).to(DTYPES[name]), self.offsets)
         return TokenEmbeddings(vectors.astype(name), self.offsets)

@@ -208,7 +208,7 @@ def test_a_fresh_model_says_once_that_it_wants_training(tiny, caplog):
         ColBERT(tiny, device="cpu")
     messages = [record.message for record in caplog.records if record.name.startswith("latelier")]
     assert len(messages) == 1
-    assert "want training. To search without training, use ColBERT.from_dense" in messages[0]
+    assert "need training. To search without training, use ColBERT.from_dense" in messages[0]
     assert not any("Converting" in record.message for record in caplog.records)
     caplog.clear()
     with caplog.at_level(logging.WARNING):

@@ -64,7 +64,7 @@ class TestPrecision:
             ({"precision": "int4"}, "received precision='int4'; expected one of 'float32'"),
             ({"precision": "int8"}, "precision='int8' needs packed=True"),
             ({"precision": "bfloat16", "convert_to_numpy": True}, "numpy has no bfloat16"),
-            ({"precision": "float16", "output_value": None}, "features are given as they are"),
+            ({"precision": "float16", "output_value": None}, "features are returned unchanged"),
             ({"compute_dtype": "int8"}, "received compute_dtype='int8'; expected one of 'auto'"),
             ({"compute_dtype": "bfloat16", "normalize_embeddings": True}, "with normalize_embeddings: that is encoded"),
             ({"batch_size": 0}, "received batch_size=0; expected an integer of at least 1"),

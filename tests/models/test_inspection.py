@@ -1,4 +1,4 @@
-"""Models that nobody vouches for: the usual ones load, and no folder runs anything or reads what is not its own."""
+"""Untrusted models: the usual ones load, and no folder runs code or reads files outside itself."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import ColBERT, load
 from latelier.models.inspection import check_plain
-from latelier.models.loading import load_unvouched
+from latelier.models.loading import load_untrusted
 
 
 @pytest.fixture
@@ -103,10 +103,19 @@ HOSTILE = {
         "names the tokenizer 'RagTokenizer'",
     ),
     "no tokenizer.json": (lambda f: (f / "tokenizer.json").unlink(), "it has no tokenizer.json"),
-    "kernels": (lambda f: edit(f / "config.json", attn_implementation="evil/kernel"), "names more to load"),
-    "kernels in a part": (lambda f: edit(f / "config.json", part={"_attn_implementation": {"": "a/b"}}), "names more"),
-    "quantisation": (lambda f: edit(f / "config.json", quantization_config={"quant_method": "x"}), "names more"),
-    "other weights": (lambda f: edit(f / "config.json", transformers_weights="adapter_model.bin"), "names more"),
+    "kernels": (lambda f: edit(f / "config.json", attn_implementation="evil/kernel"), "refers to code"),
+    "kernels in a part": (
+        lambda f: edit(f / "config.json", part={"_attn_implementation": {"": "a/b"}}),
+        "refers to code or other files",
+    ),
+    "quantisation": (
+        lambda f: edit(f / "config.json", quantization_config={"quant_method": "x"}),
+        "refers to code or other files",
+    ),
+    "other weights": (
+        lambda f: edit(f / "config.json", transformers_weights="adapter_model.bin"),
+        "refers to code or other files",
+    ),
     "architecture": (lambda f: edit(f / "config.json", model_type="rag"), "architecture 'rag', which is not a known"),
     "classes": (lambda f: edit(f / "config.json", architectures=["EvilForRetrieval"]), "names the classes"),
     "classes that are no list": (lambda f: edit(f / "config.json", architectures=5), "names the classes 5"),
@@ -156,8 +165,8 @@ def test_hostile_folders_are_refused_and_run_nothing(plain, tmp_path, monkeypatc
     monkeypatch.chdir(plain)
     monkeypatch.syspath_prepend(str(plain))  # as in a shell that stands there: python -m, or python -c
     with pytest.raises(InvalidArgumentError, match=message) as raised:
-        load_unvouched(str(plain), "cpu")
-    assert "If you trust this one, give it by hand" in str(raised.value)
+        load_untrusted(str(plain), "cpu")
+    assert "If you trust this one, pass it yourself" in str(raised.value)
     assert not marker.exists()
 
 
@@ -165,12 +174,12 @@ def test_pickled_weights_are_never_unpickled(plain, tmp_path):
     marker = tmp_path / "MARKER"
     pickle_weights(plain, marker)
     with pytest.raises(InvalidArgumentError, match=r"sentence_bert_config\.json sets 'model_kwargs'"):
-        load_unvouched(str(plain), "cpu")
+        load_untrusted(str(plain), "cpu")
     with pytest.raises(ModelLoadError, match="Weights only load failed"):
         load(str(plain), device="cpu")  # by hand: the settings in the folder have no say in it either
     (plain / "sentence_bert_config.json").unlink()
     with pytest.raises(InvalidArgumentError, match=r"no model\.safetensors; other weights are pickles"):
-        load_unvouched(str(plain), "cpu")
+        load_untrusted(str(plain), "cpu")
     assert not marker.exists()
 
 
@@ -192,15 +201,15 @@ NOT_NAMES += ["../model", "a/b/c", "~", "", "C:model", "a\0b", "m" * 5000, "\x1b
 
 @pytest.mark.parametrize("name", NOT_NAMES)
 def test_names_that_are_neither_absolute_nor_of_the_hub(name):
-    with pytest.raises((InvalidArgumentError, ModelLoadError), match="is not loaded without your word for it"):
-        load_unvouched(name, "cpu")
+    with pytest.raises((InvalidArgumentError, ModelLoadError), match="which only a file names, is not loaded"):
+        load_untrusted(name, "cpu")
 
 
 def test_folders_that_are_not_here(tmp_path):
     with pytest.raises(ModelLoadError, match=r"no such folder on this machine\. .* open the index with it: .*--model"):
-        load_unvouched(str(tmp_path / "absent"), "cpu")
+        load_untrusted(str(tmp_path / "absent"), "cpu")
     with pytest.raises(ModelLoadError, match=r"a folder of another machine\. If the model is elsewhere now"):
-        load_unvouched("C:\\models\\mine", "cpu")
+        load_untrusted("C:\\models\\mine", "cpu")
 
 
 def test_the_usual_folders_are_plain(tiny, tmp_path):
@@ -213,7 +222,7 @@ def test_the_usual_folders_are_plain(tiny, tmp_path):
     for folder in (tiny, *tmp_path.iterdir()):
         check_plain(type(tmp_path)(folder))
     expected = load(str(tmp_path / "ours"), device="cpu").encode_query("fruit")
-    found = load_unvouched(str(tmp_path / "ours"), "cpu", max_length_document=8)
+    found = load_untrusted(str(tmp_path / "ours"), "cpu", max_length_document=8)
     assert torch.equal(found.encode_query("fruit"), expected)
     assert found.max_length_document == 8
 
@@ -221,23 +230,23 @@ def test_the_usual_folders_are_plain(tiny, tmp_path):
 def test_damaged_folders_are_errors_of_ours(plain):
     (plain / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ModelLoadError, match="could not load the model"):
-        load_unvouched(str(plain), "cpu")
+        load_untrusted(str(plain), "cpu")
 
 
 def test_folders_whose_parts_do_not_fit_together_are_errors_of_ours(plain):
     ColBERT.from_dense(str(plain), projection="orthogonal", embedding_size=8, device="cpu").save(plain / "small")
     edit(plain / "small" / "1_Dense" / "config.json", module_input_name="nothing")
     with pytest.raises(ModelLoadError, match=r"small': KeyError: 'nothing'\. Give a folder"):
-        load_unvouched(str(plain / "small"), "cpu")
+        load_untrusted(str(plain / "small"), "cpu")
 
 
 HUB = """
 import sys
 from latelier.errors import LatelierError
-from latelier.models.loading import load_unvouched
+from latelier.models.loading import load_untrusted
 for name in sys.argv[1:]:
     try:
-        print(load_unvouched(name, "cpu").embedding_size)
+        print(load_untrusted(name, "cpu").embedding_size)
     except LatelierError as error:
         print(type(error).__name__, error)
 """
@@ -262,6 +271,6 @@ def test_names_of_the_hub_are_checked_in_the_snapshot_and_never_folders(tiny, tm
     ).stdout
     good, bad, absent = done.splitlines()
     assert good == "48"
-    assert bad.startswith("InvalidArgumentError the model 'someone/bad' is not loaded without your word for it")
+    assert bad.startswith("InvalidArgumentError the model 'someone/bad', which only a file names, is not loaded")
     assert absent.startswith("ModelLoadError could not load the model 'someone/absent'")
     assert not marker.exists()

@@ -1,4 +1,4 @@
-"""Conversion of document rows to what is multiplied: half precision is widened, signed bytes are shifted by 128.
+"""Conversion of document rows before they are multiplied: half precision is widened, signed bytes are shifted by 128.
 
 Eight rows at a time are written to a buffer that stays in the first-level cache: at once by `convert_rows`, or word by
 word while other rows are multiplied (`convert_meanwhile`), which hides the time it takes.
@@ -46,7 +46,7 @@ def _shift_int8(builder: ir.IRBuilder, value: ir.Value, count: int) -> ir.Value:
 
 
 class _Conversion(NamedTuple):
-    """How numbers become a word: the type that they are read as, its bytes, and what emits the conversion."""
+    """How numbers become words: the type to read them as, its bytes, and the function that emits the conversion."""
 
     type: ir.Type
     size: int
@@ -73,7 +73,7 @@ def convert_meanwhile(
     kinds
         The conversions to emit: `FLOAT16`, `BFLOAT16`, `INT8`.
     numbers
-        What the next eight rows hold: one of these, or `WORDS`, which are not converted.
+        What the next eight rows hold: one of `kinds`, or `WORDS`, which are not converted.
     places
         Addresses of those rows, of the buffer that they are written to, and of the rows to prefetch.
     """
@@ -101,7 +101,7 @@ def _convert(numbers: int) -> Any:
 
     @intrinsic
     def convert(typing_context: Any, source: Any, target: Any, words: Any, ahead: Any) -> Any:
-        """Convert what is at address `source` to `words` words at address `target`; prefetch as much at `ahead`."""
+        """Convert numbers at address `source` to `words` words at address `target`; prefetch as many at `ahead`."""
         signature = types.void(*[types.int64] * 4)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:

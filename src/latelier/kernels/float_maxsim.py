@@ -50,14 +50,14 @@ class Documents(NamedTuple):
     Parameters
     ----------
     addresses
-        Of each document's rows ``(tokens, dim)``, ``(documents,)`` int64.
+        Address of each document's rows ``(tokens, dim)``: ``(documents,)`` int64.
     lengths
         Number of rows of each document, ``(documents,)`` int64.
     row_bytes
         Bytes per row.
     numbers
-        What a row holds: `WORDS`, the same as those of the queries; `FLOAT16` or `BFLOAT16`, which are widened to the
-        float32 of the queries.
+        What a row holds: `WORDS`, words of the same type as those of the queries; or `FLOAT16` or `BFLOAT16`, which are
+        widened to float32, the type of the queries then.
     """
 
     addresses: np.ndarray
@@ -90,10 +90,10 @@ def _max_of(groups: int) -> Any:
     ) -> Any:
         """``best[lane] = max(best[lane], <rows[r], query[lane]>)`` for eight rows, and its number in ``where[lane]``.
 
-        `rows`, `best` and `where` are addresses: of the rows, of the maxima ``(groups, 16)`` float32 and of where they
-        were found ``(groups, 16)`` int32. `packed` comes from `pack_queries`, `group` is the first of it to use;
-        `first` is the number of the first row; `following` says what the next eight rows hold, and then the places
-        of `convert_meanwhile`.
+        `rows`, `best` and `where` are the addresses of the rows, of the maxima ``(groups, 16)`` float32 and of the
+        numbers of their rows ``(groups, 16)`` int32. `packed` comes from `pack_queries`; `group` is the first group of
+        it to use. `first` is the number of the first row. `following` holds the arguments `numbers` and `places` of
+        `convert_meanwhile`, for the next eight rows.
         """
         number = types.int64
         signature = types.void(number, packed, *[number] * 4, types.UniTuple(number, 4))
@@ -178,8 +178,8 @@ def _dot_products(
 ) -> list[list[ir.Value]]:
     """Emit the dot products of eight rows with one or two groups of sixteen query tokens: one loop over the words.
 
-    A word of four bytes is one float32 or two bfloat16. A row's word is copied to all lanes and multiplied by that word
-    of sixteen query tokens, so nothing has to be added up across lanes. Two groups at a time halve the copying.
+    A word of four bytes is one float32 or two bfloat16. A row's word is copied to all lanes and multiplied by the same
+    word of sixteen query tokens, so no sum goes across lanes. Two groups at a time need half as many copies.
 
     Parameters
     ----------
@@ -190,12 +190,12 @@ def _dot_products(
     start
         For each group of query tokens the initial sums, a vector of 16.
     word
-        Type of four bytes, as which rows and query tokens are read.
+        Type of a word, four bytes.
     multiply
         From sums, a row's word in all lanes and a word of each query token, returns the sums with the products added.
     meanwhile
-        Emits what else is to be done for each word, from the number of the word: rows that are needed next are
-        prefetched, as memory takes as long as the multiplication otherwise.
+        Emits what else to do for each word, from the number of the word: prefetch the next rows, since reading them
+        from memory takes as long as the multiplication.
 
     Returns
     -------
@@ -292,7 +292,7 @@ def _maxima(
     best: np.ndarray,
     where: np.ndarray,
 ) -> None:
-    """Raise the maxima ``best`` by a document: its address, its tokens, the address of the one to be fetched then."""
+    """Update the maxima ``best`` with a document: its address, its number of tokens, the next document's address."""
     address, tokens, next_document = document
     row_bytes, numbers = form
     groups, best_at, where_at = packed.shape[0], best.ctypes.data, where.ctypes.data
@@ -313,6 +313,6 @@ def _maxima(
             following = (numbers, coming, target, coming if in_place else coming + ROWS * row_bytes)
         for g in range(0, groups - 1, 2):
             _max_of_two(rows, packed, g, best_at, where_at, first, following)
-            following = (WORDS, rows, target, rows)  # that was done
+            following = (WORDS, rows, target, rows)  # the first pair of groups has converted them
         if groups % 2 == 1:
             _max_of_one(rows, packed, groups - 1, best_at, where_at, first, following)

@@ -22,8 +22,8 @@ from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, splat
 
 __all__ = ["Documents", "Queries", "emit_maxima", "pack_queries", "score_range"]
 
-# A further digit of a query's number holds what rounding left of the one before it, at most half a unit, times 254: a
-# byte of at most 127.
+# Each further digit of a query's number is the rounding error of the digit before it, at most half a unit, times 254:
+# a byte of at most 127.
 _DIGIT = float(np.float32(1 / 254))
 
 
@@ -91,7 +91,7 @@ def emit_maxima(
     words
         Words of four bytes in a row.
     meanwhile
-        Emits what else is to be done for each word.
+        Emits what else to do for each word, from the number of the word.
     """
     rows, scales, best = places
     sums = multiply_bytes_of(isa)(builder, rows, digits, words, ROWS, meanwhile)
@@ -110,7 +110,7 @@ def emit_maxima(
 
 @intrinsic
 def _raise_maxima(typing_context: Any, isa: Any, places: Any, query: Any, words: Any) -> Any:
-    """Do as `emit_maxima` for queries of one digit: `places` and `query` are its addresses."""
+    """Emit `emit_maxima` for queries of one digit: `places` and `query` hold its addresses."""
     number = types.int64
     signature = types.void(isa, types.UniTuple(number, 3), types.UniTuple(number, 2), number)
 
@@ -126,7 +126,7 @@ def _raise_maxima(typing_context: Any, isa: Any, places: Any, query: Any, words:
 def _raise_maxima_and_convert(
     typing_context: Any, isa: Any, places: Any, query: Any, words: Any, following: Any
 ) -> Any:
-    """Do as `_raise_maxima`, and as `convert_meanwhile` with `following`, the addresses of the next eight rows."""
+    """Emit `_raise_maxima`, and meanwhile `convert_meanwhile` with `following`, its places for the next eight rows."""
     number = types.int64
     signature = types.void(isa, types.UniTuple(number, 3), types.UniTuple(number, 2), number, types.UniTuple(number, 3))
 
@@ -149,12 +149,19 @@ def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> 
     scales, offsets
         As in `Queries`.
 
+    Returns
+    -------
+    Queries
+        The packed queries.
+
     Examples
     --------
-    >>> codes, scales = np.array([[1, 2, 3], [0, 0, -1]], dtype="int8"), np.ones(2, dtype="float32")
-    >>> queries = pack_queries(codes, scales, np.array([0, 2]))
-    >>> queries.packed.shape, queries.packed[0, 0, :2].tolist(), queries.start[0, :2].tolist()
-    ((1, 1, 16, 4), [[1, 2, 3, 0], [0, 0, -1, 0]], [-768, 128])
+    >>> codes = np.array([[1, 2, 3], [0, 0, -1]], dtype="int8")
+    >>> queries = pack_queries(codes, np.ones(2, dtype="float32"), np.array([0, 2]))
+    >>> queries.packed.shape, queries.packed[0, 0, :2].tolist()
+    ((1, 1, 16, 4), [[1, 2, 3, 0], [0, 0, -1, 0]])
+    >>> queries.start[0, :2].tolist()
+    [-768, 128]
     """
     tokens, dim = codes.shape
     groups, words = -(-tokens // LANES), -(-dim // 4)
@@ -192,7 +199,7 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
         best[:] = -np.inf
         codes_at, scales_at = np.int64(codes.ctypes.data) + begin * width, np.int64(scales.ctypes.data) + begin * 4
         if 0 < end - begin < ROWS:
-            for r in range(ROWS):  # the last token fills what is missing
+            for r in range(ROWS):  # copies of the last scale fill up to eight
                 few_scales[r] = scales[min(begin + r, end - 1)]
             scales_at = np.int64(few_scales.ctypes.data)
         _maxima(isa, (codes_at, scales_at, end - begin), packed, start, buffers, best)
@@ -212,7 +219,7 @@ def _maxima(
     buffers: np.ndarray,
     best: np.ndarray,
 ) -> None:
-    """Raise the maxima ``best`` by a document: addresses of its codes and of eight scales or more, and its tokens."""
+    """Update the maxima ``best`` with a document: address of its codes, of at least eight scales, number of tokens."""
     codes, scales, tokens = document
     words = packed.shape[1]
     width = words * 4
@@ -224,7 +231,7 @@ def _maxima(
         rows, target = np.int64(buffers[step].ctypes.data), np.int64(buffers[1 - step].ctypes.data)
         if token == 0:
             convert_rows(codes, min(ROWS, tokens), INT8, codes + ROWS * width, buffers[0])
-        # The last step has nothing to convert: it converts the buffer into the other one, which is not read again.
+        # The last step has no next rows: it converts this buffer into the other one, which is not read again.
         coming = codes + after * width if token + ROWS < tokens else rows
         for g in range(packed.shape[0]):
             lanes = g * LANES * 4  # bytes

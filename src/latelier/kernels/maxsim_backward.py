@@ -2,7 +2,7 @@
 
 With ``g[q, d]`` the gradient of a score and ``j(i, d)`` document ``d``'s best token for token ``i`` of query ``q``, the
 gradient of query token ``i`` is ``sum over d of g[q, d] * document[j(i, d)]``, and that of ``document[j(i, d)]`` grows
-by ``g[q, d] * query[i]``. These are additions of rows; a dense backward pass multiplies matrices as large as all
+by ``g[q, d] * query[i]``. The kernels add those rows; a dense backward pass would multiply matrices of the size of all
 similarities.
 """
 
@@ -47,7 +47,7 @@ def add_query_gradients(
     Parameters
     ----------
     gradients
-        Of the scores, ``(queries, documents)`` float32.
+        Gradients of the scores, ``(queries, documents)`` float32.
     positions
         ``(query_tokens, documents)`` int32: each document's best token, -1 if it has no token.
     documents

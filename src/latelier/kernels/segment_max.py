@@ -12,7 +12,7 @@ from latelier.kernels.jit import kernel
 
 __all__ = ["NO_POSITIONS", "segment_max_sum"]
 
-# The argument `positions` of a kernel that is not to write which token was the best.
+# The argument `positions` if the positions of the best tokens are not needed.
 NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
 
 
@@ -39,17 +39,20 @@ def segment_max_sum(
         ``(q, n)`` float32, written in place. A document without tokens gets minus infinity from every query; a query
         without tokens gets 0 from every other document.
     positions
-        ``(query_tokens, n)`` int32, written in place: which of the document's tokens was the best (the first of equal
-        ones), -1 in a document without tokens; or `NO_POSITIONS`.
+        ``(query_tokens, n)`` int32, written in place: position of the best token in the document (the first of equal
+        ones), -1 for a document without tokens; or `NO_POSITIONS`.
     column
         Where the first document stands in `scores` and `positions`.
 
     Examples
     --------
     >>> import numpy as np
-    >>> similarities = np.array([[0.5, -1.0], [0.25, -0.5], [-0.125, 0.0]], dtype="float32")
-    >>> scores, positions = np.empty((1, 2), dtype="float32"), np.empty((2, 2), dtype="int32")
-    >>> segment_max_sum(similarities, np.array([0, 2, 3]), np.array([0, 2]), scores, positions, 0)
+    >>> rows = [[0.5, -1.0], [0.25, -0.5], [-0.125, 0.0]]
+    >>> similarities = np.array(rows, dtype="float32")
+    >>> documents, queries = np.array([0, 2, 3]), np.array([0, 2])
+    >>> scores = np.empty((1, 2), dtype="float32")
+    >>> positions = np.empty((2, 2), dtype="int32")
+    >>> segment_max_sum(similarities, documents, queries, scores, positions, 0)
     >>> scores, positions
     (array([[ 0.   , -0.125]], dtype=float32), array([[0, 0],
            [1, 0]], dtype=int32))

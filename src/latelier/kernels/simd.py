@@ -1,4 +1,4 @@
-"""Helpers of the kernels that emit LLVM's vector instructions: sixteen 32-bit lanes, a query token each."""
+"""Helpers of the kernels that emit LLVM's vector instructions: sixteen 32-bit lanes, one query token in each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def splat(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Val
 
 
 def load_words(builder: ir.IRBuilder, rows: ir.Value, words: ir.Value, index: ir.Value, count: int) -> list[ir.Value]:
-    """Return word `index` of each of `count` rows of `words` words, whose address is `rows`."""
+    """Return word `index` of each of `count` rows; `rows` is their address, and each has `words` words."""
     word = ir.IntType(32)
     column, stride = builder.add(rows, builder.mul(index, constant(4))), builder.mul(words, constant(4))
     places = [builder.add(column, builder.mul(stride, constant(r))) for r in range(count)]
@@ -44,7 +44,7 @@ def load_words(builder: ir.IRBuilder, rows: ir.Value, words: ir.Value, index: ir
 
 
 def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Prefetch the cache line at an address; any address will do, as an unreadable one is ignored."""
+    """Prefetch the cache line at an address; the processor ignores an address that cannot be read."""
     pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     # LLVM 15 and later rename it to llvm.prefetch.p0.
     fetch = declare(builder.module, "llvm.prefetch.p0i8", [pointer, word, word, word], ir.VoidType())

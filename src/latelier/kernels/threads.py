@@ -1,8 +1,8 @@
 """Work on ranges of documents in several threads, for kernels that release the interpreter lock.
 
 The number of threads is torch's (`torch.set_num_threads`), the calling thread included. The threads take small ranges
-from one queue instead of one large share each, so a thread that loses its core on a busy machine delays the others by
-one small range at most.
+from one queue instead of one large share each, so a thread that loses its core on a busy machine delays the call by at
+most one small range.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     Examples
     --------
     >>> seen = []
-    >>> for_ranges(lambda first, last: seen.append((first, last)), np.array([0, 4, 4, 9]), 128)
+    >>> offsets = np.array([0, 4, 4, 9])
+    >>> for_ranges(lambda first, last: seen.append((first, last)), offsets, 128)
     >>> seen
     [(0, 3)]
     """
@@ -59,7 +60,7 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     try:
         _work(function, ranges)
     finally:
-        ranges.clear()  # empty already, unless the function raised
+        ranges.clear()  # not empty only if the function raised
         started = [helper for helper in helpers if not helper.cancel()]
         wait(started)
     for helper in started:

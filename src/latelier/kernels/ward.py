@@ -1,8 +1,8 @@
 """Ward clustering of each document's tokens, and the mean of each cluster.
 
-The nearest-neighbour chain algorithm, O(n**2): where a chain turns back, its last two clusters are each other's nearest
-and are merged. It finds the same merges as the greedy algorithm, but not in ascending order of height, so the tree is
-cut after all of them have been found.
+The nearest-neighbour chain algorithm, O(n**2): each cluster of the chain is the nearest of the one before it, and when
+the last two are each other's nearest, they are merged. This gives the same merges as the greedy algorithm, but not in
+ascending order of height, so the tree is cut after all of them have been found.
 
 The matrix holds squared distances in float64: squares save a square root per update, and float64 gives the same merges
 as scipy. It is compacted at each merge, so that every loop runs over contiguous numbers that are all in use.
@@ -32,7 +32,7 @@ def pool_documents(
     pooled_offsets
         ``(documents + 1,)`` int64 into ``pooled``: the number of clusters of each document.
     protected
-        Number of first rows of each document that are not clustered; they are neither read nor written.
+        Number of rows at the start of each document that are not clustered; they are neither read nor written.
     pooled
         ``(clusters, dim)`` float32, zeros; written in place, clusters in the order of their first tokens.
 
@@ -45,8 +45,10 @@ def pool_documents(
     --------
     >>> vectors = np.array([[1, 0], [0, 1], [1, 0]], dtype="float32")
     >>> pooled = np.zeros((2, 2), dtype="float32")
-    >>> pool_documents(vectors, np.array([0, 3]), np.array([0, 2]), 0, pooled), pooled.tolist()
-    (-1, [[1.0, 0.0], [0.0, 1.0]])
+    >>> pool_documents(vectors, np.array([0, 3]), np.array([0, 2]), 0, pooled)
+    -1
+    >>> pooled.tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
     longest = 0
     for d in range(len(offsets) - 1):

@@ -32,7 +32,7 @@ ScoreMetric: TypeAlias = Callable[..., Tensor]
 
 
 class LossOptions(NamedTuple):
-    """LossOptions that all losses share.
+    """Options that all losses share.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class WarnOnce:
         """Warn, unless the same message was given before."""
         if message not in self._given:
             self._given.add(message)
-            # The caller of the loss: between are this frame, two of the loss or its batch, forward, two of nn.Module.
+            # To the caller of the loss: past this frame, two of the loss or its batch, forward, two of nn.Module.
             warnings.warn(message, stacklevel=7)
 
 
@@ -87,7 +87,7 @@ class Loss(nn.Module, ABC):
     score_metric
         Function that scores queries against documents.
     options
-        LossOptions that all losses share.
+        The options that all losses share.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class Loss(nn.Module, ABC):
         _check_model(model)
         check_score_metric(score_metric)
         options.mini_batches.check()
-        self.model = model  # trainers replace the attribute of this name by a wrapped model
+        self.model = model  # trainers replace this attribute by a wrapped model
         self.score_metric = score_metric
         self.options = options._replace(dims=_read_dims(options.dims))
         self._warn_once = WarnOnce()
@@ -162,7 +162,7 @@ def truncated(batch: EmbeddedBatch, dim: int) -> EmbeddedBatch:
 def score(
     score_metric: ScoreMetric, queries: TokenEmbeddings, documents: TokenEmbeddings, columns: int, suggestion: str
 ) -> Tensor:
-    """Compute scores ``(b, columns)`` in float32, whatever the model or autocast computes in; see `raw_score`."""
+    """Compute scores as `raw_score` does, and convert half precision to float32."""
     return at_least_float32(raw_score(score_metric, queries, documents, columns, suggestion))
 
 
@@ -180,7 +180,7 @@ def raw_score(
     columns
         Expected number of scores per query.
     suggestion
-        A function that returns as many, for the error message.
+        Name of a function that returns that many scores, for the error message.
 
     Returns
     -------
@@ -190,7 +190,7 @@ def raw_score(
     Raises
     ------
     InvalidArgumentError
-        If the function returns something else.
+        If the function returns anything other than a tensor of that shape.
     """
     per_query = len(documents) // len(queries)
     with _without_autocast(documents.device.type):
@@ -199,7 +199,7 @@ def raw_score(
         else:
             left, left_mask = map(torch.as_tensor, queries.pad())
             right, right_mask = map(torch.as_tensor, documents.pad())
-            # Documents gathered from processes with other batch sizes do not form groups of one size.
+            # Documents gathered from processes with other batch sizes need not divide into groups of one size.
             shape = (-1, per_query if len(documents) == per_query * len(queries) else 1)
             documents_mask = right_mask.unflatten(0, shape)
             scores = score_metric(

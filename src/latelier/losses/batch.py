@@ -30,7 +30,7 @@ class EmbeddedBatch(NamedTuple):
     documents
         ``b * n`` texts, grouped by query.
     query_keys, document_keys
-        ``(b,)`` and ``(b * n,)`` int64, equal for equal texts (hashes); None if the features hold no token ids.
+        ``(b,)`` and ``(b * n,)`` int64 hashes of the texts' token ids; None if the features hold no token ids.
     """
 
     queries: TokenEmbeddings
@@ -111,7 +111,7 @@ def _grouped_by_query(rows: list[int], queries: int) -> list[int]:
 def _read_columns(
     model: nn.Module, sentence_features: Iterable[Mapping[str, Any]], warn_once: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Copy the dicts, their tensors moved to the model's device."""
+    """Check the features and copy them, with their tensors on the model's device."""
     try:
         given = list(sentence_features)
     except TypeError as error:

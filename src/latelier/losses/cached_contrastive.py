@@ -18,9 +18,9 @@ __all__ = ["CachedContrastive"]
 class CachedContrastive(Contrastive):
     """Contrastive loss of batches that do not fit into memory (Gao et al., 2021, GradCache).
 
-    Value and gradient are those of `Contrastive` for any mini-batch size: the first pass keeps only the token vectors,
-    and the backward pass repeats each mini-batch, with the same dropout. Training takes a third more time, and the
-    memory of one mini-batch; a larger batch has more negatives.
+    Value and gradient are those of `Contrastive` for any mini-batch size: the forward pass keeps only the token
+    vectors, and the backward pass repeats each mini-batch's forward pass, with the same dropout. Training needs the
+    memory of one mini-batch and a third more time; a larger batch has more negatives.
 
     Parameters
     ----------

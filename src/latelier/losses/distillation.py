@@ -1,4 +1,4 @@
-"""`Distillation`: the scores that a teacher, usually a cross-encoder, gave to the candidates of each query."""
+"""`Distillation`: learn the scores that a teacher, usually a cross-encoder, gave to the candidates of each query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Distillation"]
 
 
 class Distillation(Loss):
-    """Distillation loss: divergence of the model's distribution over each query's candidates from the teacher's.
+    """Distillation loss: KL divergence between the teacher's and the model's distributions over a query's candidates.
 
     With student scores ``s`` and teacher scores ``t``, both ``(b, n)``, the loss is
     ``KL(softmax(t) || softmax(s))`` per query; teacher scores are not normalised (Santhanam et al., 2022, ColBERTv2,
@@ -79,7 +79,8 @@ class Distillation(Loss):
     >>> import torch
 
     >>> model = models.ColBERT(
-    ...     model_name_or_path="sentence-transformers/all-MiniLM-L6-v2", device="cpu"
+    ...     model_name_or_path="sentence-transformers/all-MiniLM-L6-v2",
+    ...     device="cpu",
     ... )
 
     >>> distillation = losses.Distillation(model=model)
@@ -164,11 +165,11 @@ class Distillation(Loss):
         return total / len(batch.queries) if self.options.size_average else total
 
     def _weigh(self, batch: EmbeddedBatch, scores: Tensor, precision: torch.dtype) -> Tensor:
-        """Return query weights ``(b,)``: 0 for candidates that are one text, or score the same up to rounding."""
+        """Return query weights ``(b,)``: 0 if all candidates are the same text, or score the same up to rounding."""
         vectors = computing_dtype(self.model, scores.device.type)
         tokens = int(batch.queries.lengths.max())
         weights = row_weights(scores, relative_rounding(precision, vectors, batch.documents.dim, tokens))
-        if batch.document_keys is not None:  # with dropout, one text has several scores
+        if batch.document_keys is not None:  # with dropout, the same text gets different scores
             candidates = batch.document_keys.view(len(scores), -1)
             weights = weights.masked_fill((candidates == candidates[:, :1]).all(dim=1).to(weights.device), 0)
         if batch.per_query > 1 and not weights.any():

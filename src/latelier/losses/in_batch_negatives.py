@@ -29,8 +29,8 @@ class GatheredDocuments(NamedTuple):
     documents
         Documents of all processes, by rank.
     keys
-        The key of each document and the key of the query it belongs to, as in `EmbeddedBatch`; None where texts
-        cannot be compared.
+        The key of each document, and the key of the query that it belongs to, as in `EmbeddedBatch`; None if the
+        features hold no token ids.
     first
         Position of this process's first document.
     queries
@@ -54,7 +54,7 @@ def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredD
     Parameters
     ----------
     batch
-        What this process embedded; batches may differ in size.
+        The batch of this process; processes may have batches of different sizes.
     across_devices
         Whether to gather from other processes. All of them have to call this.
     """
@@ -64,7 +64,7 @@ def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredD
     if not across_devices or world_size() == 1:
         return GatheredDocuments(batch.documents, keys, 0, len(batch.queries))
     device = batch.documents.device
-    # All features come from one tokeniser: where one process has keys, all have.
+    # All processes use the same tokeniser, so either all have keys or none has.
     table = torch.from_numpy(batch.documents.lengths)[None]
     table = table if keys is None else torch.cat([table, torch.stack(keys)])
     tables = _gather_ragged(table.T.contiguous().to(device))
@@ -102,7 +102,7 @@ def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives
     -------
     torch.Tensor
         ``(b, columns)`` bool, true for a text that equals the query's positive, and for the first document of another
-        row with the same query. False everywhere if texts cannot be compared.
+        row with the same query. False everywhere if there are no keys.
     """
     columns = torch.arange(len(gathered.documents))
     if gathered.keys is None or batch.query_keys is None:
@@ -114,7 +114,7 @@ def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives
 
 
 def reduce_total(total: Tensor, gathered: GatheredDocuments, options: LossOptions) -> Tensor:
-    """Scale a sum over this process's queries, so that the mean gradient of all processes is the whole batch's."""
+    """Scale a sum over this process's queries so that the mean gradient over processes is that of the whole batch."""
     share = world_size() if options.gather_across_devices else 1
     return total * share / (gathered.queries if options.size_average else 1)
 
@@ -135,7 +135,7 @@ def _gather_padded(rows: Tensor, sizes: list[int]) -> list[Tensor]:
 
 
 class _AllGather(torch.autograd.Function):
-    """The rows of all processes, concatenated; a process's gradient is the sum of those that all have of its rows."""
+    """Concatenate the rows of all processes; backward, sum over all processes the gradients of this process's rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:

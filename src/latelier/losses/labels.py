@@ -1,4 +1,4 @@
-"""Labels of a batch: a teacher's scores or margins, checked and brought to the scores' device and dtype."""
+"""Labels of a batch: a teacher's scores or margins, checked and converted to the device and dtype of the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MarginMSE`: the margins between a teacher's scores of each query's positive and of its negatives."""
+"""`MarginMSE`: learn the margins between a teacher's scores of each query's positive and of its negatives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class MarginMSE(Loss):
     >>> margin_mse = losses.MarginMSE(model)
     >>> query = model.tokenize(["are fruits healthy?"], is_query=True)
     >>> documents = model.tokenize(
-    ...     ["fruits are good for health.", "fruits are sold by weight."], is_query=False
+    ...     ["fruits are good for health.", "fruits are sold by weight."],
+    ...     is_query=False,
     ... )
     >>> from_scores = margin_mse([query, documents], labels=[[9.0, 4.0]])
     >>> from_margins = margin_mse([query, documents], labels=[5.0])

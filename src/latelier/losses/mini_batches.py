@@ -52,7 +52,7 @@ class MiniBatches(NamedTuple):
 
 
 def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatches) -> TokenEmbeddings:
-    """Embed the rows of features, all of whose tensors are ``(rows, tokens)``, in mini-batches of similar length.
+    """Embed the rows of features in mini-batches of similar length; all their tensors must be ``(rows, tokens)``.
 
     Parameters
     ----------

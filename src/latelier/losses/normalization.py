@@ -73,9 +73,9 @@ def row_weights(scores: Tensor, rounding: float) -> Tensor:
 
 
 def relative_rounding(scores: torch.dtype, vectors: torch.dtype, dim: int, tokens: int) -> float:
-    """Return by how much rounding can set two scores of the same text apart, relative to their size.
+    """Return a bound on the difference that rounding makes between two scores of one text, relative to their size.
 
-    It is the sum of three terms:
+    The bound is the sum of three terms:
 
     * ``(dim + tokens) eps`` of the accumulator (float32 or wider): a score adds ``dim`` products and ``tokens`` maxima,
       each addition is off by at most half an epsilon, and two scores are compared;
@@ -106,7 +106,7 @@ def relative_rounding(scores: torch.dtype, vectors: torch.dtype, dim: int, token
 
 
 def computing_dtype(model: nn.Module, device_type: str) -> torch.dtype:
-    """Return the dtype of lowest precision among the model's weights and autocast, if that is on.
+    """Return the dtype of lowest precision among the model's weights and, if it is on, autocast.
 
     Examples
     --------

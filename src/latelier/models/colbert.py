@@ -24,7 +24,7 @@ from latelier.models.lengths import check_lengths, max_length, set_max_lengths
 from latelier.models.outputs import OutputForm
 from latelier.models.pooling import check_pooling
 from latelier.models.recipe import Recipe, untrained_recipe
-from latelier.models.tokenization import check_preprocessing, check_task_is_known, clear_errors, scored_tokens
+from latelier.models.tokenization import check_preprocessing, check_task_is_known, scored_tokens, tokenization_errors
 from latelier.utils.reading import as_path
 
 __all__ = ["ColBERT"]
@@ -71,7 +71,7 @@ class ColBERT(MultiVectorEncoder):
     >>> documents = ["Fruits are healthy.", "Planes fly."]
     >>> model.encode_document(documents, packed=True)
     TokenEmbeddings(2 texts, 11 tokens, dim=384, float32, cpu)
-    >>> model.scores(["healthy food", "healthy food"], documents, tqdm_bar=False) > 2
+    >>> model.scores(["healthy food"] * 2, documents, tqdm_bar=False) > 2
     tensor([ True, False])
     """
 
@@ -92,7 +92,7 @@ class ColBERT(MultiVectorEncoder):
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
         with location.loading(name) as found:
-            super().__init__(found, device=location.resolve_place(device, kwargs), **location.without_pickles(kwargs))
+            super().__init__(found, device=location.load_device(device, kwargs), **location.without_pickles(kwargs))
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
         self.truncate_dim = options.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
@@ -386,7 +386,7 @@ class ColBERT(MultiVectorEncoder):
         task = kwargs.get("task")
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
-        with clear_errors():
+        with tokenization_errors():
             features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if features and task is not None:
             features["task"] = task

@@ -23,7 +23,7 @@ __all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "inference", "prefers_bfloat
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-# Fewer tokens take about a second in float32: too little to gain for embeddings that differ in the fourth digit.
+# Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
 _LONG_WORK = 32_768
 _LEAST_COSINE = 0.999
 
@@ -49,13 +49,13 @@ def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | N
 
 def stays_close(computed: Tensor, exact: Tensor) -> bool:
     """Whether token vectors ``(tokens, dim)`` have a cosine of at least 0.999 with those computed in float32."""
-    cosines = torch.cosine_similarity(computed, exact, dim=-1)[exact.any(dim=-1)]  # zeros have no direction
+    cosines = torch.cosine_similarity(computed, exact, dim=-1)[exact.any(dim=-1)]  # a zero vector has no cosine
     least = cosines.min().item() if len(cosines) else 1.0
     if least >= _LEAST_COSINE:
         return True
     logger.warning(
-        "bfloat16 would turn a token vector of this model to a cosine of %.4f, so it computes in float32; "
-        'pass compute_dtype="bfloat16" or "float32" to decide yourself.',
+        "a token vector of this model in bfloat16 has a cosine of %.4f with the same vector in float32, "
+        'so it computes in float32; pass compute_dtype="bfloat16" or "float32" to decide yourself.',
         least,
     )
     return False

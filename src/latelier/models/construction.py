@@ -62,7 +62,7 @@ class Construction:
 
     @classmethod
     def of(cls, recipe: Any, embedding_size: Any, prompts: Any) -> Construction:
-        """Check the arguments of a model's constructor and return what will be built by them."""
+        """Check the arguments of a model's constructor, and return the construction that they ask for."""
         check_count("embedding_size", embedding_size, optional=True)
         if not isinstance(recipe, (Recipe, type(None))):
             raise InvalidArgumentError(f"received {describe(recipe)} as recipe; expected a Recipe, or None.")
@@ -96,6 +96,11 @@ class Construction:
             The markers that the checkpoint's settings name.
         prompts
             The model's prompts, changed in place.
+
+        Returns
+        -------
+        tuple
+            Modules, and their arguments.
         """
         modules, module_kwargs = loaded
         if self.is_fresh:
@@ -114,7 +119,7 @@ class Construction:
         transformer
             The encoder; markers are added to its vocabulary.
         heads
-            Trained linear layers of a dense model, applied to every token here. With any, no head is left to learn.
+            Trained linear layers of a dense model, applied to every token here. They take the place of a learned head.
         prompts
             The model's prompts; markers are put before them.
 
@@ -145,7 +150,7 @@ class Construction:
         return modules
 
     def check_fitted(self) -> None:
-        """Raise an error where the PCA projection is not fitted yet."""
+        """Raise an error if the PCA projection is not fitted yet."""
         if self.needs_fit:
             raise LatelierError(
                 "the PCA projection of this model is not fitted yet; call fit_projection(texts) with a sample of your "
@@ -153,7 +158,7 @@ class Construction:
             )
 
     def check_fresh(self, name: str) -> None:
-        """Raise an error for a late-interaction checkpoint, where a dense model is wanted."""
+        """Raise an error if the model is a late-interaction checkpoint rather than built here."""
         if not self.is_fresh:
             raise InvalidArgumentError(f"{name!r} is a late-interaction checkpoint already; load it with ColBERT(...).")
 
@@ -173,7 +178,7 @@ class Construction:
         self.needs_fit = False
 
     def check_vocabulary_is_saved(self, class_name: str) -> None:
-        """Raise an error where an adapter would be saved for an encoder without the markers' tokens."""
+        """Raise an error if markers were added to the vocabulary: a saved adapter names an encoder without them."""
         if self.has_new_tokens:
             raise LatelierError(
                 "the markers are new tokens, which the encoder that this adapter would be saved for does not have. "
@@ -182,11 +187,11 @@ class Construction:
             )
 
     def report(self, name: str | None, modules: nn.Sequential, embedding_size: int) -> None:
-        """Warn that a new model wants training, and where another `embedding_size` was asked for than the model has."""
+        """Warn about a new model that needs training, and about an `embedding_size` other than the model's."""
         if self.is_fresh and self.recipe.projection == "learned":
             kept = self.has_saved_head
             logger.warning(
-                "%s %s: ColBERT added markers%s query expansion%s that want training. To search without training, use "
+                "%s %s: ColBERT added markers%s query expansion%s that need training. To search without training, use "
                 "ColBERT.from_dense(%r).",
                 name,
                 "is a dense model, whose linear layer is kept as the head" if kept else "has no late-interaction head",
@@ -212,7 +217,7 @@ class Construction:
         prompts.update({task: prompt for task, prompt in composed.items() if task not in self.given_prompts})
 
     def _needs_projection(self, heads: list[Dense], width: int) -> bool:
-        """Whether a new linear layer is needed: not behind trained ones that leave nothing to learn or to reduce."""
+        """Whether to add a linear layer: not if trained heads replace a learned one or have the wanted size already."""
         projection = self.recipe.projection
         size = self.embedding_size or DEFAULT_EMBEDDING_SIZE
         is_done = projection == "learned" or (projection == "orthogonal" and width == size)
@@ -239,7 +244,7 @@ def _add_markers(transformer: Transformer, markers: list[str]) -> None:
     """Make each marker one token of the vocabulary; empty ones are skipped.
 
     As plain text, "[Q] " is three word pieces of a BERT vocabulary. New rows of the embedding table start as the mean
-    of the others, which is a usual input of the encoder; the table is never made smaller.
+    of the others, so that the encoder gets inputs like those it was trained with. The table is never made smaller.
     """
     tokenizer: Any = transformer.tokenizer
     new = [marker for marker in markers if marker and tokenizer.tokenize(marker) != [marker]]

@@ -24,7 +24,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
 from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import max_length
-from latelier.models.options import check_own_dtype, has_loop_options, prompt_errors
+from latelier.models.options import check_delegated_dtype, has_loop_options, prompt_errors
 from latelier.models.outputs import OutputForm
 from latelier.utils import batch_by_tokens, check_count, resolve_device
 from latelier.utils.features import select_rows, used_positions
@@ -44,9 +44,9 @@ __all__ = [
     "stream",
 ]
 
-# Texts tokenised at once: enough to find partners of equal length, few enough to hold their token ids (17 MB).
+# Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048
-# Tokens of a batch on a CPU: more of them do not stay in its caches from one layer to the next.
+# Tokens of a batch on a CPU: the activations of larger batches do not fit its caches.
 _CPU_TOKENS = 2048
 # Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are.
 _SAMPLE = 4
@@ -66,7 +66,7 @@ class Job:
     prompt
         What to put before each text; None for the model's own prompt.
     batch_size
-        Maximum number of texts of full length in a batch; of shorter texts, as many as have equally many tokens.
+        Maximum number of texts of full length in a batch; a batch of shorter texts may have as many tokens.
     compute_dtype
         The dtype to compute in, or ``"auto"``.
     truncate_dim
@@ -103,7 +103,7 @@ class Batch(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The encoded batches of the texts that were tokenised together, each text in one of them."""
+    """The encoded batches of texts that were tokenised together; each text is in one batch."""
 
     batches: list[Batch]
 
@@ -131,10 +131,10 @@ class Window(NamedTuple):
 
 
 def encodes_by_budget(model: MultiVectorEncoder) -> bool:
-    """Whether this loop encodes the texts of a model; sentence-transformers does otherwise.
+    """Whether the loop of this module can encode a model's texts; if not, sentence-transformers encodes them.
 
-    Not with flash attention, where a batch is flattened rather than padded, nor with encoders that are no
-    transformer.
+    It cannot with flash attention, where a batch is flattened rather than padded, nor if the first module of the model
+    is not a `Transformer`.
     """
     encoder = model[0]
     return isinstance(encoder, Transformer) and not encoder.can_flatten_inputs
@@ -143,7 +143,7 @@ def encodes_by_budget(model: MultiVectorEncoder) -> bool:
 def encode_rows(
     model: Any, rows: list[Any], job: Job, prompt_name: str | None, form: OutputForm, options: dict[str, Any]
 ) -> Any:
-    """Encode inputs: texts by our loop, and what it does not know by sentence-transformers'.
+    """Encode inputs: texts by the loop of this module, other inputs and options by sentence-transformers' loop.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def encode_rows(
     job
         How to encode; the device and the prompt's name are resolved here.
     prompt_name
-        Name of the prompt, where `job` has none; None for that of the task.
+        Name of the prompt if `job` has none; None for the prompt of the task.
     form
         What the result will be converted to.
     options
@@ -163,7 +163,7 @@ def encode_rows(
     Returns
     -------
     list or TokenEmbeddings
-        Token vectors of each input, or `TokenEmbeddings` where `form` works on those.
+        Token vectors of each input, or `TokenEmbeddings` if `form.works_on_packed`.
     """
     if job.prompt is None and prompt_name is None and job.task in model.prompts:
         prompt_name = job.task
@@ -171,7 +171,7 @@ def encode_rows(
         prompt = model._resolve_prompt(job.prompt, prompt_name)
     delegated = model._distributed_inference is not None and options.get("device") is None
     if delegated or not (encodes_by_budget(model) and has_loop_options(options) and are_texts(rows)):
-        check_own_dtype(job.compute_dtype, options, job.task)
+        check_delegated_dtype(job.compute_dtype, options, job.task)
         options = {**options, "batch_size": job.batch_size, "task": job.task}
         encoded: Any = MultiVectorEncoder.encode(
             model, rows, prompt_name if prompt is None else None, prompt, **options
@@ -305,7 +305,7 @@ def encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, ba
 
 
 def _place(model: Any, device: Any) -> torch.device:
-    """Return where to compute; without a look at all parameters, which takes a tenth of a short query."""
+    """Return the device to compute on. Looking at all parameters would take a tenth of the time of a short query."""
     if device is None and not model._placement_is_delegated:
         return torch.device(model.device)
     return torch.device(model._resolve_inference_device(None if device is None else resolve_device(device)))
@@ -361,7 +361,7 @@ def _encode_batch(model: MultiVectorEncoder, features: Any, used: Tensor, rows: 
     mask = out["attention_mask"].bool()
     vectors = out["token_embeddings"][mask]  # (tokens of the batch, dim)
     if torch.is_autocast_enabled(job.device.type):
-        # The last layers rounded the length of each vector too.
+        # The vectors were normalised in half precision, so their length is rounded too.
         vectors = vectors.float()
         vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(model[-1], Normalize) else vectors
     if job.truncate_dim is not None:

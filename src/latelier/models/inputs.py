@@ -1,7 +1,6 @@
-"""What users hand to a model: texts, lists of texts, and texts in groups; checked, and put into one flat list.
+"""The inputs of a model: one text, a list, or groups of texts are checked and put into one flat list.
 
-An input that is not text (an image, a list of messages) is passed on to `ColBERT.preprocess` as it was given. All
-checks that hold for texts only are in this file.
+An input that is not text (an image, a list of messages) is passed on to `ColBERT.preprocess` unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Inputs(NamedTuple):
     rows
         The inputs.
     group_sizes
-        Sizes of the groups that they came in (the candidates of each query); None if they came in no groups.
+        Number of inputs in each group (the candidates of a query); None if there were no groups.
     single
         Whether one input was given rather than a list.
     """
@@ -42,7 +41,7 @@ class Inputs(NamedTuple):
     single: bool
 
     def regroup(self, encoded: Any) -> Any:
-        """Cut what was encoded, a list or `TokenEmbeddings`, into the groups that were given."""
+        """Split the encoded inputs, a list or `TokenEmbeddings`, into the groups that were given."""
         if self.group_sizes is None:
             return encoded
         ends = list(accumulate(self.group_sizes))
@@ -50,9 +49,9 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
-    """Return what was given to `ColBERT.encode` as a flat list.
+    """Return the inputs of `ColBERT.encode` as a flat list.
 
-    A list of lists is groups, as in PyLate. Two texts that the encoder reads as one input are a tuple, as in
+    A list of lists holds groups, as in PyLate. Two texts that the encoder reads as one input are a tuple, as in
     sentence-transformers.
 
     Parameters
@@ -60,7 +59,12 @@ def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
     given
         One input, a list of them, or a list of groups.
     is_single
-        Tells one input from a list.
+        Whether an argument is one input rather than a list.
+
+    Returns
+    -------
+    Inputs
+        The inputs, and the sizes of their groups.
 
     Raises
     ------
@@ -100,12 +104,12 @@ def is_group(row: object) -> bool:
 
 
 def are_texts(rows: Iterable[Any]) -> bool:
-    """Whether all inputs are plain texts, which our encoding loop is made for."""
+    """Whether all inputs are plain texts, as our encoding loop requires."""
     return all(isinstance(row, str) for row in rows)
 
 
 def _check_texts(rows: Iterable[Any], name: str = "texts") -> None:
-    """Raise an error for a row that cannot be an input of any kind, or is not valid Unicode; it names the position."""
+    """Raise an error, with the position, for a row that cannot be an input of any kind or is not valid Unicode."""
     for i, row in enumerate(rows):
         if row is None or isinstance(row, (int, float, bytes)):
             raise InvalidArgumentError(f"{name}[{i}] is {describe(row)}; expected str.")

@@ -1,8 +1,8 @@
 """Checks that a model's folder can be loaded without running code that its author chose.
 
-A folder names classes to import, files to unpickle, kernels to download and other folders to read. Loaders reject
+A folder can name classes to import, files to unpickle, kernels to download and other folders to read. Loaders reject
 most of that unless they are told to trust it, but what they reject differs by version. So every setting in a folder
-that a loader acts on is compared with a list of those that plain text encoders have, and weights must be safetensors.
+that a loader acts on must be in a list of the settings of plain text encoders, and weights must be safetensors.
 A user who trusts a model that is rejected here passes it by name; then only the loader checks it.
 """
 
@@ -41,13 +41,13 @@ _TOKENIZER = re.compile(
     r"DistilBert|Electra|Funnel|GPT2|GPTNeoX|Gemma|Llama|Longformer|MPNet|MT5|MobileBert|Qwen2|RemBert|Roberta|"
     r"RoFormer|SqueezeBert|T5|XLMRoberta)Tokenizer(Fast)?)"
 )
-# Keys of a configuration, at any depth, by which it names code, other files or repositories.
-_NAMES_MORE = """
+# Keys of a configuration, at any depth, that refer to code, other files or repositories.
+_REFERENCES = """
 auto_map auto_mapping base_model_name_or_path compression_config custom_pipelines gguf_file kernel_config
 processor_class quantization_config transformers_weights use_kernels
 """
 _ATTENTION = (None, "eager", "sdpa")
-# What sentence-transformers reads beside the encoder; all but the first are names of its first versions.
+# Files with sentence-transformers' settings of the encoder: the current name, then those of its first versions.
 _SETTINGS = [
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -131,7 +131,7 @@ def _check_encoder(folder: Path) -> None:
 
 
 def _check_encoder_settings(name: str, settings: dict[str, Any]) -> None:
-    """Check sentence-transformers' settings of the encoder: some of them unpickle or download."""
+    """Check sentence-transformers' settings of the encoder: some make the loader unpickle or download files."""
     for key, value in settings.items():
         if key not in _SETTINGS_KNOWN.split() and (value or key not in _SETTINGS_EMPTY.split()):
             raise InvalidArgumentError(f"{name} sets {short(key)}.")
@@ -164,15 +164,15 @@ def _check_keys(name: str, value: Any) -> None:
     for key, inner in _pairs(value):
         # An attention implementation may be a repository of kernels to download and run.
         if "attn_implementation" in key or "experts_implementation" in key:
-            named = inner not in _ATTENTION if isinstance(inner, (str, type(None))) else True
+            refers = inner not in _ATTENTION if isinstance(inner, (str, type(None))) else True
         else:
-            named = key in _NAMES_MORE.split() and inner is not None
-        if named:
-            raise InvalidArgumentError(f"{name} has {short(key)}: {short(inner)}, which names more to load.")
+            refers = key in _REFERENCES.split() and inner is not None
+        if refers:
+            raise InvalidArgumentError(f"{name} has {short(key)}: {short(inner)}, which refers to code or other files.")
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values of dicts at any depth; a stack, since a file may be nested deeper than Python recurses."""
+    """Yield keys and values of dicts at any depth, without recursion: a hostile file may be nested very deeply."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -192,16 +192,16 @@ def _relative(path: Any) -> Path:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, an empty one where there is no file."""
+    """Return the JSON object in a file, or an empty one if there is no file."""
     value = _read(path) if path.exists() else {}
     if not isinstance(value, dict):
-        raise InvalidArgumentError(f"{path.name} holds no JSON object.")
+        raise InvalidArgumentError(f"{path.name} does not hold a JSON object.")
     return value
 
 
 def _read(path: Path) -> Any:
     if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
-        raise InvalidArgumentError(f"{path.name} is no file, or larger than a configuration.")
+        raise InvalidArgumentError(f"{path.name} is not a file, or is larger than 16 MiB.")
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

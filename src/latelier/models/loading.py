@@ -1,4 +1,4 @@
-"""Loading a model for search: one that the user names, or one that only a file names and nobody vouches for."""
+"""Loading a model for search: one that the user names, or an untrusted one that only a file names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from latelier.models.inspection import check_plain
 from latelier.models.recipe import UNTRAINED
 from latelier.utils.describing import short
 
-__all__ = ["load", "load_unvouched"]
+__all__ = ["load", "load_untrusted"]
 
 _HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
 _MOVED = "If the model is elsewhere now, open the index with it: Retriever(model, index), or --model."
-# Files of plain models; the others of a repository are pickles, other formats, and pictures.
+# Files of plain models; a repository also has pickles, other formats and pictures.
 _FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
 
 
@@ -49,22 +49,27 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
     return ColBERT(model_name_or_path, device=device, recipe=UNTRAINED, **kwargs)
 
 
-def load_unvouched(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
-    """Load a model that a file names and not the user: only from safetensors, and only if it contains no code.
+def load_untrusted(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
+    """Load a model that a file names, not the user: only from safetensors, and only if it contains no code.
 
     Parameters
     ----------
     name
-        An absolute path, or a name on the hub, which is never read as a relative path.
+        An absolute path or a name on the hub; a name is never taken for a relative path.
     device
         As in `ColBERT`.
     **options
         Further parameters of `ColBERT`, such as lengths, and ``revision``.
 
+    Returns
+    -------
+    ColBERT
+        The model.
+
     Raises
     ------
     InvalidArgumentError
-        If the name is neither, or the folder holds more than that.
+        If the name is neither, or the folder holds anything else.
     ModelLoadError
         If there is no such model, or it is damaged.
     """
@@ -73,15 +78,15 @@ def load_unvouched(name: str, device: str | torch.device | None = None, **option
         check_plain(folder)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            f"the model {short(name)} is not loaded without your word for it: {error} Only text encoders in "
-            "safetensors, without code of their own, are. If you trust this one, give it by hand."
+            f"the model {short(name)}, which only a file names, is not loaded: {error} Such a model must be a text "
+            "encoder in safetensors without code of its own. If you trust this one, pass it yourself."
         ) from error
     only_weights = {"use_safetensors": True, "weights_only": True}
     try:
         model = load(
             str(folder), device, trust_remote_code=False, local_files_only=True, model_kwargs=only_weights, **options
         )
-        model.encode_query(["a"])  # where files of the folder do not fit together, fail here and not in a search
+        model.encode_query(["a"])  # files that do not fit together raise here rather than in a search
         return model
     except LatelierError:
         raise
@@ -91,7 +96,7 @@ def load_unvouched(name: str, device: str | torch.device | None = None, **option
 
 def _find(name: str, revision: str | None) -> Path:
     """Return the folder of a model, downloaded if need be; it is checked and then loaded from there."""
-    # Asking Windows for \\host\share sends the user's credentials there, so the form is looked at before the disk.
+    # Opening \\host\share on Windows sends the user's credentials there, so such a name is rejected before any access.
     if name.startswith(("//", "\\\\", "\\/", "/\\")) or "\0" in name:
         raise InvalidArgumentError("its name is that of a network share.")
     named = resolve_name(name) if _HUB_NAME.fullmatch(name) else name

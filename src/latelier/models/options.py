@@ -14,7 +14,7 @@ from latelier.utils.describing import short
 
 __all__ = [
     "check",
-    "check_own_dtype",
+    "check_delegated_dtype",
     "chosen",
     "has_loop_options",
     "one_name",
@@ -53,16 +53,28 @@ _ENCODE_DEFAULTS: dict[str, Any] = {
     "chunk_size": None,
     "token_pooling": None,
 }
-# Those that our encoding loop has; with any other, sentence-transformers encodes.
+# Options that our encoding loop supports; with any other, sentence-transformers encodes.
 _LOOP_OPTIONS = {"show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
 
 
 def one_name(spellings: Mapping[str, Any], what: str) -> Any:
     """Return the value of an argument that has several names and must be given under exactly one of them.
 
+    Parameters
+    ----------
+    spellings
+        The value given under each name; None if it was not given.
+    what
+        What the argument is, for the error message.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the argument was given under no name, or under several.
+
     Examples
     --------
-    >>> one_name({"texts": None, "inputs": ["a"]}, "texts to encode, a str or a list of str")
+    >>> one_name({"texts": None, "inputs": ["a"]}, "texts to encode")
     ['a']
     """
     given = {name: value for name, value in spellings.items() if value is not None}
@@ -109,6 +121,11 @@ def check(method: str, given: Iterable[str], known: Iterable[str], function: Cal
 def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None) -> str:
     """Return ``"query"`` or ``"document"`` from its three spellings; ``"query"`` by default.
 
+    Raises
+    ------
+    InvalidArgumentError
+        If the task is unknown, or the spellings contradict each other.
+
     Examples
     --------
     >>> resolve_task(None, False, None), resolve_task(None, None, None)
@@ -116,12 +133,12 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
     """
     if task not in (None, "query", "document"):
         raise InvalidArgumentError(f"unknown task {task!r}; expected 'query' or 'document'.")
-    said = {flag for flag in (query_mode, is_query, None if task is None else task == "query") if flag is not None}
-    if len(said) > 1:
+    spelled = {flag for flag in (query_mode, is_query, None if task is None else task == "query") if flag is not None}
+    if len(spelled) > 1:
         raise InvalidArgumentError(
             f"query_mode={query_mode}, is_query={is_query} and task={task!r} contradict each other; give one of them."
         )
-    return "document" if said == {False} else "query"
+    return "document" if spelled == {False} else "query"
 
 
 def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: int) -> int | None:
@@ -130,11 +147,11 @@ def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: i
     Parameters
     ----------
     truncate_dim
-        What was asked for; None for the default.
+        The number asked for; None for the default.
     default
-        What the model was loaded for.
+        The model's own `truncate_dim`.
     embedding_size
-        How many numbers the vectors have.
+        Dimensions of the model's vectors.
     """
     if truncate_dim is None:
         return default
@@ -143,7 +160,7 @@ def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: i
 
 @contextmanager
 def prompt_errors(prompt_name: Any, prompts: Mapping[str, Any]) -> Iterator[None]:
-    """Name the prompts of a model where an unknown one is asked for."""
+    """Turn the error for an unknown prompt name into one that lists the model's prompts."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -167,12 +184,12 @@ def chosen(values: Iterable[Any], others: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_loop_options(options: Iterable[str]) -> bool:
-    """Whether our encoding loop has all these options."""
+    """Whether our encoding loop supports all these options."""
     return _LOOP_OPTIONS.issuperset(options)
 
 
-def check_own_dtype(compute_dtype: str, options: Iterable[str], task: str) -> None:
-    """Raise an error for half precision where sentence-transformers encodes: it computes in the dtype of the weights.
+def check_delegated_dtype(compute_dtype: str, options: Iterable[str], task: str) -> None:
+    """Raise an error for half precision if sentence-transformers encodes: it computes in the dtype of the weights.
 
     Parameters
     ----------

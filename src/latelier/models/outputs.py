@@ -26,7 +26,7 @@ class OutputForm:
     packed
         `TokenEmbeddings` rather than a list.
     precision
-        Name of a dtype; None leaves the dtype that was computed in.
+        Name of a dtype; None keeps the dtype that the model computed in.
     numpy
         Arrays rather than tensors.
     raw
@@ -56,7 +56,7 @@ class OutputForm:
             )
         if self.raw:
             raise InvalidArgumentError(
-                f"received precision={self.precision!r} with output_value=None; features are given as they are."
+                f"received precision={self.precision!r} with output_value=None; features are returned unchanged."
             )
         if self.precision == "int8" and not self.packed:
             raise InvalidArgumentError(
@@ -71,12 +71,12 @@ class OutputForm:
 
     @property
     def works_on_packed(self) -> bool:
-        """Whether the conversion starts from `TokenEmbeddings`, so that encoding had better return them."""
+        """Whether `convert` needs `TokenEmbeddings`; encoding then returns them without a detour through a list."""
         return self.packed or self.pool_factor > 1
 
     @property
     def encoded_precision(self) -> str | None:
-        """The precision that vectors may have before pooling: pooling wants them as computed."""
+        """The precision to encode in: None with pooling, which needs the vectors as computed."""
         return self.precision if self.pool_factor == 1 else None
 
     def convert(self, encoded: Any, dim: int, single: bool) -> Any:

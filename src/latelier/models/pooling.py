@@ -28,8 +28,8 @@ def pool_tokens(embeddings: TokenEmbeddings, pool_factor: int, *, protected_toke
 
     The clusters are those of sentence-transformers' `HierarchicalTokenPooling`: Ward's method on distances
     ``1 - cosine``, cut at the wanted number of clusters. There are two differences. Rows are in the order of each
-    cluster's first token, and so in that of the text; there, in that of the cluster tree. And exactly equal distances
-    never make fewer clusters than wanted.
+    cluster's first token in the text; there, in the order of the cluster tree. And equal distances never give fewer
+    clusters than wanted.
 
     Parameters
     ----------

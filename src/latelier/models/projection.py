@@ -46,8 +46,8 @@ def orthogonal_weight(out_features: int, in_features: int, seed: int = 0) -> tor
 class SecondMoment:
     """The second moment of unit vectors, summed batch by batch, and its principal directions.
 
-    PCA without centring: the leading eigenvectors of the second moment preserve inner products, which MaxSim is made
-    of, best (Eckart-Young). Subtracting a mean would need a bias in the projection.
+    PCA without centring: the leading eigenvectors of the second moment preserve inner products best (Eckart-Young), and
+    MaxSim consists of inner products. Subtracting a mean would need a bias in the projection.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Around sentence-transformers' tokenisation: options that do not exist, forgotten tasks, and tokens as strings."""
+"""Checks around sentence-transformers' tokenisation, and the scored tokens of a text as strings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from latelier.models.inputs import is_group
 from latelier.models.lengths import encoder_module
 from latelier.models.options import check
 
-__all__ = ["check_preprocessing", "check_task_is_known", "clear_errors", "scored_tokens"]
+__all__ = ["check_preprocessing", "check_task_is_known", "scored_tokens", "tokenization_errors"]
 
 # Options of sentence-transformers' own tokenisation.
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
@@ -37,8 +37,8 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
-    """Say of an error in sentence-transformers' tokenisation what it means: the inputs are not texts."""
+def tokenization_errors() -> Iterator[None]:
+    """Turn errors of sentence-transformers' tokenisation into `InvalidArgumentError`: the inputs are not texts."""
     try:
         yield
     except LatelierError:
@@ -48,7 +48,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def check_task_is_known(model: MultiVectorEncoder, task: str | None) -> None:
-    """Raise an error where a model is trained with features that belong to neither queries nor documents.
+    """Raise an error if a model is trained with features that do not say whether they are queries or documents.
 
     sentence-transformers' plain trainer makes such features. A model that treats queries and documents alike (no
     prompts, no query expansion, no skiplist) needs no task.

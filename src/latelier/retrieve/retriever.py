@@ -19,7 +19,7 @@ from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.models.encoding import Job, packed_windows
-from latelier.models.loading import load_unvouched
+from latelier.models.loading import load_untrusted
 from latelier.retrieve.documents import OnExisting, document_chunks
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.model_identity import ModelIdentity
@@ -179,7 +179,7 @@ class Retriever:
                     f"the index in {path} was filled by {short(stored.name)} with options that are not stored: "
                     f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
                 )
-            retriever = cls(load_unvouched(stored.name, device, **stored.options), index)
+            retriever = cls(load_untrusted(stored.name, device, **stored.options), index)
             retriever.model_name, retriever.model_options = stored.name, stored.options
             retriever._identity = retriever._identity._replace(name=stored.name, options=stored.options)
             return retriever

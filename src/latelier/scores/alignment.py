@@ -42,7 +42,8 @@ def align(query: Any, document: Any) -> Alignment:
 
     Examples
     --------
-    >>> align(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[-0.5, -1.0], [0.5, 0.25]]))
+    >>> query = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> align(query, np.array([[-0.5, -1.0], [0.5, 0.25]]))
     Alignment(positions=array([1, 1]), similarities=array([0.5 , 0.25], dtype=float32))
     """
     rows, columns = _matrix(query, "query"), _matrix(document, "document")

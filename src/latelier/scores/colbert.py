@@ -60,8 +60,9 @@ def colbert_scores(
     --------
     >>> import torch
     >>> queries = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> documents = torch.tensor([[[0.5, 0.0], [0.0, 0.5]], [[-0.5, 0.0], [9.0, 9.0]]])
-    >>> colbert_scores(queries, documents, documents_mask=torch.tensor([[1, 1], [1, 0]]))
+    >>> first, second = [[0.5, 0.0], [0.0, 0.5]], [[-0.5, 0.0], [9.0, 9.0]]
+    >>> mask = torch.tensor([[1, 1], [1, 0]])
+    >>> colbert_scores(queries, torch.tensor([first, second]), documents_mask=mask)
     tensor([[ 1.0000, -0.5000]])
     """
     queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
@@ -117,7 +118,7 @@ def colbert_kd_scores(
     *,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """Score each query against its own ``n`` documents, as knowledge distillation does.
+    """Score each query against its own ``n`` documents, for knowledge distillation.
 
     Parameters
     ----------
@@ -145,8 +146,9 @@ def colbert_kd_scores(
     --------
     >>> import torch
     >>> queries = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-    >>> documents = torch.tensor([[[[1.0, 0.0]], [[0.5, 0.0]]], [[[0.0, -1.0]], [[0.0, 0.25]]]])
-    >>> colbert_kd_scores(queries, documents)
+    >>> of_first = [[[1.0, 0.0]], [[0.5, 0.0]]]
+    >>> of_second = [[[0.0, -1.0]], [[0.0, 0.25]]]
+    >>> colbert_kd_scores(queries, torch.tensor([of_first, of_second]))
     tensor([[ 1.0000,  0.5000],
             [-1.0000,  0.2500]])
     """

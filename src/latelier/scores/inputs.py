@@ -1,6 +1,6 @@
 """The inputs of a scoring function: padded tensors, lists of matrices or packed embeddings, checked.
 
-All become a `Side`, which has the texts both packed and padded: one form is made from the other when it is first used.
+Each becomes a `Side`, which offers the texts packed and padded: the form that was not given is made on first use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Side:
 
     @property
     def vectors(self) -> torch.Tensor:
-        """Some vectors, for their dim, dtype and device."""
+        """The vectors of some or all texts, to read their dim, dtype and device."""
         if self.listed is not None:
             return self.listed[0]
         return self._packed.vectors if self._packed is not None else self.padded[0]
@@ -71,7 +71,7 @@ class Side:
         return int(self.vectors.shape[-1])
 
     def part(self, first: int, last: int) -> Side:
-        """Texts ``first`` to ``last - 1``."""
+        """Return texts ``first`` to ``last - 1``."""
         if self.listed is not None:
             return Side(self.name, listed=self.listed[first:last])
         return Side(self.name, packed=self.packed[first:last])
@@ -104,6 +104,11 @@ def read_sides(queries: Any, documents: Any, queries_mask: Any, documents_mask: 
         The same forms; or groups, ``(n, group, tokens, dim)`` or a list of lists of matrices.
     queries_mask, documents_mask
         True or 1 where a token counts; or None.
+
+    Returns
+    -------
+    tuple of Side
+        The queries and the documents, of one dim.
 
     Raises
     ------

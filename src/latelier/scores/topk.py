@@ -1,6 +1,6 @@
 """The k best documents of every query, updated while documents are scored block by block.
 
-Blocks are scored in order and sorting is stable, so documents of equal score keep that order.
+Blocks are scored in the order of the documents and sorting is stable, so documents of equal score keep that order.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TopK:
         numbers
             ``(documents,)`` int64: the documents' numbers. Among equal scores, those added first stay first.
         """
-        # NaN in the embeddings gives NaN scores, which cannot be sorted: they count as the lowest.
+        # NaN in the embeddings gives NaN scores, which cannot be sorted: they are replaced by minus infinity.
         for query, row in enumerate(np.fmax(scores, np.float32(-np.inf))):
             kept = self.scores[query]
             if len(kept) == self.k:
@@ -127,7 +127,7 @@ class TopK:
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the positions, ascending, of the k highest scores; of equal ones at the edge, the first."""
+    """Return the positions of the k highest scores, ascending; among scores equal to the k-th, the first are taken."""
     if len(scores) <= k:
         return np.arange(len(scores))
     edge = np.partition(scores, -k)[-k]

@@ -1,4 +1,4 @@
-"""XTR's score: a query token counts only for the documents of the tokens that it retrieves.
+"""XTR's score: a query token counts only for the documents whose tokens it retrieves.
 
 With ``A_ij = 1`` where document ``j``'s best token is among the ``top_k`` of all document tokens for query token ``i``,
 ``score(q, d_j) = sum_i A_ij max_t <q_i, d_jt> / Z_j`` with ``Z_j`` the number of such query tokens (Lee et al., 2023,
@@ -58,7 +58,8 @@ def xtr_scores(
     --------
     >>> import torch
     >>> queries = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> documents = torch.tensor([[[0.5, 0.0], [0.0, 0.75]], [[0.25, 0.0], [-0.5, 0.0]]])
+    >>> first, second = [[0.5, 0.0], [0.0, 0.75]], [[0.25, 0.0], [-0.5, 0.0]]
+    >>> documents = torch.tensor([first, second])
     >>> xtr_scores(queries, documents, top_k=1)
     tensor([[0.6250, 0.0000]])
     >>> xtr_scores(queries, documents, top_k=2)
@@ -99,7 +100,9 @@ def xtr_kd_scores(
     Examples
     --------
     >>> queries = [[[1.0, 0.0]], [[0.0, 1.0]]]
-    >>> xtr_kd_scores(queries, [[[[1.0, 0.0]], [[0.5, 0.0]]], [[[0.0, -1.0]], [[0.0, 0.25]]]], top_k=2)
+    >>> of_first = [[[1.0, 0.0]], [[0.5, 0.0]]]
+    >>> of_second = [[[0.0, -1.0]], [[0.0, 0.25]]]
+    >>> xtr_kd_scores(queries, [of_first, of_second], top_k=2)
     tensor([[1.0000, 0.5000],
             [0.0000, 0.2500]])
     """
@@ -140,7 +143,9 @@ def xtr_scores_pairwise(
 
     Examples
     --------
-    >>> xtr_scores_pairwise([[[1.0, 0.0]], [[0.0, 1.0]]], [[[0.5, 0.0]], [[0.0, 0.25]]], top_k=1)
+    >>> queries = [[[1.0, 0.0]], [[0.0, 1.0]]]
+    >>> documents = [[[0.5, 0.0]], [[0.0, 0.25]]]
+    >>> xtr_scores_pairwise(queries, documents, top_k=1)
     tensor([0.5000, 0.2500])
     """
     check_count("top_k", top_k)

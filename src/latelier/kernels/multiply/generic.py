@@ -43,7 +43,7 @@ def multiply_bytes(
     count
         Number of rows.
     meanwhile
-        Emits what else is to be done for each word, from the number of the word.
+        Emits what else to do for each word, from the number of the word.
 
     Returns
     -------

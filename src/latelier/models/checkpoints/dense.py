@@ -1,4 +1,4 @@
-"""Dense sentence-transformers models: one vector per text, from a pooling that late interaction leaves out."""
+"""Dense sentence-transformers models: they pool to one vector per text, which late interaction leaves out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _token_heads(loaded: LoadedModules) -> list[Dense]:
     """Return the linear layers that can be applied to each token, with their activations.
 
     sentence-transformers and PyLate apply any `Dense` to tokens, whether it stands before the pooling or behind it.
-    What else works on the pooled vector has no meaning for a token, and is left out with a warning.
+    Other modules behind the pooling have no meaning for a token; they are left out with a warning.
     """
     heads: list[Dense] = []
     width = next(module for module in loaded.modules if isinstance(module, Transformer)).get_embedding_dimension()
@@ -28,7 +28,7 @@ def _token_heads(loaded: LoadedModules) -> list[Dense]:
         if isinstance(module, (Transformer, MultiVectorMask, Normalize, nn.Dropout)):
             continue
         if isinstance(module, Dense) and not loaded.has_saved_head:
-            continue  # sentence-transformers' random one
+            continue  # added by sentence-transformers, with random weights
         reads = module.in_features if isinstance(module, Dense) else None
         if isinstance(module, Dense) and reads == width:
             heads.append(module)
@@ -45,7 +45,7 @@ DENSE = Layout(lambda loaded: loaded.has_modules_json and not loaded.inserts_mar
 
 @contextmanager
 def without_conversion_warning() -> Iterator[None]:
-    """Drop sentence-transformers' warning "Converting SentenceTransformer model ..."; dense models are welcome."""
+    """Drop sentence-transformers' warning "Converting SentenceTransformer model ...": it is intended here."""
     logger = logging.getLogger("sentence_transformers.base.model")
 
     def keep(record: logging.LogRecord) -> bool:

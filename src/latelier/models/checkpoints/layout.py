@@ -1,4 +1,4 @@
-"""What a checkpoint layout is: how it is recognised, and which of its linear layers were trained."""
+"""A checkpoint layout: how it is recognised, and which of its linear layers were trained."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     recognises
         Whether a checkpoint has this layout.
     trained_heads
-        Its trained linear layers, which the recipe is built around; None where the pipeline is complete.
+        Its trained linear layers, which the recipe is built around; None if the pipeline is complete.
     """
 
     recognises: Callable[[LoadedModules], bool]
@@ -51,4 +51,4 @@ class Layout(NamedTuple):
 
 
 def is_complete(loaded: LoadedModules) -> None:
-    """Answer for `Layout.trained_heads` of a late-interaction checkpoint: nothing is built around it."""
+    """Return None, as `Layout.trained_heads` of a complete late-interaction checkpoint."""

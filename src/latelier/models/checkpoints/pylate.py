@@ -1,8 +1,8 @@
 """PyLate's layout: recognised where sentence-transformers converts it, and written for PyLate 1.6.
 
 PyLate lists the encoder and its linear layers, and keeps all other settings in one JSON file: one marker token for
-queries and one for documents, length caps, query expansion, the skiplist. For a model with other settings an error
-names them, and no file is written.
+queries and one for documents, length caps, query expansion, the skiplist. A model with other settings raises an error
+that names them, before any file is written.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
 
 
 def _problems(model: MultiVectorEncoder, encoder: Any, mask: Any) -> list[str]:
-    """Return what else PyLate has no setting for, one phrase each."""
+    """Return a phrase for each other property of the model that PyLate has no setting for."""
     filler = model.tokenizer.mask_token or model.tokenizer.eos_token
     expansion = encoder.query_expansion or {"strategy": "fixed", "token": filler}
     heads = [module for module in model if isinstance(module, Dense)]

@@ -1,8 +1,8 @@
-"""From a checkpoint of any layout to what is built around it.
+"""The trained linear layers of a checkpoint in any layout, which the recipe is built around.
 
-sentence-transformers reads the files. A checkpoint that lists a complete pipeline (ours, its own, PyLate 3's) never
-gets here. For all others it builds a pipeline of its own, of which we keep the trained parts. A new layout is a file
-beside this one and an entry in `LAYOUTS`.
+sentence-transformers reads the files. A checkpoint that lists a complete pipeline (ours, its own, PyLate 3's) is used
+unchanged and not passed here. For all others sentence-transformers builds a pipeline, of which we keep the trained
+parts. A new layout is a file beside this one and an entry in `LAYOUTS`.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _berts: WeakKeyDictionary[nn.Module, PrepackedBert] = WeakKeyDictionary()
 def patched_forwards(model: nn.Module) -> Iterator[None]:
     """Patch the forwards of a model's modules inside the block.
 
-    The numbers are those of the modules, up to rounding; under autocast, in its dtype. Changed weights are prepacked
-    again. A patched forward calls the module's own one where gradients are enabled, in another thread for instance.
+    Results are those of the modules, up to rounding; under autocast, in its dtype. Changed weights are prepacked
+    again. Where gradients are enabled, in another thread for instance, a patched forward calls the module's own one.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def patched_forwards(model: nn.Module) -> Iterator[None]:
     """
     patches = {} if os.environ.get(_SWITCH) == "0" else _patches(model)
     for module, forward in patches.items():
-        # Not by setattr: torch searches parameters and buffers there, which a short query notices.
+        # Not by setattr: torch searches parameters and buffers there, a measurable part of a short query.
         module.__dict__["forward"] = forward
     try:
         yield

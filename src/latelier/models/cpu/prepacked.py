@@ -15,7 +15,7 @@ from torch import Tensor, nn
 __all__ = ["PrepackedLinear", "can_prepack", "is_plain_linear", "submodules"]
 
 _ROWS_HINT = 32  # rows of a typical short input; the prepacked weight serves any number of rows
-_SAMPLES = 16  # weights compared in each call to notice changes: enough for any optimiser step, and cheap
+_SAMPLES = 16  # weights compared in each call to detect changes: an optimiser step changes nearly all weights
 
 
 class PrepackedLinear:

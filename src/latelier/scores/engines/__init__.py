@@ -1,1 +1,1 @@
-"""What computes MaxSim: one module per engine, and `choice`, which picks one for the inputs at hand."""
+"""The engines that compute MaxSim, one module each, and `choice`, which picks one for given inputs."""

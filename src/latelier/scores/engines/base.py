@@ -1,4 +1,4 @@
-"""The contract of an engine: MaxSim in two shapes, and whether it can compute them for the inputs at hand."""
+"""The interface of an engine: MaxSim in two shapes, and whether the engine can score given inputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["Engine", "needs_gradient", "off_cpu"]
 
 
 class Engine(ABC):
-    """What computes MaxSim."""
+    """An implementation of MaxSim."""
 
     name: str
-    """What the user asks for as ``backend=``."""
+    """The value of ``backend=`` that selects the engine."""
 
     @abstractmethod
     def unfit(self, queries: Side, documents: Side) -> str | None:
-        """Return why these inputs cannot be scored, as the end of a sentence; None where they can."""
+        """Return why the engine cannot score these inputs, as the end of a sentence; None if it can."""
 
     def require(self) -> None:
-        """Raise `MissingExtraError` where a package that the engine needs is not installed; most need none."""
+        """Raise `MissingExtraError` if a package that the engine needs is not installed; most engines need none."""
         return
 
     @abstractmethod
@@ -35,12 +35,12 @@ class Engine(ABC):
 
 
 def off_cpu(queries: Side, documents: Side) -> str | None:
-    """Return why an engine of the CPU cannot score these inputs, None where both are on the CPU."""
+    """Return why a CPU engine cannot score these inputs, or None if both are on the CPU."""
     if queries.vectors.device.type != "cpu" or documents.vectors.device.type != "cpu":
         return f"is for the CPU, but the documents are on {documents.vectors.device}"
     return None
 
 
 def needs_gradient(queries: Side, documents: Side) -> bool:
-    """Whether the scores are to have a gradient."""
+    """Whether the scores need a gradient."""
     return torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)

@@ -1,4 +1,4 @@
-"""Which engine scores what: the seam between the scoring functions and the engines.
+"""The choice of an engine for the inputs of a scoring function.
 
 A new engine is a module with a subclass of `Engine`, and a line in the table here.
 """

@@ -2,8 +2,8 @@
 
 Half precision in usual dimensions is scored by the packed kernels of late-interaction-kernels, which are tuned for each
 GPU. It multiplies float32 as float16 and lacks other cases, so our own Triton kernels (`triton`) take float32, unusual
-dimensions and batches too large for 32-bit positions. They stand in a module of their own because importing them needs
-triton. Masked tokens cost nothing: they are dropped when the inputs are packed.
+dimensions and batches too large for 32-bit positions. They have a module of their own, as importing it needs triton.
+Masked tokens take no time: they are dropped when the inputs are packed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FusedEngine(Engine):
     name = "fused"
 
     def unfit(self, queries: Side, documents: Side) -> str | None:
-        """Score on GPUs that multiply bfloat16, but neither float64 nor gradients in a fixed order."""
+        """Accept inputs on GPUs that multiply bfloat16, except float64 and gradients in a fixed order."""
         device = documents.vectors.device
         if device.type != "cuda" or torch.version.cuda is None:
             return f"runs on CUDA, but the documents are on {device}"
@@ -56,7 +56,7 @@ class FusedEngine(Engine):
         return None
 
     def require(self) -> None:
-        """Need the extra 'gpu'.
+        """Check that the extra 'gpu' is installed.
 
         Raises
         ------
@@ -98,14 +98,14 @@ def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, *, share: int, 
         scores = (_tuned if _is_tuned(left, right, share) else _own)(left, right, share, step)
     empty = documents.lengths == 0
     if empty.any():
-        # Each kernel has its own score for these; none may pass a gradient.
+        # The kernels differ in the score of an empty document: it is replaced, and passes no gradient.
         mask = torch.from_numpy(empty).to(device)
         scores = scores.masked_fill(mask.view(len(queries), share) if step else mask, -torch.inf)
     return scores
 
 
 def _dtype(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.dtype:
-    """Both sides' dtype; under autocast that of its matrix products, which is what these are."""
+    """Return the dtype to score in: the wider one of both sides, or under autocast that of its matrix products."""
     sides = (torch.float32 if side.scales is not None else side.vectors.dtype for side in (queries, documents))
     dtype = torch.promote_types(*sides)
     autocast = dtype == torch.float32 and torch.is_autocast_enabled(documents.device.type)
@@ -119,7 +119,7 @@ def _vectors(side: TokenEmbeddings, device: torch.device, dtype: torch.dtype) ->
 
 
 def _is_tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int) -> bool:
-    """Whether late-interaction-kernels has kernels for these, exact ones."""
+    """Whether late-interaction-kernels has exact kernels for these inputs."""
     numbers = max(queries.num_tokens, documents.num_tokens) * queries.dim
     positions = len(queries) * share * int(queries.lengths.max())
     return (
@@ -154,7 +154,7 @@ def _offsets(side: TokenEmbeddings) -> torch.Tensor:
 
 
 class _MaxSim(torch.autograd.Function):
-    """Our own kernels: the forward pass keeps which token was the best, the backward pass adds rows by that."""
+    """Our own kernels: the forward pass stores the position of the best token, the backward pass adds those rows."""
 
     @staticmethod
     def forward(

@@ -15,10 +15,10 @@ _Returned = TypeVar("_Returned")
 
 
 def outside_graphs(function: Callable[..., _Returned]) -> Callable[..., _Returned]:
-    """Run a function uncompiled inside compiled models too, as `torch.compiler.disable` does.
+    """Make a function run uncompiled, inside compiled models too, as `torch.compiler.disable` does.
 
-    `torch.compiler.disable` imports torch's compiler: 130 MB and a second, also for those who only search an index.
-    Here that happens only where the compiler has been imported already: otherwise there is no graph to keep out of.
+    `torch.compiler.disable` imports torch's compiler, which takes 130 MB and a second even in a program that only
+    searches an index. It is called here only if the compiler has been imported already: otherwise there is no graph.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class Int8Engine(Engine):
     name = "int8"
 
     def unfit(self, queries: Side, documents: Side) -> str | None:
-        """Score on the CPU, without gradients."""
+        """Accept inputs on the CPU that need no gradients."""
         if off_cpu(queries, documents) is None and needs_gradient(queries, documents):
             return "has no gradients, but they are needed here"
         return off_cpu(queries, documents)
@@ -62,8 +62,8 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     Examples
     --------
     >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> documents = TokenEmbeddings.from_list([[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]).to("int8")
-    >>> maxsim(queries, documents)
+    >>> matrices = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
+    >>> maxsim(queries, TokenEmbeddings.from_list(matrices).to("int8"))
     array([[1., 0.]], dtype=float32)
     """
     left, right = (side.to("cpu").to("int8").to("numpy") for side in (queries, documents))
@@ -95,7 +95,7 @@ def _score_in_one_pass(
 
 
 def _score_products(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
-    """Do it with float32 products: of integers this small they are exact up to 1,040 dims (127 * 127 * dim < 2**24)."""
+    """Score by float32 products: exact for int8 codes of up to 1,040 dims, where ``127 * 127 * dim < 2**24``."""
     columns = torch.from_numpy(queries.vectors).float().T.contiguous()
     query_scales = torch.from_numpy(queries.scales)
     for first, last in document_blocks(documents.offsets, columns.shape[1]):

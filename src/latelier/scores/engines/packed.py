@@ -5,8 +5,8 @@ Elsewhere the query tokens of a batch are the columns of one matrix product and 
 small enough that the similarities are still in cache when their maximum is taken. Sums are float32 for every dtype, so
 a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
 
-For gradients, the forward pass keeps which token was the best, never a similarity, and the backward pass adds rows by
-those positions: memory is inputs + scores + one number per query token and document.
+For gradients, the forward pass stores the position of the best token, never a similarity, and the backward pass adds
+the rows at those positions: memory is inputs + scores + one number per query token and document.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["PackedEngine", "document_blocks", "maxsim", "maxsim_list", "score_in
 _BLOCK_ELEMENTS = 1 << 18
 # More query tokens than this are scored in several passes, so that a block keeps at least 256 document tokens.
 _QUERY_TOKENS = 1024
-# Adding a row that has to be fetched costs about as much as this many multiplications of the forward pass.
+# One addition in the backward pass, whose rows are fetched from memory, takes the time of this many multiplications.
 _ADDITION = 8
 # Tokens copied together at a time: 8 MiB of 128 float32 each, in the last-level cache.
 _COPIED_TOKENS = 1 << 14
@@ -48,7 +48,7 @@ class PackedEngine(Engine):
     name = "packed"
 
     def unfit(self, queries: Side, documents: Side) -> str | None:
-        """Score on the CPU."""
+        """Accept inputs on the CPU."""
         return off_cpu(queries, documents)
 
     def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
@@ -81,8 +81,8 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | AddressedDocum
     Examples
     --------
     >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> documents = TokenEmbeddings.from_list([[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]])
-    >>> maxsim(queries, documents)
+    >>> matrices = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
+    >>> maxsim(queries, TokenEmbeddings.from_list(matrices))
     array([[1., 0.]], dtype=float32)
     """
     scores = np.empty((len(queries), len(documents)), dtype=np.float32)
@@ -110,7 +110,17 @@ def score_into(
     documents: TokenEmbeddings | AddressedDocuments,
     positions: np.ndarray = NO_POSITIONS,
 ) -> None:
-    """Fill ``scores (q, d)``, and ``positions (query tokens, d)`` if given, in the fastest way of the processor."""
+    """Score every query against every document, by the fastest kernel that the processor supports.
+
+    Parameters
+    ----------
+    scores
+        ``(q, d)`` float32, written in place.
+    queries, documents
+        As in `maxsim`.
+    positions
+        ``(query tokens, d)`` int32, written in place as in `segment_max_sum`; or `NO_POSITIONS`.
+    """
     isa = instruction_set()
     if isa.has_one_pass and not isinstance(documents, AddressedDocuments):
         documents = AddressedDocuments.of_packed(documents)
@@ -167,14 +177,14 @@ def document_blocks(offsets: np.ndarray, query_tokens: int) -> Iterator[tuple[in
 
 def _rows(embeddings: TokenEmbeddings) -> np.ndarray:
     """All tokens as float32 rows ``(tokens, dim)``; a view where the vectors are that already."""
-    # torch, because numpy takes ten times as long to convert it
+    # By torch: numpy takes ten times as long to convert float16.
     source = embeddings.to("torch") if embeddings.dtype == "float16" else embeddings
     vectors = source.to("float32").vectors
     array = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
     return np.ascontiguousarray(array)
 
 
-@outside_graphs  # which cannot contain kernels of numba
+@outside_graphs  # a compiled graph cannot contain numba kernels
 def _with_gradients(queries: TokenEmbeddings, documents: TokenEmbeddings, size: int) -> torch.Tensor:
     """Score blocks of `size` queries, each against its share of the documents: all of them if there is one block."""
     left, right = (texts.to("float32") if texts.scales is not None else texts for texts in (queries, documents))

@@ -1,6 +1,6 @@
 """MaxSim on padded tensors in plain torch: differentiable, on any device, in blocks of bounded memory.
 
-The similarities themselves are never kept for the backward pass: a maximum saves only its positions.
+The backward pass does not need the similarities: a maximum saves only its positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TorchEngine(Engine):
     name = "torch"
 
     def unfit(self, queries: Side, documents: Side) -> str | None:
-        """Score anything."""
+        """Accept all inputs."""
         return None
 
     def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
@@ -32,7 +32,7 @@ class TorchEngine(Engine):
     def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
         """Score by `maxsim_grouped`."""
         query_vectors, document_vectors, queries_mask, documents_mask = _prepare(queries, documents)
-        if not len(document_vectors):  # nothing tells their dim
+        if not len(document_vectors):  # the dim of no documents is unknown
             return query_vectors.new_zeros(len(query_vectors), 0, dtype=torch.float32)
         shape = (len(query_vectors), len(document_vectors) // max(len(query_vectors), 1))
         return maxsim_grouped(

@@ -1,6 +1,6 @@
 """Triton kernels of MaxSim for CUDA, packed: no similarity ever reaches memory, forward or backward.
 
-The forward kernel keeps, besides the scores, which token was the best; the backward kernel adds rows by those
+The forward kernel stores the scores and the position of each best token; the backward kernel adds the rows at those
 positions, as on the CPU (`kernels.maxsim_backward`). Dot products are in the dtype of the vectors with float32 sums;
 float32 vectors are multiplied as float32, not TF32. Offsets are 64-bit, so the number of tokens is bounded by memory
 alone, and the dimension is walked in steps, so no dimension is too wide. Importing this module needs triton, which
