@@ -111,7 +111,7 @@ def mine(
 
 
 def first_documents(test: Collection, training: Collection, documents: int) -> tuple[Collection, Collection]:
-    """Return both collections with the first documents and the queries whose relevant documents are among them."""
+    """Return both collections with the first documents, and the queries with all judged documents among them."""
     kept = dict(list(test.documents.items())[:documents])
     parts = []
     for part in (test, training):
@@ -315,7 +315,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--negatives", type=int, default=0, help="mined negatives per row")
     parser.add_argument("--ranks", type=int, default=10, help="last rank of mined negatives")
     parser.add_argument(
-        "--neighbours", type=int, default=7, help="rows grouped with each row whose positives are its mined negatives"
+        "--neighbours", type=int, default=7, help="group each row with N rows whose positives are its mined negatives"
     )
     parser.add_argument("--replay", type=Path, nargs="+", help="collections of further pairs: titles and sentences")
     parser.add_argument("--replay-every", type=int, default=3, help="number of batches before each batch of them")

@@ -8,7 +8,7 @@ release = version = latelier.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode"]
 exclude_patterns = ["assets"]
-default_role = "py:obj"  # `Flat` in a docstring links to it, where it is a name
+default_role = "py:obj"  # `Flat` in a docstring links to the class
 
 autodoc_default_options = {
     "members": True,

@@ -203,7 +203,7 @@ def test_sets_of_unequal_parts_are_refused():
         TrainingSet(None, [["x"]])
     with pytest.raises(InvalidArgumentError, match=r"received 'text' \(str\) as the documents of row 0"):
         TrainingSet(["q"], ["text"])
-    with pytest.raises(InvalidArgumentError, match="row 0 has scores that are no numbers"):
+    with pytest.raises(InvalidArgumentError, match="row 0 has scores that are not numbers"):
         TrainingSet(["q"], [["x"]], [["high"]])
     with pytest.raises(InvalidArgumentError, match="row 0 has scores with NaN"):
         TrainingSet(["q"], [["x"]], [[float("nan")]])

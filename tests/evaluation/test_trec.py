@@ -89,7 +89,7 @@ def test_what_cannot_be_ranked_is_rejected(scores):
         ("q Q0 d2 2 0.5", r":2: 5 columns; expected \"query-id Q0 document-id rank score name\""),
         ("q Q0 d2 2 high r", r":2: 'high' is not a number"),
         ("q Q0 d2 2 nan r", r":2: the score is NaN"),
-        ("q Q0 d1 2 0.5 r", r":2: document 'd1' comes twice for query 'q'"),
+        ("q Q0 d1 2 0.5 r", r":2: document 'd1' is repeated for query 'q'"),
     ],
 )
 def test_faulty_run_lines(tmp_path, line, message):
@@ -105,7 +105,7 @@ def test_faulty_qrel_lines(tmp_path):
     with pytest.raises(InvalidArgumentError, match=r":2: '1.5' is not an integer"):
         read_trec_qrels(path)
     path.write_text("q 0 d1 1\nq 0 d1 0\n")
-    with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' comes twice"):
+    with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' is repeated"):
         read_trec_qrels(path)
     with pytest.raises(InvalidArgumentError, match="there is no file"):
         read_trec_qrels(tmp_path / "absent.txt")

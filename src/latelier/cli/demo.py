@@ -27,8 +27,8 @@ def demo(
     """Search Python's own documentation by meaning.
 
     The first run indexes the docstrings of your Python's standard library, which takes minutes on a laptop; later runs
-    answer at once. The index is kept in your cache folder (LATELIER_CACHE names another one). The line below the best
-    result shows which word of the question matched which word of the text, and its contribution to the score.
+    answer immediately. The index is kept in your cache folder (LATELIER_CACHE names another one). The line below the
+    best result shows which word of the question matched which word of the text, and its contribution to the score.
 
     \b
     Example:

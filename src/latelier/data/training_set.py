@@ -166,6 +166,6 @@ class TrainingSet:
         try:
             finite = all(map(math.isfinite, scores))
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgumentError(f"{where} has scores that are no numbers: {error}.") from error
+            raise InvalidArgumentError(f"{where} has scores that are not numbers: {error}.") from error
         if not finite:
             raise InvalidArgumentError(f"{where} has scores with NaN or infinity; give numbers.")

@@ -113,7 +113,7 @@ def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
     Raises
     ------
     InvalidArgumentError
-        If a line does not have six columns, a score is not a number, or a document comes twice for a query; the
+        If a line does not have six columns, a score is not a number, or a document is repeated for a query; the
         message names the file and the line.
 
     Examples
@@ -184,7 +184,7 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     Raises
     ------
     InvalidArgumentError
-        If a line does not have four columns, a relevance is not an integer, or a document comes twice for a query; the
+        If a line does not have four columns, a relevance is not an integer, or a document is repeated for a query; the
         message names the file and the line.
 
     Examples
@@ -241,8 +241,8 @@ def _check_ids(what: str, ids: Iterable[str]) -> None:
     for id_ in ids:
         if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
             raise InvalidArgumentError(
-                f"{what} {id_!r} cannot be written to a TREC file, whose columns are separated by white space; give a "
-                "str without white space, or write JSON."
+                f"{what} {id_!r} cannot be written to a TREC file, as white space separates its columns; give a str "
+                "without white space, or write JSON."
             )
 
 
@@ -274,5 +274,5 @@ def _number(kind: type, text: str, path: str | Path, line: int) -> Any:
 def _store(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
     row = table.setdefault(query, {})
     if document in row:
-        raise InvalidArgumentError(f"{place}: document {document!r} comes twice for query {query!r}.")
+        raise InvalidArgumentError(f"{place}: document {document!r} is repeated for query {query!r}.")
     row[document] = value

@@ -67,7 +67,7 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
     if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
         raise InvalidArgumentError(
             f"received documents of type {type(documents).__name__}; expected an iterable of texts, of (id, text) "
-            "pairs, or of dicts with 'id' and 'text'. Put one document into a list; of a dict of texts, give .items()."
+            "pairs, or of dicts with 'id' and 'text'. For one document, give a list; for a dict of texts, its .items()."
         )
     for position, item in enumerate(documents):
         try:

@@ -194,12 +194,12 @@ def check_unicode(text: str, name: str) -> None:
     >>> check_unicode("fine", "the text")
     >>> check_unicode("broken" + chr(0xD800), "the text")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: the text is not valid Unicode: '\ud800' at position 6 is half of a pair, as...
+    latelier.errors.InvalidArgumentError: the text is not valid Unicode: '\ud800' at position 6 is half of a...
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
-            f"{name} is not valid Unicode: {text[error.start]!r} at position {error.start} is half of a pair, as made "
-            "by cutting a text in UTF-16, or of bytes that are not UTF-8."
+            f"{name} is not valid Unicode: {text[error.start]!r} at position {error.start} is half of a surrogate "
+            "pair. It comes from a text that was cut in UTF-16, or from bytes that are not UTF-8."
         ) from error
