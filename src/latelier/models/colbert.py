@@ -1,8 +1,7 @@
 """`ColBERT`: a late-interaction model, one vector per token.
 
-A subclass of sentence-transformers' `MultiVectorEncoder`, so its trainer, evaluators, model cards, hub upload, PEFT and
-backends work. Methods check their arguments and delegate: building to `construction`, reading to `checkpoints`,
-tokenising to `tokenization`, computing to `encoding` and `differentiable`, results to `outputs`.
+A subclass of sentence-transformers' `MultiVectorEncoder`. Methods check their arguments and delegate: building to
+`construction`, reading to `checkpoints`, tokenising to `tokenization`, computing to `encoding` and `differentiable`.
 """
 
 from __future__ import annotations
@@ -104,6 +103,9 @@ class ColBERT(MultiVectorEncoder):
         projection: Literal["orthogonal", "pca"] | None = None,
         embedding_size: int = DEFAULT_EMBEDDING_SIZE,
         device: str | torch.device | None = None,
+        *,
+        max_length_query: int | None = None,
+        max_length_document: int | None = None,
         **kwargs: Any,
     ) -> ColBERT:
         """Late interaction without training: the token vectors of a dense model.
@@ -120,7 +122,7 @@ class ColBERT(MultiVectorEncoder):
             seeded random rotation; ``"pca"`` by principal components, to be fitted with `fit_projection` before use.
         embedding_size
             Dimensions after the projection, at most those before it.
-        device, **kwargs
+        device, max_length_query, max_length_document, **kwargs
             As in `ColBERT`; but queries, which are not padded here, are as long as the encoder reads by default.
 
         Returns
@@ -134,8 +136,8 @@ class ColBERT(MultiVectorEncoder):
             If the model is a late-interaction checkpoint, which `ColBERT` loads.
         """
         as_path(model_name_or_path, "the model")
-        size = None if projection is None else embedding_size
-        model = cls(model_name_or_path, size, device, recipe=untrained_recipe(projection), **kwargs)
+        given = None if projection is None else embedding_size, device, max_length_query, max_length_document
+        model = cls(model_name_or_path, *given, recipe=untrained_recipe(projection), **kwargs)
         model._construction.check_fresh(model_name_or_path)
         return model
 
@@ -278,16 +280,28 @@ class ColBERT(MultiVectorEncoder):
         self._construction.check_fitted()
         return encoding.stream(self, texts, job, form, show_progress_bar)
 
-    def forward(self, input: Any = None, *, texts: str | Sequence[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(
+        self,
+        input: Any = None,
+        *,
+        texts: str | Sequence[str] | None = None,
+        query_mode: bool | None = None,
+        is_query: bool | None = None,
+        task: str | None = None,
+        truncation: bool = True,
+        add_special_tokens: bool = True,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """Embed texts with gradients, or run tokenised features through the pipeline.
 
         Parameters
         ----------
         input, texts
             Texts to embed; or, as `input`, features from `tokenize` or `preprocess` (what trainers and losses pass).
+        query_mode, is_query, task, truncation, add_special_tokens
+            As in `encode`. Features hold their task; ``task`` overrides it.
         **kwargs
-            For texts, ``query_mode``, ``is_query``, ``task`` and ``truncation`` as in `tokenize`. For features,
-            arguments of the modules, and ``task``; by default, the task that the features hold.
+            Other arguments of the modules, for features only.
 
         Returns
         -------
@@ -302,13 +316,14 @@ class ColBERT(MultiVectorEncoder):
             If the features hold no task in training.
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            task = kwargs.pop("task", None) or input.get("task")
+            task = task or input.get("task")
             check_task_is_known(self, task)
             self._construction.check_fitted()
             return super().forward(input, task=task, **kwargs)  # type: ignore[arg-type]
-        options.check("the model, called with texts,", kwargs, options.parameters_of(embed_texts), self.forward)
+        options.check("the model, called with texts,", kwargs, (), self.forward)
         given = options.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
-        return {"embeddings": embed_texts(self, given, **kwargs)}
+        task = options.resolve_task(query_mode, is_query, task)
+        return {"embeddings": embed_texts(self, given, task, truncation=truncation)}
 
     def scores(
         self, queries: Sequence[str], documents: Sequence[str], batch_size: int = 2, tqdm_bar: bool = True
@@ -393,22 +408,17 @@ class ColBERT(MultiVectorEncoder):
         return features
 
     def tokens(self, text: str, is_query: bool = True) -> list[str]:
-        """Return the tokens that the rows of a text's embedding stand for, in the same order.
+        """Return the tokens that the rows of a text's embedding stand for: without those on the skiplist.
 
         Parameters
         ----------
         text, is_query
             The text, and whether it is a query rather than a document.
-
-        Returns
-        -------
-        list of str
-            The scored tokens: without those on the model's skiplist.
         """
         return scored_tokens(self, self.tokenize([text], is_query=is_query))
 
     def fit_projection(self, texts: Iterable[str], batch_size: int = 32, show_progress_bar: bool = False) -> ColBERT:
-        """Fit the projection of a model made with ``from_dense(..., projection="pca")``, in closed form.
+        """Fit the projection of ``from_dense(..., projection="pca")``, in closed form, and return the model itself.
 
         Parameters
         ----------
@@ -416,11 +426,6 @@ class ColBERT(MultiVectorEncoder):
             A sample of the documents to be indexed, with at least as many tokens as the projection has dimensions.
         batch_size, show_progress_bar
             Texts per batch, and whether to show a progress bar.
-
-        Returns
-        -------
-        ColBERT
-            The model itself, ready to encode; the fitted projection is saved with it.
 
         Raises
         ------

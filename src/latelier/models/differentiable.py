@@ -12,23 +12,13 @@ from tqdm import trange
 
 from latelier.models.inputs import check_text_pairs
 from latelier.models.lengths import max_length
-from latelier.models.options import resolve_task
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count
 
 __all__ = ["embed_texts", "score_pairs"]
 
 
-def embed_texts(
-    model: Any,
-    texts: str | Iterable[str],
-    *,
-    query_mode: bool | None = None,
-    is_query: bool | None = None,
-    task: str | None = None,
-    truncation: bool = True,
-    add_special_tokens: bool = True,
-) -> Tensor:
+def embed_texts(model: Any, texts: str | Iterable[str], task: str, *, truncation: bool = True) -> Tensor:
     """Return token vectors ``(n, max_length, dim)``; rows of padding and of tokens that are not scored are zero.
 
     Parameters
@@ -37,10 +27,11 @@ def embed_texts(
         A `ColBERT`.
     texts
         One text or many.
-    query_mode, is_query, task, truncation, add_special_tokens
+    task
+        ``"query"`` or ``"document"``.
+    truncation
         As in `ColBERT.encode`.
     """
-    task = resolve_task(query_mode, is_query, task)
     length = max_length(model, task)
     features = model.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
     if not features:
