@@ -146,14 +146,14 @@ REFUSED_DOCUMENTS = {
     "broken id": (["\ud800"], [FINE], InvalidArgumentError, "valid Unicode"),
     "no ids": (None, [FINE], InvalidArgumentError, "received None as ids"),
     "ids without dimensions": (np.array(5.0), [FINE], InvalidArgumentError, "array without dimensions as ids"),
-    "few ids": (["b"], [FINE, FINE], InvalidArgumentError, "ids ran out after 1 documents"),
+    "few ids": (["b"], [FINE, FINE], InvalidArgumentError, "ids ended after 1 documents"),
     "few embeddings": (
         ["b", "c"],
         [FINE],
         InvalidArgumentError,
-        "embeddings ran out after 1 documents, while ids go on",
+        "embeddings ended after 1 documents, but there are more ids",
     ),
-    "few packed": (["b", "c"], TokenEmbeddings.from_list([FINE]), InvalidArgumentError, "2 ids, 1 embeddings: embed"),
+    "few packed": (["b", "c"], TokenEmbeddings.from_list([FINE]), InvalidArgumentError, "2 ids, 1 embeddings; give"),
 }
 
 
@@ -180,9 +180,9 @@ def test_one_matrix_goes_with_one_id(index, ids, matrix):
 REFUSED_BESIDES = {
     "one text": ({"texts": "t"}, "one text or one dict of metadata goes with one id"),
     "one dict": ({"metadata": {"x": 1}}, "one text or one dict of metadata goes with one id"),
-    "few texts": ({"texts": ["t"]}, "2 ids, 1 texts: texts ran out first"),
-    "few texts, late": ({"texts": iter(["t"])}, "texts ran out after 1 documents"),
-    "more texts": ({"texts": iter("tuv")}, "embeddings ran out after 2 documents, while texts go on"),
+    "few texts": ({"texts": ["t"]}, "received 2 ids, 1 texts; give one of each"),
+    "few texts, late": ({"texts": iter(["t"])}, "texts ended after 1 documents"),
+    "more texts": ({"texts": iter("tuv")}, "embeddings ended after 2 documents, but there are more texts"),
     "number as text": ({"texts": ["t", 5]}, "document 'c' came with int as its text"),
     "broken text": ({"texts": ["t", "\udcff"]}, "document 'c' came with a text that is not valid Unicode"),
     "number as texts": ({"texts": 5}, "received int as texts"),
@@ -261,7 +261,7 @@ def test_queries_are_refused_by_number(index, queries, message):
 
 def test_float16_refuses_what_it_cannot_hold(tmp_path):
     with indexes.Flat(tmp_path / "index", dtype="float16") as index:
-        with pytest.raises(EmbeddingsError, match="document 'a' holds -70000, more than float16 can"):
+        with pytest.raises(EmbeddingsError, match="document 'a' holds -70000, outside of the range of float16"):
             index.add("a", one([1, -70000]))
         assert len(index) == 0
 

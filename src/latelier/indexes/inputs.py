@@ -1,4 +1,4 @@
-"""Documents and queries of users, checked and converted to packed embeddings before anything is stored or searched.
+"""Users' documents and queries: checks, and conversion to packed embeddings, before anything is stored or searched.
 
 Embeddings may be packed batches, lists of matrices or iterables of either, numpy or torch, of any floating type and
 device. `DocumentBatches` reads them together with ids, texts and metadata, in batches of bounded size, so that a
@@ -27,7 +27,7 @@ __all__ = ["DocumentBatch", "DocumentBatches", "Encode", "prepare_queries"]
 
 Encode: TypeAlias = Callable[[TokenEmbeddings], "dict[str, np.ndarray]"]
 
-# Embeddings are converted in parts of this size, or of so many documents, so that memory stays bounded within a batch.
+# A batch is converted in parts of about this size, and at most this many documents, which limits the memory.
 _PART_BYTES = 16 << 20
 _PART_DOCUMENTS = 1024
 
@@ -38,13 +38,13 @@ class DocumentBatch(NamedTuple):
     Attributes
     ----------
     documents
-        What the catalog stores of each.
+        The id, text and metadata of each document, as the catalog stores them.
     lengths
-        Tokens of each document.
+        Number of tokens of each document.
     dim
-        Numbers per token.
+        Dimension of the token vectors.
     arrays
-        What the index stores of the vectors: arrays with one row per token.
+        The token arrays of the index, with one row per token.
     """
 
     documents: list[StoredDocument]
@@ -63,7 +63,7 @@ class DocumentBatches:
     dtype
         The floating type to convert vectors to.
     batch_bytes
-        A batch ends when it has reached this size: vectors, texts and metadata.
+        A batch ends when its vectors, texts and metadata reach this size.
     show_progress
         Show a progress bar on stderr.
 
@@ -119,7 +119,13 @@ class DocumentBatches:
         dim
             The dim of the index; ``None`` takes the dim of the first document.
         encode
-            Makes what the index stores of some vectors; called for parts of a batch, so that only its results are held.
+            Returns the token arrays of some vectors. It is called for parts of a batch, so that only its results are
+            held in memory.
+
+        Yields
+        ------
+        DocumentBatch
+            With at least one document.
 
         Raises
         ------
@@ -168,7 +174,7 @@ class DocumentBatches:
 
 
 class _Column:
-    """Ids, texts or metadata, read in step with the embeddings; ``None`` as a whole is ``None`` for each document."""
+    """Ids, texts or metadata, read together with the embeddings; ``None`` stands for ``None`` for each document."""
 
     def __init__(self, name: str, values: Any) -> None:
         if values is None and name == "ids":
@@ -185,26 +191,27 @@ class _Column:
         taken = list(islice(self._values, n))
         if len(taken) < n:
             raise InvalidArgumentError(
-                f"{self.name} ran out after {before + len(taken)} documents, while embeddings go on; give one each."
+                f"{self.name} ended after {before + len(taken)} documents, but there are more embeddings; give one of "
+                "each per document."
             )
         return taken
 
     def expect_end(self, count: int) -> None:
         if self._values is not None and next(self._values, self) is not self:
             raise InvalidArgumentError(
-                f"embeddings ran out after {count} documents, while {self.name} go on; give one each."
+                f"embeddings ended after {count} documents, but there are more {self.name}; give one of each per "
+                "document."
             )
 
 
 def _compare_lengths(columns: list[_Column], embeddings: Any) -> None:
-    """Raise an error for unequal lengths, as far as they are known before anything is read."""
+    """Raise an error if the lengths differ, as far as they are known before anything is read."""
     known: dict[str, int] = {column.name: column.length for column in columns if column.length is not None}
     if isinstance(embeddings, TokenEmbeddings):
         known["embeddings"] = len(embeddings)
     if len(set(known.values())) > 1:
-        shortest = min(known, key=lambda name: known[name])
         lengths = ", ".join(f"{length} {name}" for name, length in known.items())
-        raise InvalidArgumentError(f"received {lengths}: {shortest} ran out first; give one of each per document.")
+        raise InvalidArgumentError(f"received {lengths}; give one of each per document.")
 
 
 def _split(embeddings: Any, part_bytes: int) -> Iterator[list[Any] | TokenEmbeddings]:
@@ -251,7 +258,17 @@ def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
     queries
         `TokenEmbeddings`, a sequence of matrices, or one matrix for one query.
     dim
-        The dim of the index, ``None`` while it is empty.
+        The dim of the index; ``None`` while it is empty.
+
+    Returns
+    -------
+    TokenEmbeddings
+        One matrix per query; for an empty index, of any dim.
+
+    Raises
+    ------
+    EmbeddingsError
+        If the queries are of a wrong type, shape, dtype or dim, or one has no token or holds NaN or infinity.
 
     Examples
     --------
@@ -272,7 +289,7 @@ def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
 
 
 def _check_not_padded(embeddings: object) -> None:
-    """Raise an error for a padded batch, whose padding would count as tokens without its mask."""
+    """Raise an error for a padded batch: without a mask, its padding would count as tokens."""
     if is_array(embeddings) and embeddings.ndim != 2:
         hint = "; give padded embeddings as TokenEmbeddings.from_padded(padded, mask)" if embeddings.ndim == 3 else ""
         raise EmbeddingsError(
@@ -288,11 +305,11 @@ def _pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: s
     items
         One matrix ``(tokens, dim)`` each, or packed embeddings.
     names
-        What errors call each of them.
+        The name of each item in error messages.
     dtype
         Floating type to convert to.
     dim
-        The dim to expect; ``None`` takes the first one's.
+        The expected dim; ``None`` for that of the first item.
 
     Returns
     -------
@@ -302,7 +319,8 @@ def _pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: s
     Raises
     ------
     EmbeddingsError
-        If one is of a wrong shape, dtype or dim, or has no token, NaN or infinity; the message begins with its name.
+        If an item has a wrong shape, dtype or dim, has no token, or holds NaN or infinity; the message begins with its
+        name.
 
     Examples
     --------
@@ -379,7 +397,8 @@ def _convert(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dty
         given = vectors[row]
         if np.isfinite(given).all():
             raise EmbeddingsError(
-                f"{name} holds {given[np.abs(given).argmax()]:g}, more than {dtype} can; normalise the vectors."
+                f"{name} holds {given[np.abs(given).argmax()]:g}, outside of the range of {dtype}; normalise the "
+                "vectors."
             )
         raise EmbeddingsError(f"{name} holds NaN or infinity; check the model that encoded it.")
     return converted

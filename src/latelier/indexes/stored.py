@@ -1,4 +1,4 @@
-"""`StoredIndex`: an index on the storage of this library, all but how it stores vectors and how it searches them."""
+"""`StoredIndex`: the base class of indexes in this library's own storage; subclasses encode and search the vectors."""
 
 from __future__ import annotations
 
@@ -35,47 +35,47 @@ __all__ = ["SEGMENT_BYTES", "StoredIndex"]
 
 _SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
-# Size of the float vectors that are held in memory while they are written, and up to which segments are merged.
+# Maximum size of the float vectors that a write holds in memory, and of the vectors of a merged segment.
 SEGMENT_BYTES = 256 << 20
 
 
 class StoredIndex(Index):
-    """An index on the storage of this library.
+    """An index in this library's own storage.
 
-    Users' arguments are checked here; a kind of index gets packed, finite vectors of one dim. It provides:
+    This class checks the arguments of users, so a subclass gets packed, finite vectors of one dim. A subclass provides:
 
     ``kind``, ``_choices``
         Its name in the catalog, and the values that each entry of the configuration can have.
     ``dtype``, ``_layout``
-        The floating type of the vectors that it takes and returns, and the arrays that it stores.
+        The floating type of the vectors that it takes and returns, and the token arrays that it stores.
     ``_encode``, ``_decode``
-        From vectors to these arrays, and back.
+        Convert vectors to token arrays, and back.
     ``_search``
-        Finds the best documents for queries, given the segments and the documents that a filter has left in them.
+        Finds the best documents for queries among the documents that a filter has selected.
 
-    And where the defaults do not fit: ``_after_write`` (maintenance of ANN data), ``_gpu_dtype``, ``_describe``.
+    It can also override ``_after_write`` (maintenance of ANN data), ``_gpu_dtype`` and ``_describe``.
 
-    A write goes ``add -> _write -> DocumentBatches -> _encode -> Transaction.insert`` and returns after its commit. A
-    search goes ``search -> _find -> _search``, in which `_find` turns a filter into documents before, and their
-    numbers into hits afterwards.
+    A write calls ``add -> _write -> DocumentBatches -> _encode -> Transaction.insert`` and returns after its commit. A
+    search calls ``search -> _find -> _search``; `_find` evaluates the filter first, and makes hits of the found
+    documents last.
 
-    Text queries (keywords) belong into a method beside `search`, which selects documents by a filter and returns hits
-    as `_find` does. Their scores come from the catalog, which has the texts: the tables that such a query reads are
-    those of a module in `latelier.indexes.catalog`, written with the documents, in the same transaction.
+    Keyword search would be a method beside `search`, which evaluates the filter and returns hits as `_find` does. It
+    would read tables of its own in the catalog, defined by a new module in `latelier.indexes.catalog` and written in
+    the same transaction as the documents.
 
     Parameters
     ----------
     path
         Folder of the index; ``None`` keeps it in memory.
     configuration
-        That of a new index; that of an existing one is ``self._storage.configuration``.
+        Configuration of a new index; an existing index keeps its own, ``self._storage.configuration``.
     read_only
         Never write.
     segment_bytes
         Size of the batches in which documents are written, and of the segments that are merged from smaller ones.
     device
-        Where to search: a GPU gets a copy of the vectors when they are first searched, and scores every document for
-        every query, many queries at a time. None or ``"cpu"`` searches as this kind of index does.
+        Device to search on. A GPU gets a copy of the vectors at the first search, and scores every document for every
+        query, many queries at a time. ``None`` or ``"cpu"`` searches with `_search`.
     """
 
     kind: ClassVar[str]
@@ -105,7 +105,7 @@ class StoredIndex(Index):
                 known = ", ".join(map(repr, choices))
                 raise IndexFormatError(f"the index in {path} has {name}={stored!r}; this version knows {known}.")
 
-    # What a kind of index provides.
+    # Methods that subclasses provide.
 
     @property
     @abstractmethod
@@ -114,11 +114,11 @@ class StoredIndex(Index):
 
     @abstractmethod
     def _layout(self, dim: int) -> dict[str, TokenArray]:
-        """Return the dtype, and the shape of the entry of one token, of each array that `_encode` makes."""
+        """Return the dtype and the shape per token of each array that `_encode` returns."""
 
     @abstractmethod
     def _encode(self, embeddings: TokenEmbeddings) -> Arrays:
-        """Return the arrays to store of some documents, each with one row per token."""
+        """Return the token arrays of some documents, each with one row per token."""
 
     @abstractmethod
     def _decode(self, part: Part) -> TokenEmbeddings:
@@ -126,10 +126,10 @@ class StoredIndex(Index):
 
     @abstractmethod
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        """Add to `best` the documents with the highest scores; `parts` are all that may be found in the snapshot."""
+        """Search the documents in `parts`, and add those with the highest scores to `best`."""
 
     def _after_write(self) -> None:
-        """Do what the documents that an `add` or `update` has just committed make due; here nothing."""
+        """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
 
     @property
     def _gpu_dtype(self) -> str:
@@ -137,10 +137,10 @@ class StoredIndex(Index):
         return str(self.dtype)
 
     def _describe(self) -> str:
-        """Return what `repr` says of the stored numbers."""
+        """Return the description of the stored numbers in `repr`."""
         return self.dtype
 
-    # What users call.
+    # Public methods.
 
     @property
     def read_only(self) -> bool:
@@ -210,7 +210,7 @@ class StoredIndex(Index):
         if not len(numbers):
             return TokenEmbeddings.from_list([], dim=snapshot.dim).to(self.dtype)
         distinct, positions = np.unique(numbers, return_inverse=True)
-        # Distinct numbers ascend, and so do those of the parts: all vectors together are in the order of `distinct`.
+        # The parts are in ascending order of numbers, so their concatenation is in the order of `distinct`.
         parts = [self._decode(part) for part in snapshot.parts(distinct)]
         return TokenEmbeddings.concatenate(parts)[positions]
 
@@ -224,7 +224,7 @@ class StoredIndex(Index):
         with progress_bar(shown=show_progress, unit=" documents") as progress:
             damages = self._storage.compact(max_tokens=max_tokens, progress=progress.update)
         if damages:
-            warn_of_damage(f"{'; '.join(damages)}. What is damaged was left as it is, the rest is compacted.")
+            warn_of_damage(f"{'; '.join(damages)}. Damaged segments were left as they are, all others are compacted.")
 
     def snapshot(self) -> AbstractContextManager[None]:
         """See `Index.snapshot`."""
@@ -270,7 +270,7 @@ class StoredIndex(Index):
             f"{self._describe()}, {where})"
         )
 
-    # How they are carried out.
+    # Implementation.
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
         """Store documents, given as ids, embeddings, texts and metadata, in one transaction."""
@@ -306,5 +306,5 @@ class StoredIndex(Index):
         return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
 
     def _max_segment_tokens(self, dim: int) -> int:
-        """Tokens up to which segments are merged."""
+        """Return the maximum number of tokens of a merged segment."""
         return self._segment_bytes // np.dtype(self.dtype).itemsize // dim

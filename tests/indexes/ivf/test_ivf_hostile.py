@@ -142,7 +142,7 @@ def test_ann_data_with_addresses_out_of_range_is_not_used_and_made_anew(folder, 
     assert found == [everything, everything]
     [[category, message]] = caught
     assert category == "IndexDamageWarning"
-    assert f"is damaged: its {problem} are not what an index writes. Searches compare all" in message
+    assert f"is damaged: its {problem} are invalid. Searches compare all" in message
     assert known == 401
     with indexes.open(folder) as index:
         assert index.verify().is_whole
@@ -218,8 +218,8 @@ def test_every_bit_of_offsets_and_ranges_is_rejected_or_harmless(folder):
         ("numbers", np.arange(8)[::2], "numbers.npy is int64"),
         ("centroids_fit", np.zeros(3), r"centroids_fit.npy is float64 \(3,\), not float64 of shape \(4,\)"),
         ("centroids_ranges", np.zeros(1, "int64"), "ranges of centroids"),
-        ("centroids_top_start", np.zeros((0, 16), "int32"), "its centroids are not"),
-        ("centroids_cells", np.zeros((2, 0, 16, 4), "int8"), "its centroids are not"),
+        ("centroids_top_start", np.zeros((0, 16), "int32"), "its centroids are invalid"),
+        ("centroids_cells", np.zeros((2, 0, 16, 4), "int8"), "its centroids are invalid"),
         ("centroids_cells", np.zeros((4, 16, 8, 2), "int8").T, r"centroids_cells.npy is int8 \(2, 8, 16, 4\)"),
     ],
 )
@@ -358,7 +358,7 @@ def test_a_codec_reads_only_what_it_has_written(bits, dim):
     segment = segment_of(Codec(8, 10), [3, 2])
     part = Part(segment, np.arange(2))
     assert Codec(8, 10).decode(part).lengths.tolist() == [3, 2]
-    with pytest.raises(CorruptedIndexError, match=r"take .*; verify\(\) says which files are damaged"):
+    with pytest.raises(CorruptedIndexError, match=r"take .*; verify\(\) lists the damaged files"):
         Codec(bits, dim).decode(part)
     with pytest.raises(CorruptedIndexError, match="tokens of dim"):
         DocumentTable([part], Codec(bits, dim), np.zeros(0, "int64"))
@@ -389,7 +389,7 @@ def test_arrays_other_than_those_of_the_segment_raise(bits):
 @pytest.mark.parametrize("positions", [[2], [0, 5], [-1], [1, 2**62]])
 def test_documents_that_a_segment_does_not_hold_raise(positions):
     part = Part(segment_of(Codec(8, 10), [3, 2]), np.array(positions))
-    with pytest.raises(CorruptedIndexError, match="of a segment were asked for, which has 2"):
+    with pytest.raises(CorruptedIndexError, match="are outside of a segment with 2 documents"):
         Codec(8, 10).decode(part)
 
 

@@ -78,7 +78,7 @@ def test_a_damaged_segment_is_named_and_the_rest_stays_readable(folder, damage, 
                 use()
         assert "Its 4 documents still have their texts and metadata" in str(error.value)
         assert "update() or remove() them" in str(error.value)
-        with pytest.warns(IndexDamageWarning, match=f"vectors.npy is damaged: {reason}.*left as it is"):
+        with pytest.warns(IndexDamageWarning, match=f"vectors.npy is damaged: {reason}.*left as they are"):
             index.compact()
         assert index.ids() == [*OLD, *NEW]
         assert [record.text for record in index.get([*OLD, *NEW])] == [*OLD, *NEW]

@@ -1,7 +1,7 @@
-"""How an index stores tokens: a sign code, and a code of 8, 4, 2 or 1 bits per number with a scale.
+"""`Codec`: stores a token as a sign code, a code of 8, 4, 2 or 1 bits per number, and a scale.
 
-The numbers themselves are described with the kernels, in `latelier.indexes.ivf.kernels.codes`. Every token is coded by
-itself, with no trained codebook: documents are stored before any centroids exist, and merging segments copies rows.
+`latelier.indexes.ivf.kernels.codes` describes the codes. Every token is coded separately, without a trained codebook,
+so documents can be stored before there are centroids, and merging segments only copies rows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SIGNS, _CODES, _SCALES = "signs", "codes", "scales"
 
 
 class Codec(NamedTuple):
-    """How tokens of one dim are coded.
+    """Converts tokens of one dim to codes and back.
 
     Parameters
     ----------
     bits
         8, 4, 2 or 1.
     dim
-        Numbers per token.
+        Dimension of the token vectors.
 
     Examples
     --------
@@ -54,13 +54,13 @@ class Codec(NamedTuple):
 
     @property
     def shape(self) -> CodeShape:
-        """The numbers that kernels need."""
+        """The sizes of a token's codes, for kernels."""
         words = sign_words(self.dim)
         return CodeShape(self.bits, self.dim, words, self.dim if self.bits == 8 else (self.bits - 1) * words * 4)
 
     @property
     def layout(self) -> dict[str, TokenArray]:
-        """Dtype, and shape per token, of each array that `encode` returns.
+        """Dtype and shape per token of each array that `encode` returns.
 
         Examples
         --------
@@ -84,7 +84,7 @@ class Codec(NamedTuple):
         Parameters
         ----------
         embeddings
-            float32.
+            The vectors, as float32.
         """
         vectors = np.ascontiguousarray(embeddings.vectors)
         tokens, words = len(vectors), sign_words(self.dim)
@@ -100,9 +100,9 @@ class Codec(NamedTuple):
     def locate(self, segment: Segment) -> CodedDocuments:
         """Return where the documents of a segment are in memory.
 
-        Kernels read from these addresses without knowing the size of the arrays. They rely on what is checked here,
-        that each array has a row per token in the layout of this codec, and on the segment's offsets, which were
-        checked when it was opened. The caller keeps the segment alive.
+        Kernels read from these addresses without checking bounds. They rely on the check here that each array has one
+        row per token in the layout of this codec, and on the offsets of the segment, which were checked when it was
+        opened. The caller must keep the segment alive.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class Codec(NamedTuple):
             if array.dtype != dtype or array.shape != (tokens, *shape) or not array.flags.c_contiguous:
                 raise CorruptedIndexError(
                     f"a segment's {name} are {array.dtype} {array.shape}, but {tokens} tokens of dim {self.dim} in "
-                    f"{self.bits} bits take {dtype} {(tokens, *shape)}; verify() says which files are damaged."
+                    f"{self.bits} bits take {dtype} {(tokens, *shape)}; verify() lists the damaged files."
                 )
         codes = arrays[_CODES].ctypes.data if self.bits > 1 else 0
         first = segment.offsets[:-1]
@@ -132,12 +132,12 @@ class Codec(NamedTuple):
         Raises
         ------
         CorruptedIndexError
-            If the segment was not written with this codec, or has no such documents.
+            If the segment was not written with this codec, or a position is outside of it.
         """
         if len(part.positions) and not 0 <= part.positions.min() <= part.positions.max() < len(part.segment):
             raise CorruptedIndexError(
-                f"documents at {part.positions.min()} to {part.positions.max()} of a segment were asked for, which has "
-                f"{len(part.segment)}; verify() says which files are damaged."
+                f"the positions {part.positions.min()} to {part.positions.max()} are outside of a segment with "
+                f"{len(part.segment)} documents; verify() lists the damaged files."
             )
         documents = self.locate(part.segment)
         vectors = np.empty((int(part.lengths.sum()), self.dim), dtype="float32")

@@ -1,8 +1,8 @@
 """The documents of a snapshot, across all segments: where their codes are in memory, and which of them are alive.
 
-A document's *ordinal* is its place in the table. Documents of the inverted lists come first, in the order in which the
-lists number them, so an entry of a list is an ordinal; those that were removed since keep their ordinal, and no search
-may find them. Documents that are in no list yet come after them.
+The *ordinal* of a document is its position in the table. The documents in the inverted lists come first, in the order
+of `InvertedLists.numbers`, so the entries of the lists are ordinals. Of these, removed documents keep their ordinals,
+but are not alive, and no search finds them. The documents that are in no list yet come last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["DocumentTable", "TokenRows"]
 
 
 class TokenRows(NamedTuple):
-    """Tokens as kernels multiply them.
+    """Tokens in the form that kernels multiply.
 
     Attributes
     ----------
@@ -42,43 +42,44 @@ class DocumentTable:
     Parameters
     ----------
     parts
-        Its segments and living documents.
+        The living documents of each segment.
     codec
-        How tokens are coded.
+        The codec of the index.
     listed_numbers
-        Catalog numbers of the documents in the inverted lists, ascending; empty where there are no lists.
+        Catalog numbers of the documents in the inverted lists, ascending; empty if there are no lists.
 
     Attributes
     ----------
     codec
-        As given.
+        The codec of the index.
     numbers
         ``(documents,)`` int64: the catalog number of each document.
     documents
-        Where each document is in memory, and its tokens; 0 tokens for removed ones whose segment is gone.
+        Where each document is in memory, and its number of tokens; 0 tokens for a removed document that is in no
+        segment any more.
     alive
-        ``(documents,)`` uint8.
+        ``(documents,)`` uint8: 1 for living documents, 0 for removed ones.
     living
-        Ordinals of the documents that are alive, ascending.
+        Ordinals of the living documents, ascending.
     listed
-        How many documents, from the first, are in the inverted lists.
+        Number of documents in the inverted lists; they have the ordinals below it.
     unlisted
         Ordinals of the living documents that are in no list, ascending.
     tokens
-        Of all documents.
+        Number of tokens of all documents.
 
     Raises
     ------
     CorruptedIndexError
-        If a segment's arrays are not those of the codec, or two segments hold the same documents.
+        If a segment's arrays do not fit the codec, or two segments hold the same documents.
     """
 
     def __init__(self, parts: Sequence[Part], codec: Codec, listed_numbers: np.ndarray) -> None:
         _check_disjoint(parts)
         self.codec = codec
         self.listed = len(listed_numbers)
-        self._ordinals: dict[int, np.ndarray] = {}  # by id of a segment, those of its documents
-        self._segments = [part.segment for part in parts]  # kept alive: their memory is read by address
+        self._ordinals: dict[int, np.ndarray] = {}  # by id(segment): the ordinals of its documents
+        self._segments = [part.segment for part in parts]  # keeps them alive: kernels read their memory by address
         size = self.listed
         for segment in self._segments:
             ordinals = _places(listed_numbers, segment.numbers)
@@ -100,7 +101,7 @@ class DocumentTable:
         self.tokens = int(self.documents.lengths.sum())
 
     def count_tokens(self, ordinals: np.ndarray) -> int:
-        """Return how many tokens some documents have."""
+        """Return the number of tokens of some documents."""
         return int(self.documents.lengths[ordinals].sum())
 
     def unpack(self, ordinals: np.ndarray) -> TokenRows:
@@ -111,7 +112,7 @@ class DocumentTable:
         return rows
 
     def mask(self, parts: Sequence[Part]) -> np.ndarray:
-        """Return ``(documents,)`` uint8: 1 for the documents of these parts, whose segments are all in the table."""
+        """Return ``(documents,)`` uint8: 1 for the documents of these parts. Their segments must be in the table."""
         mask = np.zeros(len(self.numbers), dtype="uint8")
         for part in parts:
             mask[self._ordinals[id(part.segment)][part.positions]] = 1
@@ -123,12 +124,12 @@ def _check_disjoint(parts: Sequence[Part]) -> None:
     for (_, last), (first, _) in pairwise(ends):
         if first <= last:
             raise CorruptedIndexError(
-                f"two segments of the index hold the documents {first} to {last}; verify() says what is damaged."
+                f"two segments of the index hold the documents {first} to {last}; verify() lists the damage."
             )
 
 
 def _places(known: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return where each number is in `known`, -1 where it is not; both ascend."""
+    """Return the position of each number in `known`, -1 if it is not there; both arrays ascend."""
     places = np.searchsorted(known, numbers)
     within = places < len(known)
     found = np.zeros(len(numbers), dtype=bool)

@@ -1,8 +1,8 @@
-"""Inverted lists: for each centroid, the documents with a token assigned to it; also as the ANN data that is stored.
+"""Inverted lists: for each centroid, the documents with a token assigned to it; they are stored as ANN data.
 
-The entries of a list are places in `numbers`, which holds the documents' numbers in the catalog. A number never gets
-other vectors, so inverted lists stay valid when segments are merged and documents updated or removed; documents that
-were added later are in no list until they are appended.
+The entries of a list are positions in `numbers`, which holds the catalog numbers of the documents. A catalog number
+always stands for the same vectors, so the lists stay valid when segments are merged and documents are updated or
+removed. Documents that are added later are in no list until they are appended.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["InvertedLists", "append_documents", "build_lists"]
 
-# Multiplications per token by which assignment is shared out among threads. It is less than there are: a thread then
-# takes so many tokens at a time that most coarse centroids get eight of them, as many as are multiplied at once.
+# Assumed number of multiplications per token when tokens are divided among threads. It is lower than the true number,
+# so that a thread takes many tokens at a time, and most coarse centroids get the eight that are multiplied together.
 _WORK = 1 << 10
 
 
 class InvertedLists(NamedTuple):
-    """Centroids, and the documents of each.
+    """Centroids, and the list of documents of each.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class InvertedLists(NamedTuple):
     offsets
         ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
     documents
-        ``(entries,)``: places in `numbers`, ascending in each list; uint16 where that is enough, else int32.
+        ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else int32.
     """
 
     centroids: Centroids
@@ -53,11 +53,11 @@ class InvertedLists(NamedTuple):
     documents: np.ndarray
 
     def has_dim(self, dim: int) -> bool:
-        """Whether the lists are those of tokens of this dim."""
+        """Whether the lists were made from tokens of this dim."""
         return int(self.centroids.statistics.dim) == dim
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays to store, by their names on disk."""
+        """Return the arrays to store, by name on disk."""
         fields = {**self.centroids._asdict(), **self._asdict()}
         fields["statistics"] = np.array(self.centroids.statistics, dtype="float64")
         return {name: fields[stored.field] for name, stored in _STORED.items()}
@@ -66,13 +66,13 @@ class InvertedLists(NamedTuple):
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> InvertedLists:
         """Return the inverted lists that were stored as `arrays`.
 
-        Bytes from the disk are checked here, once. From here on kernels use all offsets as addresses, unchecked;
-        centroids and entries may hold any numbers.
+        Everything that kernels use as an address without a check, such as offsets, is checked here once. Centroids and
+        entries may hold any numbers.
 
         Raises
         ------
         CorruptedIndexError
-            If an array is missing or has another dtype or shape, or if offsets lead out of the arrays.
+            If an array is missing or has another dtype or shape, or if offsets point outside of the arrays.
         """
         for name, stored in _STORED.items():
             array = arrays.get(name)
@@ -81,19 +81,19 @@ class InvertedLists(NamedTuple):
                 expected = f"{' or '.join(stored.dtypes)} of shape {stored.shape}"
                 raise CorruptedIndexError(f"{name}.npy is {found}, not {expected}")
         fields: dict[str, Any] = {stored.field: arrays[name] for name, stored in _STORED.items()}
-        # Copied into memory: in a mapped file, what was checked could change afterwards.
+        # Copied into memory, since a memory-mapped file could change after the check.
         fields |= {field: np.array(fields[field]) for field in ("fine_offsets", "numbers", "offsets")}
         fields["statistics"] = TrainingStatistics(*fields["statistics"].tolist())
         centroids = Centroids(*(fields[field] for field in Centroids._fields))
         lists = cls(centroids, fields["numbers"], fields["offsets"], fields["documents"])
         wrong = next((name for name, holds in _conditions(lists) if not holds), None)
         if wrong:
-            raise CorruptedIndexError(f"its {wrong} are not what an index writes")
+            raise CorruptedIndexError(f"its {wrong} are invalid")
         return lists
 
 
 class _Stored(NamedTuple):
-    """An array on disk: the field that it becomes, the dtypes it may have, and its shape, None being any number."""
+    """An array on disk: its field in `InvertedLists` or `Centroids`, its allowed dtypes, and its shape (None: any)."""
 
     field: str
     dtypes: tuple[str, ...]
@@ -107,7 +107,7 @@ class _Stored(NamedTuple):
         return fits and array.dtype in map(np.dtype, self.dtypes) and array.flags.c_contiguous
 
 
-# By the names on disk, which are part of the format.
+# The arrays by name on disk; these names are part of the format.
 _STORED = {
     "centroids_top": _Stored("coarse", ("int8",), (None, None, LANES, 4)),
     "centroids_top_start": _Stored("coarse_start", ("int32",), (None, LANES)),
@@ -122,21 +122,24 @@ _STORED = {
 
 
 def _conditions(lists: InvertedLists) -> Iterator[tuple[str, bool]]:
-    """Yield what must hold, each with the name of what is wrong if it does not; each relies on those before it."""
+    """Yield whether the lists meet each condition, with the name of what is invalid if they do not.
+
+    Each condition relies on those before it.
+    """
     coarse, coarse_start, fine, fine_start, fine_offsets, statistics = lists.centroids
     yield "training statistics", bool(np.isfinite(statistics).all())
     width = byte_width(int(statistics.dim))
     yield "centroids", 4 * coarse.shape[1] == 4 * fine.shape[1] == width > 0
     yield "centroids", len(coarse) == len(coarse_start) and len(fine) == len(fine_start) and fine_start.size < 1 << 31
-    yield "ranges of centroids", 2 <= len(fine_offsets) <= coarse_start.size + 1 and _cuts(fine_offsets, len(fine))
-    yield "ranges of centroids", bool((fine_offsets[1:] > fine_offsets[:-1]).all())  # no coarse centroid without any
+    yield "ranges of centroids", 2 <= len(fine_offsets) <= coarse_start.size + 1 and _divide(fine_offsets, len(fine))
+    yield "ranges of centroids", bool((fine_offsets[1:] > fine_offsets[:-1]).all())  # no range is empty
     yield "offsets of inverted lists", len(lists.offsets) == fine_start.size + 1
-    yield "offsets of inverted lists", _cuts(lists.offsets, len(lists.documents))
+    yield "offsets of inverted lists", _divide(lists.offsets, len(lists.documents))
     yield "numbers of documents", bool((lists.numbers[1:] > lists.numbers[:-1]).all())
 
 
-def _cuts(offsets: np.ndarray, end: int) -> bool:
-    """Whether offsets rise from 0 to `end`; neighbours are compared, as differences could overflow."""
+def _divide(offsets: np.ndarray, end: int) -> bool:
+    """Whether offsets ascend from 0 to `end`. Neighbours are compared, since differences could overflow."""
     return bool(offsets[0] == 0 and offsets[-1] == end and (offsets[1:] >= offsets[:-1]).all())
 
 
@@ -146,11 +149,11 @@ def build_lists(centroids: Centroids, table: DocumentTable, ordinals: np.ndarray
     Parameters
     ----------
     centroids
-        As trained.
+        The trained centroids.
     table
         Documents.
     ordinals
-        Those that enter the lists, in ascending order of their catalog numbers.
+        Ordinals of the documents to put into the lists, in ascending order of their catalog numbers.
     """
     offsets, documents, similarity = _invert(centroids, table, ordinals, first=0)
     statistics = centroids.statistics._replace(trained_similarity=similarity, latest_similarity=similarity)
@@ -159,16 +162,17 @@ def build_lists(centroids: Centroids, table: DocumentTable, ordinals: np.ndarray
 
 
 def append_documents(lists: InvertedLists, table: DocumentTable, ordinals: np.ndarray) -> InvertedLists:
-    """Return inverted lists with more documents, of the same centroids.
+    """Return inverted lists with the same centroids and more documents.
 
     Parameters
     ----------
     lists
-        Those to extend.
+        The lists to extend.
     table
-        Documents, made with the numbers of `lists`.
+        Documents; the table was made with ``lists.numbers``.
     ordinals
-        Those to append, in ascending order of their catalog numbers, which are above all numbers in the lists.
+        Ordinals of the documents to append, in ascending order of their catalog numbers. All these numbers are above
+        those in the lists.
     """
     offsets, documents, similarity = _invert(lists.centroids, table, ordinals, first=len(lists.numbers))
     statistics = lists.centroids.statistics._replace(latest_similarity=similarity)
@@ -181,7 +185,7 @@ def append_documents(lists: InvertedLists, table: DocumentTable, ordinals: np.nd
 
 
 def _narrow(documents: np.ndarray, count: int) -> np.ndarray:
-    """Return entries in 16 bits where that is enough for so many documents."""
+    """Return entries in 16 bits if that is enough for `count` documents."""
     return documents.astype("uint16" if count <= 1 << 16 else "int32", copy=False)
 
 
@@ -224,7 +228,7 @@ def _assign(
             nearest_centroids(
                 isa, codes, mine, centroids.fine[begin:end], centroids.fine_start[begin:end], nearest, dots
             )
-            nearest[mine] += begin * LANES  # counted from the first coarse centroid
+            nearest[mine] += begin * LANES  # from the number under coarse centroid c to the number of the list
         lists[starts[first] : starts[last]] = nearest
         totals.append(float((dots * scales).sum(dtype="float64")))
 

@@ -1,13 +1,13 @@
-"""The search of one query, in stages, each of which leaves fewer documents to the next.
+"""The search of one query, in stages; each stage passes fewer documents to the next.
 
 1. Probing: each query token finds its best inverted lists, by two levels of centroids.
 2. Candidates: documents in these lists with the highest sums of imputed scores.
 3. Hamming stage: MaxSim of the candidates' sign codes.
 4. Reranking: MaxSim of the codes with the query in 8 bits, and of the few best with the query in single precision.
 
-Where few documents may be found, because the index is small, has no inverted lists yet or a filter leaves few, stage 3
-takes all of them, which is faster than probing and misses nothing. A filter that leaves many is applied in stage 2, and
-the more documents it excludes, the more lists are probed.
+If few documents are eligible, because the index is small, has no inverted lists yet or a filter selects few, then stage
+3 takes all of them, which is faster than probing and misses none. Any other filter is applied in stage 2; the more
+documents it excludes, the more lists are probed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "search_query",
 ]
 
-# Documents beyond the k best that are scored in single precision: those whose rank 8 bits may have got wrong.
+# k + _MARGIN documents are scored in single precision, since scores in 8 bits may rank the last of them wrongly.
 _MARGIN = 4
 # The Hamming stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
 _FEW, _FEW_PER_HIT = 80, 8
@@ -52,26 +52,26 @@ _FEW, _FEW_PER_HIT = 80, 8
 # and otherwise the sign codes of all eligible documents are compared. `widening` is the factor by which a filter raises
 # nprobe: probing as many lists takes about as long as comparing the sign codes of widening * candidates documents.
 _SCAN, _MAX_WIDENING = 2, 16
-# Coarse centroids whose second level a query token is compared with: one for every 8 lists to probe, but at least 4.
+# A query token is compared with the centroids under its max(4, nprobe // 8) best coarse centroids.
 _MIN_COARSE, _LISTS_PER_COARSE = 4, 8
-# Documents whose sums, 4 bytes each, stay in the second-level cache while candidates are selected.
+# Documents in one block of candidate selection, in which their sums, 4 bytes each, stay in the L2 cache.
 _BLOCK = 1 << 16
 _SCRATCH = threading.local()
-# The Hamming distances of two query tokens correlate as this power of their cosine: next to nothing below 0.7.
+# The Hamming distances of two query tokens have the correlation cosine ** 8, which is below 0.06 if cosine < 0.7.
 _CORRELATION_POWER = 8
-# Query tokens whose cosines with all others are computed at a time: bounds the memory of very long queries.
+# Rows of the matrix of cosines between query tokens that are computed at a time; limits the memory of long queries.
 _COSINE_ROWS = 1024
 
 
 class Scope(NamedTuple):
-    """What a search may find.
+    """The documents that a search may find.
 
     Attributes
     ----------
     table, lists
-        Of the snapshot; `lists` is None where the index has none.
+        Document table and inverted lists of the snapshot; `lists` is None if there are none.
     allowed
-        ``(documents,)`` uint8, 1 for eligible documents; empty where all documents of the table are.
+        ``(documents,)`` uint8, 1 for eligible documents; empty if all documents of the table are eligible.
     eligible
         Ordinals of the documents that may be found, ascending.
     """
@@ -105,13 +105,18 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     Parameters
     ----------
     scope
-        What may be found.
+        The documents that may be found.
     vectors
         ``(tokens, dim)`` float32, at least one token.
     k
-        How many documents; fewer where there are fewer.
+        Maximum number of documents to return.
     parameters
-        Of the stages.
+        The search parameters.
+
+    Returns
+    -------
+    Found
+        Sorted by falling score; documents with equal scores by catalog number.
     """
     table, query, isa = scope.table, quantise_query(vectors), instruction_set().argument
     chosen = scope.eligible if parameters.exact else _candidates(scope, query, k, parameters)
@@ -153,11 +158,11 @@ def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> Pro
     Parameters
     ----------
     centroids
-        Of the index.
+        The centroids of the index.
     query
-        The query; tokens beyond the first 65,535 are left out here.
+        The query; only its first 65,535 tokens are used.
     nprobe
-        Lists per query token; fewer where there are fewer.
+        Maximum number of lists per query token.
     """
     rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
     isa = instruction_set().argument
@@ -183,15 +188,15 @@ def find_candidates(
     Parameters
     ----------
     lists
-        Of the index.
+        The inverted lists of the index.
     table
         Its documents.
     probed
         From `probe_lists`.
     allowed
-        ``(documents,)`` uint8; empty where all may be found.
+        See `Scope`.
     most
-        How many to return; fewer where fewer were found.
+        Maximum number of documents to return.
     """
     best = np.empty(most, dtype="int64")
     count = select_candidates(
@@ -208,7 +213,7 @@ def find_candidates(
 
 
 def _sums() -> np.ndarray:
-    """Return memory for the sums of a block of documents, which each thread keeps."""
+    """Return this thread's memory for the sums of a block of documents."""
     if not hasattr(_SCRATCH, "sums"):
         _SCRATCH.sums = np.empty(_BLOCK, dtype="uint32")
     return _SCRATCH.sums
@@ -232,7 +237,7 @@ def _score_codes(
 
 
 def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
-    """Return the documents with the highest scores, in the order given; of equal ones at the edge, the first."""
+    """Return the `most` documents with the highest scores, in the given order; among equal lowest ones, the first."""
     if len(chosen) <= most:
         return chosen
     kept = np.empty(most, dtype="int64")
@@ -241,24 +246,24 @@ def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
 
 
 def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: QuantisedQuery, k: int, slack: float) -> np.ndarray:
-    """Return the documents that may be among the k best, by the scores of their sign codes, in the order given.
+    """Return the documents that may be among the k best, by the scores of their sign codes, in the given order.
 
-    A document is kept where ``score >= score of the k-th best - slack * standard deviation``. The bits of a good match
+    A document is kept if ``score >= score of the k-th best - slack * standard deviation``. The bits of a good match
     differ with probability 1/5 each, as if independently: for `dim` bits the Hamming distance has the standard
     deviation ``sqrt(1/5 * 4/5 * dim) = 0.4 * sqrt(dim)``, the score ``0.4 * sqrt(dim * distance_variance(query))``.
 
     Parameters
     ----------
     chosen
-        Documents.
+        Ordinals of documents.
     scores
-        Of their sign codes.
+        MaxSim of their sign codes.
     query
         The query.
     k
-        Hits wanted.
+        Number of hits of the search.
     slack
-        In standard deviations.
+        Tolerance, in standard deviations.
     """
     deviation = 0.4 * math.sqrt(query.vectors.shape[1] * distance_variance(query))
     kept = np.empty(len(chosen), dtype="int64")
@@ -269,13 +274,13 @@ def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: QuantisedQuery, k
 def distance_variance(query: QuantisedQuery) -> float:
     """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``.
 
-    That is the variance of a sum of Hamming distances weighted by norms, in units of that of one distance: variances of
-    different tokens add up, but tokens that are nearly the same, such as the ``[MASK]`` tokens of query expansion,
-    match the same document tokens and deviate together.
+    This is the variance of a sum of Hamming distances weighted by norms, divided by the variance of one distance. The
+    variances of different tokens add up, but tokens that are nearly the same, such as the ``[MASK]`` tokens of query
+    expansion, match the same document tokens, so their distances are correlated.
     """
     norms = np.maximum(query.norms, np.float32(1e-30))
     directions = query.vectors / norms[:, None]
-    longest = norms.max()  # whose square can exceed the largest float32
+    longest = norms.max()  # factored out, since its square can exceed the largest float32
     norms = norms / longest
     total = 0.0
     for first in range(0, len(norms), _COSINE_ROWS):

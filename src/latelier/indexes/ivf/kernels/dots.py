@@ -1,8 +1,8 @@
-"""Integer dot products: documents reranked, query tokens compared with centroids, tokens assigned to centroids.
+"""Integer dot products, to rerank documents, to compare query tokens with centroids, and to assign tokens to centroids.
 
 Rows are tokens as bytes shifted by 128; they are multiplied with groups of 16 query tokens or centroids, packed so that
-each has a SIMD lane. Every kernel takes `InstructionSet.argument` of the instruction set whose multiplication it is
-compiled with, see `latelier.kernels.cpu`; all give equal results.
+each has a SIMD lane. Every kernel takes `InstructionSet.argument` and is compiled with the multiplication of that
+instruction set, see `latelier.kernels.cpu`; the results are equal for all instruction sets.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def _max_of(count: int) -> Any:
     def max_of_rows(typing_context: Any, isa: Any, places: Any, words: Any, groups: Any) -> Any:
         """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
 
-        Places are the addresses of the rows ``(8, words * 4)`` uint8; of their scales ``(8,)`` float32; of a group of
-        the query's first digits ``(words, 16, 4)`` int8 and its starting sums ``(16,)`` int32, the next digits' being
-        `groups` groups later in both; and of the maxima ``(16,)`` float32.
+        `places` are five addresses: of the rows ``(8, words * 4)`` uint8; of their scales ``(8,)`` float32; of a group
+        of the query's first digits ``(words, 16, 4)`` int8, and of its starting sums ``(16,)`` int32, in both of which
+        the next digits are `groups` groups further; and of the maxima ``(16,)`` float32.
         """
         signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
@@ -70,8 +70,8 @@ _max_of_first_digits, _max_of_all_digits = _max_of(1), _max_of(3)
 def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, words: Any) -> Any:
     """Write for eight rows the centroid with the highest dot product, and that product; of equal ones, the first.
 
-    Places are the addresses of the rows ``(8, words * 4)`` uint8, of the centroids ``(groups, words, 16, 4)`` int8, of
-    their starting sums ``(groups, 16)`` int32, and of both results ``(8,)`` int32.
+    `places` are five addresses: of the rows ``(8, words * 4)`` uint8, of the centroids ``(groups, words, 16, 4)`` int8,
+    of their starting sums ``(groups, 16)`` int32, and of the two results ``(8,)`` int32.
     """
     signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
@@ -101,7 +101,7 @@ def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, wo
 
 
 def _first_of_highest(builder: ir.IRBuilder, best: ir.Value, where: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Emit the highest of sixteen numbers, and the lowest ``where * 16 + lane`` of those that have it."""
+    """Emit the highest of sixteen numbers, and the lowest ``where * 16 + lane`` of the lanes that hold it."""
     word = ir.IntType(32)
     highest = declare(builder.module, "llvm.vector.reduce.smax.v16i32", [INTS], word)
     first = declare(builder.module, "llvm.vector.reduce.smin.v16i32", [INTS], word)
@@ -163,7 +163,7 @@ def _dots_of_row(isa: tuple[int, ...], row: np.ndarray, packed: np.ndarray, star
 def centroid_dots(
     isa: tuple[int, ...], rows: np.ndarray, ranges: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray
 ) -> None:
-    """Write the dot products of rows with centroids, for each row those of its own ranges of groups.
+    """Write the dot products of each row with the centroids in its own ranges of groups.
 
     Parameters
     ----------
@@ -225,13 +225,13 @@ def nearest_centroids(
         places = (here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), where_at, best_at)
         _nearest_of_rows(isa, places, groups, words)  # type: ignore[call-arg]
         for r in range(count):
-            # By index, not by address alone: numba frees an array after the last use of its name.
+            # The arrays are used by name here, since numba frees an array after the last use of its name.
             nearest[order[first + r]], dots[order[first + r]] = where[r], best[r]
 
 
 @kernel()
 def _are_consecutive(order: np.ndarray, first: int, count: int) -> bool:
-    """Whether these are eight consecutive rows, which can be multiplied in place."""
+    """Whether these rows are eight consecutive ones, which can be multiplied in place."""
     consecutive = count == ROWS
     for r in range(1, count):
         consecutive &= order[first + r] == order[first] + r
@@ -298,12 +298,12 @@ def rerank_scores(
             prefetch(documents.scales[ahead] + line)  # type: ignore[call-arg]
         best[:] = -np.inf
         for token in range(0, max(tokens, more), ROWS):
-            # As much of the next document as this step reads: more prefetches at once would wait for each other.
+            # Prefetch as many bytes of the next document as this step reads; more at once would wait for each other.
             for line in range(token * shape.code_bytes, min(token + ROWS, more) * shape.code_bytes, 64):
                 prefetch(documents.codes[ahead] + line)  # type: ignore[call-arg]
             if token >= tokens:
                 continue
-            # The last step reaches back to score eight rows, some of them for a second time: the maximum is the same.
+            # The last step begins earlier, to have eight rows; scoring a row twice does not change the maximum.
             first = max(0, min(token, tokens - ROWS))
             count = min(ROWS, tokens - first)
             here = token_addresses(documents, d, first, shape)
@@ -323,5 +323,6 @@ def rerank_scores(
         total = np.float32(0)
         for i in range(len(query_scales)):
             total += best[i] * query_scales[i]
-        # NaN, from a document without tokens or damaged scales, is not accepted by the selection that follows.
+        # The selection after this stage does not accept NaN, the score of a document without tokens or with damaged
+        # scales.
         scores[n] = total if total == total else -np.inf
