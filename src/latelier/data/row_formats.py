@@ -87,7 +87,25 @@ def read_row(
 
 
 def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
-    """Return id to text, from pairs of a row's name in messages and the row (a dict, or an item of a dict)."""
+    """Return id to text.
+
+    Parameters
+    ----------
+    rows
+        Pairs of a row's name in messages and the row: a dict, or an ``(id, text)`` item of a dict.
+    kind
+        ``"query"`` or ``"document"``: the prefix of the field with the id, and another name of the field ``text``.
+
+    Returns
+    -------
+    dict
+        Id to text; a title is put before the text.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a row has no id or no text.
+    """
     texts: dict[Any, str] = {}
     for where, row in rows:
         if isinstance(row, tuple) and len(row) == 2:

@@ -139,7 +139,7 @@ class Session:
         self._retriever = Retriever(model, indexes.open(self.folder, read_only=True))
 
     def answer(self, question: str, k: int) -> tuple[list[Result], dict[Any, Explanation]]:
-        """Return the ``k`` best results for a question, and the explanation of the best one by its id."""
+        """Return the ``k`` best results for a question, and a dict of the best one's id to its explanation."""
         with self._timed("answering"):
             results = self._retriever.search(question, k)
             return results, {result.id: self._retriever.explain(question, result.id) for result in results[:1]}

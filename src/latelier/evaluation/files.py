@@ -29,6 +29,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     path
         The file.
 
+    Yields
+    ------
+    tuple
+        ``(line number, text)``.
+
     Raises
     ------
     InvalidArgumentError

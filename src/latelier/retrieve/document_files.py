@@ -47,6 +47,11 @@ def read_document_file(
     name
         Name of the file in messages; default: its path.
 
+    Yields
+    ------
+    InputDocument
+        Id, text and metadata of one document.
+
     Raises
     ------
     InvalidArgumentError

@@ -51,6 +51,11 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
         BEIR's ``"_id"``) and ``"title"``, which is put before the text. All other keys are metadata; a dict under
         ``"metadata"`` is merged into it.
 
+    Yields
+    ------
+    InputDocument
+        Id, text and metadata of one document.
+
     Raises
     ------
     InvalidArgumentError
@@ -109,6 +114,11 @@ def document_chunks(
         For an id that is in the index: raise an error, replace the stored document, or skip the new one.
     show_progress
         Show a progress bar on standard error.
+
+    Yields
+    ------
+    DocumentChunk
+        Up to `size` documents; chunks of which all documents are skipped are left out.
 
     Raises
     ------

@@ -140,6 +140,11 @@ def explain_alignment(
         The tokenizer's special tokens.
     join
         Returns the word that a list of tokens forms.
+
+    Returns
+    -------
+    Explanation
+        The terms of the score by token and by word.
     """
     left, right = tokens
     matches = tuple(

@@ -24,7 +24,16 @@ BEST = f"eval_{_MEASURES['ndcg@10']}"
 
 
 def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    """Split off up to `queries` queries, at most a tenth of all, with all of their rows.
+    """Split off queries for validation, with all of their rows.
+
+    Parameters
+    ----------
+    data
+        All rows.
+    queries
+        Maximum number of queries to split off; at most a tenth of all queries are.
+    seed
+        Seed for drawing the queries.
 
     Returns
     -------
@@ -58,6 +67,11 @@ def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> MultiVec
         All rows. The corpus consists of the documents of `validation`, filled up to 2,000 with others of `data`.
     seed
         Seed for drawing the others.
+
+    Returns
+    -------
+    MultiVectorInformationRetrievalEvaluator
+        Its result has the keys that `measured` reads.
     """
     own = list(dict.fromkeys(text for documents in validation.documents for text in documents))
     others = sorted({text for documents in data.documents for text in documents} - set(own))

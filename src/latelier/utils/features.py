@@ -31,6 +31,11 @@ def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> 
     rows
         The rows to return, in this order.
 
+    Returns
+    -------
+    dict
+        Features with ``len(rows)`` rows.
+
     Examples
     --------
     >>> ids = torch.tensor([[5, 6, 0, 0], [5, 7, 8, 6]])

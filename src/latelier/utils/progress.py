@@ -30,6 +30,11 @@ def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
     options
         Options of tqdm.
 
+    Returns
+    -------
+    context manager
+        Enters to an object with the method ``update``.
+
     Examples
     --------
     >>> with progress_bar(shown=False, total=2) as bar:

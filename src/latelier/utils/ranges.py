@@ -26,7 +26,7 @@ def lengths_to_offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def rows_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Return the row numbers of some documents, int64, in the order in which the documents are given.
+    """Return the row numbers of some documents, in the order in which the documents are given.
 
     Parameters
     ----------
@@ -34,6 +34,11 @@ def rows_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
         ``(n + 1,)`` int64.
     documents
         Their positions, from 0 to ``n - 1``, in any order; a document named twice has its rows twice.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(rows,)`` int64.
 
     Examples
     --------

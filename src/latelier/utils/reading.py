@@ -97,6 +97,11 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iter
     compressed
         Whether it is compressed with gzip.
 
+    Yields
+    ------
+    str
+        One line.
+
     Raises
     ------
     InvalidArgumentError
