@@ -57,7 +57,8 @@ class Flat(StoredIndex):
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> with Flat(folder, dtype="float16") as index:
-    ...     index.add([1, "1"], [np.eye(2), -np.eye(2)], texts=["one", "the string one"])
+    ...     texts = ["one", "the string one"]
+    ...     index.add([1, "1"], [np.eye(2), -np.eye(2)], texts=texts)
     >>> with Flat(folder) as index:
     ...     index.search(np.array([[0.5, -1.0]]), k=1), index.get("1").text
     ([[Hit(id='1', score=1.0)]], 'the string one')

@@ -69,6 +69,17 @@ class GpuSearch:
     def search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         """Score all documents of `parts`, and write the best of each query to `best`; see `StoredIndex._search`.
 
+        Parameters
+        ----------
+        snapshot
+            Not used; `parts` have all that a search needs.
+        parts
+            The documents to search.
+        queries
+            The queries.
+        best
+            Written: the scores and numbers of the best documents.
+
         Raises
         ------
         LatelierError

@@ -69,12 +69,13 @@ def _compare(
 
 
 def exact_scores(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
-    """Return MaxSim in float64, ``(n_queries, n_documents)``; every text has at least one token.
+    """Return MaxSim in float64, ``(n_queries, n_documents)``; every query and document must have a token.
 
     Examples
     --------
     >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> exact_scores(queries, TokenEmbeddings.from_list([[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]))
+    >>> documents = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
+    >>> exact_scores(queries, TokenEmbeddings.from_list(documents))
     array([[1., 0.]])
     """
     similarities = queries.vectors.astype("float64") @ documents.vectors.astype("float64").T

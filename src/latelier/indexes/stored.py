@@ -60,7 +60,7 @@ class StoredIndex(Index):
     documents last.
 
     Keyword search would be a method beside `search`, which evaluates the filter and returns hits as `_find` does. It
-    would read tables of its own in the catalog, defined by a new module in `latelier.indexes.catalog` and written in
+    would read new tables in the catalog, which a module in `latelier.indexes.catalog` defines and which are written in
     the same transaction as the documents.
 
     Parameters

@@ -95,6 +95,11 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
         ``":memory:"`` or a ``file:`` URI.
     alone
         Lock the file for this connection alone, so that SQLite needs no shared-memory file (``-shm``).
+
+    Returns
+    -------
+    Connection
+        With an authorizer that allows everything until it is restricted.
     """
     connection = sqlite3.connect(
         uri,

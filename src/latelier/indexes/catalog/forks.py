@@ -34,7 +34,8 @@ FORK_SECONDS = 1.0
 STREAM_SECONDS = 0.25
 # How long a fork waits while another thread compiles a kernel, which happens once per installation.
 COMPILE_SECONDS = 15.0
-# How long a transaction waits for a fork to end before it begins all the same. A later fork gives the child an error.
+# How long a transaction waits for a fork to end before it begins anyway. If the fork then happens within the
+# transaction, the child gets an error.
 _PATIENCE_SECONDS = 10.0
 
 
@@ -115,7 +116,7 @@ class _Using:
 
 
 def using() -> _Using:
-    """Return a context for every use of SQLite: entering it waits for a fork to end, and a fork waits for its end.
+    """Return a context for every use of SQLite: entering it waits for a running fork, and forks wait until it is left.
 
     Raises
     ------

@@ -85,7 +85,7 @@ class MemoryPool:
     def close(self) -> None:
         """Drop the catalog once no thread is using it any more."""
         self._closed = True
-        with suppress(StorageError), forks.using(), self._lock.current:  # using() raises in a child without indexes
+        with suppress(StorageError), forks.using(), self._lock.current:  # raised where no index can be used
             self._close()
 
     def close_idle(self) -> None:
@@ -133,6 +133,13 @@ class FilePool:
         """Begin the only writing transaction, and yield a function that returns its connection.
 
         The transaction commits at the end of the context, or is rolled back if an error is raised.
+
+        Raises
+        ------
+        ReadOnlyIndexError
+            If the index is open for reading only.
+        StorageError
+            If another writer does not finish in time, or if the files were moved or replaced.
         """
         _check_open(self._closed, self.where)
         if self.read_only:

@@ -55,7 +55,13 @@ def as_id(value: object) -> Id:
 
 
 def as_ids(ids: object) -> list[Id]:
-    """Return one id or an iterable of ids as a list."""
+    """Return one id or an iterable of ids as a list.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `ids` is neither, or no document can have one of the ids.
+    """
     if is_single_id(ids):
         return [as_id(ids)]
     if not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:

@@ -95,7 +95,7 @@ def due_maintenance(
 
 
 def train_lists(table: DocumentTable, memory: int) -> InvertedLists:
-    """Train centroids on the living documents, and return their inverted lists.
+    """Return inverted lists of the living documents, for newly trained centroids.
 
     Parameters
     ----------

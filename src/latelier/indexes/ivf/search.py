@@ -163,6 +163,11 @@ def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> Pro
         The query; only its first 65,535 tokens are used.
     nprobe
         Maximum number of lists per query token.
+
+    Returns
+    -------
+    ProbedLists
+        The lists, and the excess of their imputed scores.
     """
     rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
     isa = instruction_set().argument

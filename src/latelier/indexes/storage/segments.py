@@ -55,8 +55,8 @@ class Segment:
 
     Examples
     --------
-    >>> own = {"vectors": np.zeros((3, 4))}
-    >>> segment = Segment.build(numbers=[7, 9], ids=["a", 5], lengths=[2, 1], arrays=own)
+    >>> arrays = {"vectors": np.zeros((3, 4))}
+    >>> segment = Segment.build([7, 9], ["a", 5], lengths=[2, 1], arrays=arrays)
     >>> segment.numbers, segment.offsets, segment.ids([1, 0])
     (array([7, 9]), array([0, 2, 3]), [5, 'a'])
     """
@@ -96,11 +96,11 @@ class Segment:
         lengths = np.concatenate([part.lengths for part in parts])
         sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
         ids = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
-        own = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
+        names = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
         return cls(
             {
                 **_document_arrays(numbers, lengths, np.concatenate(ids).tobytes(), sizes),
-                **{name: np.concatenate([part.rows(name) for part in parts]) for name in own},
+                **{name: np.concatenate([part.rows(name) for part in parts]) for name in names},
             }
         )
 
@@ -132,7 +132,13 @@ class Segment:
         return Part(self, np.flatnonzero(~is_removed))
 
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
-        """Return the ids of the documents at `positions`."""
+        """Return the ids of the documents at `positions`.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the ids are damaged.
+        """
         encoded, places = self.arrays[_IDS], np.asarray(positions, dtype="int64")
         ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
         try:
@@ -167,7 +173,7 @@ class Segment:
         expected: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
             _DOCUMENTS: (np.dtype("int64"), (3, row.documents + 1)),
             _IDS: (np.dtype("uint8"), arrays[_IDS].shape[:1] if _IDS in arrays else ()),
-            **{name: (own.dtype, (row.tokens, *own.shape)) for name, own in layout(self.dim).items()},
+            **{name: (array.dtype, (row.tokens, *array.shape)) for name, array in layout(self.dim).items()},
         }
         if arrays.keys() != expected.keys():
             raise CorruptedIndexError(f"it has the arrays {sorted(arrays)}, not {sorted(expected)}")

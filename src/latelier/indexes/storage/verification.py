@@ -24,6 +24,11 @@ def verify(pool: ConnectionPool, store: SegmentStore) -> VerifyReport:
         Connections to the catalog.
     store
         The segments.
+
+    Returns
+    -------
+    VerifyReport
+        The damaged files, and the ids of their documents.
     """
     damages: list[Damage] = []
     rows: list[SegmentRow] = []

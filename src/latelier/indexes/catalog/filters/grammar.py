@@ -57,6 +57,11 @@ def parse_filter(expression: str, first: int = 0) -> Filter:
     first
         Number of parameters that precede those of this expression in the statement.
 
+    Returns
+    -------
+    Filter
+        Its SQL, still without the columns of an index, and its parameters.
+
     Raises
     ------
     InvalidArgumentError

@@ -50,7 +50,7 @@ class QuantisedQuery(NamedTuple):
 
 
 def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
-    """Quantise a query, each token by its largest absolute number.
+    """Return a quantised query; the scale of each token is its largest absolute number / 127.
 
     Parameters
     ----------
