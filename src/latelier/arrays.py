@@ -15,6 +15,7 @@ __all__ = [
     "Array",
     "as_matrices",
     "as_tensor",
+    "at_least_float32",
     "check_vectors",
     "checked_offsets",
     "checked_scales",
@@ -77,6 +78,11 @@ def as_tensor(array: Array) -> torch.Tensor:
             f"received an array of dtype {array.dtype}; expected floating numbers in the byte order of this machine: "
             "array.astype('float32') makes them."
         ) from error
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert half precision to float32; return wider numbers unchanged."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def as_matrices(matrices: Iterable[Any]) -> list[Any]:

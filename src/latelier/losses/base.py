@@ -19,10 +19,11 @@ from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import similarity_fct_name
 from torch import Tensor, nn
 
+from latelier.arrays import at_least_float32
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.losses.batch import EmbeddedBatch, embed_batch
-from latelier.losses.mini_batches import MiniBatches, at_least_float32
+from latelier.losses.mini_batches import MiniBatches
 from latelier.utils import is_count
 
 __all__ = ["Loss", "LossOptions", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]

@@ -16,6 +16,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.losses.mini_batches import MiniBatches, run_rows, run_whole
 from latelier.utils.describing import describe, short
+from latelier.utils.features import move_features
 
 __all__ = ["EmbeddedBatch", "embed_batch"]
 
@@ -77,8 +78,8 @@ def embed_batch(
     """
     mini_batches = MiniBatches() if mini_batches is None else mini_batches
     columns = _read_columns(model, sentence_features, warn_once)
-    ((queries, query_keys),) = _run(model, columns[:1], mini_batches)
-    outputs = _run(model, columns[1:], mini_batches)
+    ((queries, query_keys),) = _embed_columns(model, columns[:1], mini_batches)
+    outputs = _embed_columns(model, columns[1:], mini_batches)
     for i, (texts, _) in enumerate(outputs, start=1):
         if len(queries) == 0 or len(texts) == 0 or len(texts) % len(queries):
             raise InvalidArgumentError(
@@ -96,9 +97,9 @@ def embed_batch(
                 f"document {i % per_query} of query {i // per_query} has no token that is scored, so its score is "
                 "minus infinity; give it a text, or a shorter skiplist."
             )
-    keys = [key for _, key in outputs]
-    known = None if any(key is None for key in keys) else torch.cat(keys)[torch.tensor(order)]  # type: ignore[arg-type]
-    return EmbeddedBatch(queries, documents, query_keys, known)
+    keys = [key for _, key in outputs if key is not None]
+    document_keys = torch.cat(keys)[torch.tensor(order)] if len(keys) == len(outputs) else None
+    return EmbeddedBatch(queries, documents, query_keys, document_keys)
 
 
 def _grouped_by_query(rows: list[int], queries: int) -> list[int]:
@@ -137,22 +138,23 @@ def _read_columns(
                 f"the text has the wrong marker and expansion. Without a trainer, use model.tokenize(texts, "
                 f"is_query={task == 'query'}); in a trainer, check router_mapping."
             )
-        columns.append({k: v.to(accelerator) if isinstance(v, Tensor) else v for k, v in features.items()})
+        columns.append(move_features(features, accelerator))
     return columns
 
 
-def _run(
+def _embed_columns(
     model: nn.Module, columns: list[dict[str, Any]], mini_batches: MiniBatches
 ) -> list[tuple[TokenEmbeddings, Tensor | None]]:
     """Embed columns: return the token vectors and the keys of each."""
     if not _are_token_ids(columns):
-        return [(run_whole(model, column, mini_batches), _keys(column)) for column in columns]
-    rows = [len(column["input_ids"]) for column in columns]
-    texts = run_rows(model, _join(columns), mini_batches)
-    starts = [sum(rows[:i]) for i in range(len(rows))]
-    return [
-        (texts[start : start + size], _keys(column)) for start, size, column in zip(starts, rows, columns, strict=True)
-    ]
+        return [(run_whole(model, column, mini_batches), _hash_rows(column)) for column in columns]
+    texts = run_rows(model, _concatenate_columns(columns), mini_batches)
+    embedded, start = [], 0
+    for column in columns:
+        stop = start + len(column["input_ids"])
+        embedded.append((texts[start:stop], _hash_rows(column)))
+        start = stop
+    return embedded
 
 
 def _are_token_ids(columns: list[dict[str, Any]]) -> bool:
@@ -164,7 +166,7 @@ def _are_token_ids(columns: list[dict[str, Any]]) -> bool:
     return all(v.shape == ids.shape and v.ndim == 2 and not v.is_floating_point() for ids, v in tensors)
 
 
-def _join(columns: list[dict[str, Any]]) -> dict[str, Any]:
+def _concatenate_columns(columns: list[dict[str, Any]]) -> dict[str, Any]:
     """Concatenate columns, padded with zeros, which the attention mask excludes."""
     width = max(column["input_ids"].shape[1] for column in columns)
     joined = dict(columns[0])
@@ -173,7 +175,7 @@ def _join(columns: list[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-def _keys(features: Mapping[str, Any]) -> Tensor | None:
+def _hash_rows(features: Mapping[str, Any]) -> Tensor | None:
     """Hash the token ids of each row to 64 bits; padding has no effect, and all processes get the same hash."""
     ids, mask = features.get("input_ids"), features.get("attention_mask")
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or mask.shape != ids.shape:

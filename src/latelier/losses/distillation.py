@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latelier.arrays import at_least_float32
 from latelier.losses.base import Loss, LossOptions, ScoreMetric, check_score_metric, raw_score
 from latelier.losses.batch import EmbeddedBatch
 from latelier.losses.in_batch_negatives import false_negatives, gather_documents, score_all
 from latelier.losses.labels import read_scores
-from latelier.losses.mini_batches import MiniBatches, at_least_float32
+from latelier.losses.mini_batches import MiniBatches
 from latelier.losses.normalization import computing_dtype, min_max_normalize, relative_rounding, row_weights
 from latelier.scores import colbert_kd_scores, colbert_scores
 from latelier.utils import check_number

@@ -18,7 +18,14 @@ from latelier.losses.base import LossOptions, ScoreMetric, score
 from latelier.losses.batch import EmbeddedBatch
 from latelier.utils.ranges import lengths_to_offsets
 
-__all__ = ["GatheredDocuments", "false_negatives", "gather_documents", "reduce_total", "score_all", "world_size"]
+__all__ = ["GatheredDocuments", "false_negatives", "gather_documents", "reduce_total", "score_all"]
+
+
+class _Keys(NamedTuple):
+    """The key of each document and of the query that it belongs to, ``(columns,)`` int64, as in `EmbeddedBatch`."""
+
+    documents: Tensor
+    queries: Tensor
 
 
 class GatheredDocuments(NamedTuple):
@@ -29,8 +36,7 @@ class GatheredDocuments(NamedTuple):
     documents
         Documents of all processes, by rank.
     keys
-        The key of each document, and the key of the query that it belongs to, as in `EmbeddedBatch`; None if the
-        features hold no token ids.
+        Keys that are equal for equal texts; None if the features hold no token ids.
     first
         Position of this process's first document.
     queries
@@ -38,12 +44,12 @@ class GatheredDocuments(NamedTuple):
     """
 
     documents: TokenEmbeddings
-    keys: tuple[Tensor, Tensor] | None
+    keys: _Keys | None
     first: int
     queries: int
 
 
-def world_size() -> int:
+def _world_size() -> int:
     """Return how many processes train together, 1 outside of such training."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -60,8 +66,8 @@ def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredD
     """
     keys = None
     if batch.query_keys is not None and batch.document_keys is not None:
-        keys = (batch.document_keys, batch.query_keys.repeat_interleave(batch.per_query))
-    if not across_devices or world_size() == 1:
+        keys = _Keys(batch.document_keys, batch.query_keys.repeat_interleave(batch.per_query))
+    if not across_devices or _world_size() == 1:
         return GatheredDocuments(batch.documents, keys, 0, len(batch.queries))
     device = batch.documents.device
     # All processes use the same tokeniser, so either all have keys or none has.
@@ -76,7 +82,7 @@ def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredD
     dist.all_reduce(queries)
     return GatheredDocuments(
         TokenEmbeddings(vectors, lengths_to_offsets(lengths)),
-        None if keys is None else (gathered_keys[0], gathered_keys[1]),
+        None if keys is None else _Keys(*gathered_keys),
         sum(len(part) for part in tables[: dist.get_rank()]),
         int(queries),
     )
@@ -107,15 +113,15 @@ def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives
     columns = torch.arange(len(gathered.documents))
     if gathered.keys is None or batch.query_keys is None:
         return torch.zeros(len(positives), len(columns), dtype=torch.bool)
-    document_keys, owner_keys = gathered.keys
-    same_text = document_keys == document_keys[positives][:, None]
-    same_query = (owner_keys == batch.query_keys[:, None]) & (columns % batch.per_query == 0)
+    keys = gathered.keys
+    same_text = keys.documents == keys.documents[positives][:, None]
+    same_query = (keys.queries == batch.query_keys[:, None]) & (columns % batch.per_query == 0)
     return (same_text | same_query) & (columns != positives[:, None])
 
 
 def reduce_total(total: Tensor, gathered: GatheredDocuments, options: LossOptions) -> Tensor:
     """Scale a sum over this process's queries so that the mean gradient over processes is that of the whole batch."""
-    share = world_size() if options.gather_across_devices else 1
+    share = _world_size() if options.gather_across_devices else 1
     return total * share / (gathered.queries if options.size_average else 1)
 
 

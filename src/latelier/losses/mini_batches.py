@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from latelier.arrays import at_least_float32
 from latelier.embeddings import TokenEmbeddings
 from latelier.utils import batch_by_tokens, check_count
 from latelier.utils.features import select_rows, used_positions
 
-__all__ = ["MiniBatches", "at_least_float32", "run_rows", "run_whole"]
+__all__ = ["MiniBatches", "run_rows", "run_whole"]
 
 # Tokens of a mini-batch, padding included. A CPU is fastest with activations that fit its caches; a GPU needs large
 # matrix products to be busy.
@@ -84,11 +85,6 @@ def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatch
 def run_whole(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatches) -> TokenEmbeddings:
     """Embed features of any kind, such as images, in one pass."""
     return TokenEmbeddings.from_list(_pass(model, features, mini_batches.recompute))
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Convert half precision to float32; return wider numbers unchanged."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _pass(model: nn.Module, features: dict[str, Any], recompute: bool) -> list[Tensor]:

@@ -14,6 +14,7 @@ from latelier.models.inputs import check_text_pairs
 from latelier.models.lengths import max_length
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count
+from latelier.utils.features import move_features
 
 __all__ = ["embed_texts", "score_pairs"]
 
@@ -64,6 +65,5 @@ def score_pairs(
 
 def _token_vectors(model: MultiVectorEncoder, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return vectors ``(n, tokens, dim)`` and the bool mask ``(n, tokens)`` of those that are scored."""
-    moved = {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in features.items()}
-    out = model.forward(moved)
+    out = model.forward(move_features(features, model.device))
     return out["token_embeddings"], out["attention_mask"].bool()

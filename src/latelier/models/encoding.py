@@ -27,7 +27,7 @@ from latelier.models.lengths import max_length
 from latelier.models.options import check_delegated_dtype, has_loop_options, prompt_errors
 from latelier.models.outputs import OutputForm
 from latelier.utils import batch_by_tokens, check_count, resolve_device
-from latelier.utils.features import select_rows, used_positions
+from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets, rows_of
 
@@ -356,8 +356,7 @@ def _encode_window(
 
 def _encode_batch(model: MultiVectorEncoder, features: Any, used: Tensor, rows: np.ndarray, job: Job) -> Batch:
     batch = features if len(used) == 1 else select_rows(features, used, rows)
-    batch = {name: value.to(job.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-    out = model(batch, task=job.task)
+    out = model(move_features(batch, job.device), task=job.task)
     mask = out["attention_mask"].bool()
     vectors = out["token_embeddings"][mask]  # (tokens of the batch, dim)
     if torch.is_autocast_enabled(job.device.type):

@@ -87,7 +87,7 @@ def check_plain(folder: Path) -> None:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
         if not isinstance(kind, str) or not _MODULE_TYPE.fullmatch(kind):
             raise InvalidArgumentError(f"modules.json names {short(kind)}, which is code of its own.")
-        inside = folder / _relative(path)
+        inside = folder / _module_path(path)
         name = kind.rpartition(".")[2]
         if name == "Transformer":
             _check_encoder(inside)
@@ -161,7 +161,7 @@ def _check_shards(folder: Path) -> None:
 
 
 def _check_keys(name: str, value: Any) -> None:
-    for key, inner in _pairs(value):
+    for key, inner in _items_at_any_depth(value):
         # An attention implementation may be a repository of kernels to download and run.
         if "attn_implementation" in key or "experts_implementation" in key:
             refers = inner not in _ATTENTION if isinstance(inner, (str, type(None))) else True
@@ -171,7 +171,7 @@ def _check_keys(name: str, value: Any) -> None:
             raise InvalidArgumentError(f"{name} has {short(key)}: {short(inner)}, which refers to code or other files.")
 
 
-def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+def _items_at_any_depth(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield keys and values of dicts at any depth, without recursion: a hostile file may be nested very deeply."""
     waiting = [value]
     while waiting:
@@ -183,7 +183,7 @@ def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
             waiting += each
 
 
-def _relative(path: Any) -> Path:
+def _module_path(path: Any) -> Path:
     """Return the path of a module inside the folder; a path that leads elsewhere on any system raises an error."""
     parts = PureWindowsPath(path) if isinstance(path, str) and "\0" not in path else None
     if parts is None or parts.anchor or ".." in parts.parts:

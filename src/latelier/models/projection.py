@@ -10,6 +10,7 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense
 
 from latelier.errors import InvalidArgumentError
+from latelier.utils.features import move_features
 from latelier.utils.progress import progress_bar
 
 __all__ = ["SecondMoment", "fit_pca", "orthogonal_weight"]
@@ -105,8 +106,7 @@ def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, sh
     remaining = iter([texts] if isinstance(texts, str) else texts)
     with torch.inference_mode(), progress_bar(shown=show_progress_bar, desc="Fitting projection", unit="text") as bar:
         while batch := list(islice(remaining, batch_size)):
-            features = model.preprocess(batch, task="document")
-            features = {key: v.to(model.device) if hasattr(v, "to") else v for key, v in features.items()}
+            features = move_features(model.preprocess(batch, task="document"), model.device)
             for module in list(model)[:position]:
                 features = module(features)
             moment.add(features["token_embeddings"][features["attention_mask"].bool()])

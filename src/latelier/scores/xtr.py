@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latelier.arrays import at_least_float32
 from latelier.embeddings import TokenEmbeddings
 from latelier.scores.inputs import Side, check_pairs, documents_per_query, read_sides
 from latelier.utils import check_count
@@ -157,7 +158,7 @@ def xtr_scores_pairwise(
 def _scores(query_side: Side, document_side: Side, top_k: int) -> Tensor:
     queries, documents = query_side.packed, document_side.packed
     device = documents.device
-    left, right = (_at_least_float32(texts).to(device) for texts in (queries, documents))
+    left, right = (_floating(texts).to(device) for texts in (queries, documents))
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype), right.to(dtype)
     owner = _owners(documents).to(device)  # (document tokens,)
@@ -187,6 +188,6 @@ def _owners(texts: TokenEmbeddings) -> Tensor:
     return torch.from_numpy(np.repeat(np.arange(len(texts)), texts.lengths))
 
 
-def _at_least_float32(texts: TokenEmbeddings) -> Tensor:
+def _floating(texts: TokenEmbeddings) -> Tensor:
     vectors = texts.to("float32").vectors if texts.scales is not None else texts.vectors
-    return torch.as_tensor(vectors).to(torch.promote_types(torch.as_tensor(vectors).dtype, torch.float32))
+    return at_least_float32(torch.as_tensor(vectors))

@@ -1,4 +1,4 @@
-"""Rows of a tokenised batch: which positions hold tokens, and selecting rows without needless padding."""
+"""Features of a tokenised batch: their device, which positions hold tokens, and rows without needless padding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["select_rows", "used_positions"]
+__all__ = ["move_features", "select_rows", "used_positions"]
+
+
+def move_features(features: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """Return features with their tensors on a device; None leaves them on their own.
+
+    Examples
+    --------
+    >>> move_features({"input_ids": torch.tensor([1]), "task": "query"}, torch.device("meta"))
+    {'input_ids': tensor(..., device='meta', size=(1,), dtype=torch.int64), 'task': 'query'}
+    """
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
 
 
 def used_positions(features: Mapping[str, Any]) -> Tensor:

@@ -95,7 +95,7 @@ def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, *, share: int, 
     dtype = _dtype(queries, documents)
     left, right = (TokenEmbeddings(_vectors(side, device, dtype), side.offsets) for side in (queries, documents))
     with torch.cuda.device_of(right.vectors):  # triton launches on the current device; on the CPU this does nothing
-        scores = (_tuned if _is_tuned(left, right, share) else _own)(left, right, share, step)
+        scores = (_score_tuned if _is_tuned(left, right, share) else _score_own)(left, right, share, step)
     empty = documents.lengths == 0
     if empty.any():
         # The kernels differ in the score of an empty document: it is replaced, and passes no gradient.
@@ -130,7 +130,7 @@ def _is_tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int) 
     )
 
 
-def _tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
+def _score_tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
     from late_interaction_kernels import maxsim_varlen
     from late_interaction_kernels.score_pairs import score_pairs_packed
 
@@ -144,7 +144,7 @@ def _tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, ste
     return flat.view(len(queries), share)
 
 
-def _own(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
+def _score_own(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
     sides = queries.vectors, documents.vectors, _offsets(queries), _offsets(documents)
     return _MaxSim.apply(*sides, share, step)
 
