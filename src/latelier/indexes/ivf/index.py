@@ -40,7 +40,8 @@ from latelier.utils.checks import check_count
 __all__ = ["IVF"]
 
 # (size of a batch of documents in float32) = (memory limit) / _MEMORY_BATCHES. The codes of a batch take at most a
-# quarter of its size, and as much again while they are merged and written. Training samples at most the size of a batch.
+# quarter of its size, and as much again while they are merged and written. The sample of tokens for training is at most
+# as large as a batch.
 _MEMORY_BATCHES = 2
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
