@@ -6,6 +6,7 @@ import pkgutil
 import re
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import latelier
@@ -57,6 +58,16 @@ def test_public_names_have_an_example():
 
     names = [name for name, value in INTERFACE.items() if not (inspect.isabstract(value) or is_only_a_name(value))]
     assert [name for name in names if ">>>" not in (INTERFACE[name].__doc__ or "")] == []
+
+
+def test_examples_fit_the_width_of_a_page():
+    lines = [
+        (path.name, line.strip())
+        for path in sorted(Path(latelier.__file__).parent.rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.lstrip().startswith((">>> ", "... "))
+    ]
+    assert [(name, line) for name, line in lines if len(line) > 80] == []
 
 
 def test_functions_describe_all_parameters_that_they_take():

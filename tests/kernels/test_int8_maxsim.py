@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latelier.kernels.cpu import INSTRUCTION_SETS
+from latelier.kernels.instruction_sets import INSTRUCTION_SETS
 from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
 
 pytestmark = pytest.mark.processor

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.kernels.cpu import INSTRUCTION_SETS
+from latelier.kernels.instruction_sets import INSTRUCTION_SETS
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
 from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 

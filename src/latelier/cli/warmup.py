@@ -21,7 +21,7 @@ def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JS
     from latelier.cli.output import print_json
     from latelier.embeddings import TokenEmbeddings
     from latelier.indexes.ivf.warmup import compile_kernels
-    from latelier.kernels.cpu import instruction_set
+    from latelier.kernels.instruction_sets import instruction_set
     from latelier.scores import colbert_scores
 
     begin = time.perf_counter()

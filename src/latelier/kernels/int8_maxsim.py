@@ -16,7 +16,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from latelier.kernels.conversion import INT8, convert_meanwhile, convert_rows
-from latelier.kernels.cpu import multiply_bytes_of
+from latelier.kernels.instruction_sets import multiply_bytes_of
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, splat
 

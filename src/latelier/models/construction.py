@@ -17,7 +17,7 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.checkpoints.layout import LoadedModules
-from latelier.models.checkpoints.reading import trained_heads
+from latelier.models.checkpoints.registry import trained_heads
 from latelier.models.projection import fit_pca, orthogonal_weight
 from latelier.models.recipe import Recipe
 from latelier.utils import check_count

@@ -9,7 +9,7 @@ from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.cpu import supported
+from latelier.kernels.instruction_sets import supported
 
 pytestmark = pytest.mark.processor
 

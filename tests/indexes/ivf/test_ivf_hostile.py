@@ -23,7 +23,7 @@ from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidat
 from latelier.indexes.ivf.kernels.queries import quantise_query
 from latelier.indexes.ivf.search import find_candidates, keep_likely, probe_lists
 from latelier.indexes.storage.segments import Part, Segment
-from latelier.kernels.cpu import supported
+from latelier.kernels.instruction_sets import supported
 
 NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}
 KERNELS_HERE = [isa.name for isa in supported()]

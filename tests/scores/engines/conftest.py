@@ -2,7 +2,7 @@
 
 import pytest
 
-from latelier.kernels.cpu import INSTRUCTION_SETS
+from latelier.kernels.instruction_sets import INSTRUCTION_SETS
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)

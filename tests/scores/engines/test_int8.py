@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packed_sides import expected_scores, sides
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.cpu import supported
+from latelier.kernels.instruction_sets import supported
 from latelier.scores import colbert_kd_scores, colbert_scores
 from latelier.scores.engines import int8, packed
 from naive import ragged

@@ -20,7 +20,7 @@ from latelier.indexes.ivf.kernels.codes import byte_width
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
 from latelier.indexes.ivf.kernels.kmeans import group_rows
-from latelier.kernels.cpu import instruction_set
+from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_ranges
 from latelier.utils.ranges import lengths_to_offsets

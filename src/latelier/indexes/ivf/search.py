@@ -28,7 +28,7 @@ from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
 from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
 from latelier.indexes.ivf.search_parameters import SearchParameters
-from latelier.kernels.cpu import instruction_set
+from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 
 __all__ = [

@@ -17,7 +17,7 @@ from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.kmeans import add_rows, group_rows
 from latelier.indexes.ivf.search_parameters import size_factor
-from latelier.kernels.cpu import instruction_set
+from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 
 __all__ = ["list_count", "train_centroids"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.cpu import InstructionSet, instruction_set
+from latelier.kernels.instruction_sets import InstructionSet, instruction_set
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
 from latelier.scores.engines.base import Engine, needs_gradient, off_cpu

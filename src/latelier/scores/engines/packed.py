@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.cpu import InstructionSet, instruction_set
+from latelier.kernels.instruction_sets import InstructionSet, instruction_set
 from latelier.kernels.maxsim_backward import Packed, add_document_gradients, add_query_gradients
 from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges

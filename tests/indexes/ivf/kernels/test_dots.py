@@ -11,7 +11,7 @@ from latelier.indexes.ivf.kernels.codes import BITS, byte_width
 from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids, rerank_scores
 from latelier.indexes.ivf.kernels.probing import NO_CENTROID
 from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.kernels.cpu import supported
+from latelier.kernels.instruction_sets import supported
 
 pytestmark = pytest.mark.processor
 

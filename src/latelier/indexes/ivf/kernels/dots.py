@@ -2,7 +2,7 @@
 
 Rows are tokens as bytes shifted by 128; they are multiplied with groups of 16 query tokens or centroids, packed so that
 each has a SIMD lane. Every kernel takes `InstructionSet.argument` and is compiled with the multiplication of that
-instruction set, see `latelier.kernels.cpu`; the results are equal for all instruction sets.
+instruction set, see `latelier.kernels.instruction_sets`; the results are equal for all instruction sets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from latelier.indexes.ivf.kernels.codes import (
     token_addresses,
 )
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
-from latelier.kernels.cpu import multiply_bytes_of
+from latelier.kernels.instruction_sets import multiply_bytes_of
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
