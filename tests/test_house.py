@@ -17,6 +17,7 @@ LAYERS = [
     {"arrays", "embeddings"},
     {"kernels", "evaluation"},
     {"scores"},
+    {"modules"},
     {"models", "indexes"},
     {"losses", "rank", "retrieve"},
     {"data"},

@@ -19,6 +19,7 @@ __all__ = [
     "indexes",
     "losses",
     "models",
+    "modules",
     "rank",
     "retrieve",
     "scores",

@@ -1,0 +1,502 @@
+"""`Attention`: multi-head attention with the options, and the parameter names, of diffusers' class of this name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latelier.errors import InvalidArgumentError
+from latelier.modules.arguments import check_arguments, check_inputs
+from latelier.modules.fusion import concatenate_layers, split_layer
+from latelier.modules.masks import check_mask, pad_mask, to_additive
+from latelier.modules.normalization import (
+    CrossAttentionNorm,
+    QKNorm,
+    SpatialNorm,
+    make_added_qk_norms,
+    make_cross_norm,
+    make_qk_norms,
+    normalize_context,
+)
+from latelier.modules.processors import SDPAProcessor, SlicedProcessor
+from latelier.utils import check_count
+from latelier.utils.describing import describe
+
+__all__ = ["Attention"]
+
+# Names of the projections in checkpoints older than those of `to_q`.
+_DEPRECATED_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+class Attention(nn.Module):
+    """Multi-head attention over a sequence, a context or both: ``softmax(Q K^T / sqrt(dim_head)) V W_O``.
+
+    A `state_dict` of ``diffusers.models.attention_processor.Attention`` with the same arguments loads as it is.
+
+    Parameters
+    ----------
+    query_dim
+        Channels of `hidden_states`.
+    cross_attention_dim
+        Channels of `encoder_hidden_states`; None: `query_dim`.
+    heads, dim_head
+        Number of heads, and channels of each.
+    kv_heads
+        Heads of the keys and values, a divisor of `heads`: query head ``i`` uses key head ``i // (heads / kv_heads)``.
+        1: multi-query attention; None: `heads`.
+    dropout
+        Probability of dropout on the output, between 0 and 1.
+    bias, out_bias, added_proj_bias
+        Whether the projections to queries, keys and values, the output projections and the added projections have a
+        bias.
+    upcast_attention, upcast_softmax
+        Compute the scores, or the softmax alone, in float32.
+    cross_attention_norm
+        Norm of the context: ``"layer_norm"`` or ``"group_norm"``.
+    cross_attention_norm_num_groups
+        Groups of that group norm.
+    qk_norm
+        Norm of queries and keys: ``"layer_norm"``, ``"fp32_layer_norm"``, ``"rms_norm"`` or ``"l2"`` of each head;
+        ``"layer_norm_across_heads"`` or ``"rms_norm_across_heads"`` of all heads together.
+    added_kv_proj_dim
+        Channels of a context with key and value projections of its own; see *Notes*.
+    norm_num_groups
+        Groups of a group norm of `hidden_states`; None: no norm.
+    spatial_norm_dim
+        Channels of the condition of a spatial norm, which is passed as ``temb``; None: no norm.
+    scale_qk
+        Divide the scores by ``sqrt(dim_head)``.
+    only_cross_attention
+        Attend to the added keys and values only.
+    eps
+        Added to the variances in the norms of `hidden_states`, queries and keys.
+    rescale_output_factor
+        Divisor of the output, the residual included.
+    residual_connection
+        Add `hidden_states` to the output.
+    _from_deprecated_attn_block
+        Load the older parameter names ``query``, ``key``, ``value`` and ``proj_attn`` too.
+    processor
+        How the attention is computed; None: `SDPAProcessor`.
+    out_dim
+        Channels of the output; the number of heads is then ``out_dim / dim_head``. None: `query_dim`.
+    out_context_dim
+        Channels of the context's output in joint attention; None: `query_dim`.
+    context_pre_only
+        None: the added projections make keys and values alone. Otherwise joint attention, and the context's output is
+        projected (False) or not (True).
+    pre_only
+        No output projection.
+    elementwise_affine
+        Whether the norms of queries and keys per head have weights.
+    is_causal
+        Query ``i`` attends to keys ``0 .. i``; not with `added_kv_proj_dim`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument has a value that is not listed here, or arguments do not fit each other.
+
+    Notes
+    -----
+    Where queries (Q), keys and values (KV) come from, with ``h`` for `hidden_states`, ``c`` for `encoder_hidden_states`
+    and ``[ , ]`` for concatenation along the sequence:
+
+    ====================================  ============  ==================  =================
+    arguments                             Q             KV                  returns
+    ====================================  ============  ==================  =================
+    no context given                      h             h                   output of h
+    context given                         h             c                   output of h
+    ``added_kv_proj_dim``                 h             [c, h]              output of h
+    and ``only_cross_attention``          h             c                   output of h
+    and ``context_pre_only`` not None     [h, c]        [h, c]              outputs of h and c
+    ====================================  ============  ==================  =================
+
+    A query whose keys are all masked gets zeros before the output projection.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from latelier.modules import Attention
+    >>> _ = torch.manual_seed(0)
+    >>> attention = Attention(16, heads=2, dim_head=8).eval()
+    >>> attention
+    Attention(
+      query_dim=16, heads=2, dim_head=8
+      (to_q): Linear(in_features=16, out_features=16, bias=False)
+      (to_k): Linear(in_features=16, out_features=16, bias=False)
+      (to_v): Linear(in_features=16, out_features=16, bias=False)
+      (to_out): ModuleList(
+        (0): Linear(in_features=16, out_features=16, bias=True)
+        (1): Dropout(p=0.0, inplace=False)
+      )
+    )
+    >>> tokens = torch.randn(1, 3, 16)
+    >>> attention(tokens).shape
+    torch.Size([1, 3, 16])
+
+    With a mask of the first two tokens, the third has no influence:
+
+    >>> mask = torch.tensor([[True, True, False]])
+    >>> changed = tokens.clone()
+    >>> changed[:, 2] = 100.0
+    >>> out = attention(tokens, attention_mask=mask)
+    >>> other = attention(changed, attention_mask=mask)
+    >>> torch.equal(out[:, :2], other[:, :2])
+    True
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        cross_attention_dim: int | None = None,
+        heads: int = 8,
+        kv_heads: int | None = None,
+        dim_head: int = 64,
+        dropout: float = 0.0,
+        bias: bool = False,
+        upcast_attention: bool = False,
+        upcast_softmax: bool = False,
+        cross_attention_norm: CrossAttentionNorm | None = None,
+        cross_attention_norm_num_groups: int = 32,
+        qk_norm: QKNorm | None = None,
+        added_kv_proj_dim: int | None = None,
+        added_proj_bias: bool | None = True,
+        norm_num_groups: int | None = None,
+        spatial_norm_dim: int | None = None,
+        out_bias: bool = True,
+        scale_qk: bool = True,
+        only_cross_attention: bool = False,
+        eps: float = 1e-5,
+        rescale_output_factor: float = 1.0,
+        residual_connection: bool = False,
+        _from_deprecated_attn_block: bool = False,
+        processor: Callable[..., Any] | None = None,
+        out_dim: int | None = None,
+        out_context_dim: int | None = None,
+        context_pre_only: bool | None = None,
+        pre_only: bool = False,
+        elementwise_affine: bool = True,
+        is_causal: bool = False,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__", "processor")}
+        super().__init__()
+        check_arguments(arguments)
+        self._arguments = arguments
+        self.query_dim, self.dim_head, self.dropout, self.eps = query_dim, dim_head, dropout, eps
+        self.heads = heads if out_dim is None else out_dim // dim_head
+        self.kv_heads = self.heads if kv_heads is None else kv_heads
+        self.inner_dim, self.inner_kv_dim = dim_head * self.heads, dim_head * self.kv_heads
+        self.sliceable_head_dim = self.heads
+        self.is_cross_attention = cross_attention_dim is not None
+        self.cross_attention_dim = query_dim if cross_attention_dim is None else cross_attention_dim
+        self.out_dim = query_dim if out_dim is None else out_dim
+        self.out_context_dim = query_dim if out_context_dim is None else out_context_dim
+        self.use_bias, self.added_proj_bias, self.qk_norm = bias, bool(added_proj_bias), qk_norm
+        self.upcast_attention, self.upcast_softmax = upcast_attention, upcast_softmax
+        self.scale_qk, self.scale = scale_qk, dim_head**-0.5 if scale_qk else 1.0
+        self.added_kv_proj_dim, self.only_cross_attention = added_kv_proj_dim, only_cross_attention
+        self.context_pre_only, self.pre_only, self.is_causal = context_pre_only, pre_only, is_causal
+        self.residual_connection, self.rescale_output_factor = residual_connection, rescale_output_factor
+        self._from_deprecated_attn_block = _from_deprecated_attn_block
+        self.fused_projections = False
+
+        self.group_norm = None if norm_num_groups is None else nn.GroupNorm(norm_num_groups, query_dim, eps)
+        self.spatial_norm = None if spatial_norm_dim is None else SpatialNorm(query_dim, spatial_norm_dim)
+        self.norm_q, self.norm_k = make_qk_norms(
+            qk_norm, dim_head, self.heads, self.kv_heads, eps, affine=elementwise_affine
+        )
+        self.norm_cross = make_cross_norm(
+            cross_attention_norm, self.cross_attention_dim, added_kv_proj_dim, cross_attention_norm_num_groups
+        )
+        self._make_projections(out_bias)
+        self.norm_added_q, self.norm_added_k = make_added_qk_norms(
+            None if added_kv_proj_dim is None else qk_norm, dim_head, self.kv_heads, eps, affine=elementwise_affine
+        )
+        self.set_processor(SDPAProcessor() if processor is None else processor)
+
+    def _make_projections(self, out_bias: bool) -> None:
+        """Create the linear layers, in the order in which a seed gives them the weights of diffusers."""
+        inner, inner_kv, context = self.inner_dim, self.inner_kv_dim, self.cross_attention_dim
+        own, added = not self.only_cross_attention, self.added_kv_proj_dim
+        joint = added is not None and self.context_pre_only is not None
+        self.to_q = nn.Linear(self.query_dim, inner, bias=self.use_bias)
+        self.to_k = nn.Linear(context, inner_kv, bias=self.use_bias) if own else None
+        self.to_v = nn.Linear(context, inner_kv, bias=self.use_bias) if own else None
+        bias = self.added_proj_bias
+        self.add_k_proj = None if added is None else nn.Linear(added, inner_kv, bias=bias)
+        self.add_v_proj = None if added is None else nn.Linear(added, inner_kv, bias=bias)
+        self.add_q_proj = nn.Linear(added, inner, bias=bias) if joint and added is not None else None
+        output = None if self.pre_only else [nn.Linear(inner, self.out_dim, bias=out_bias), nn.Dropout(self.dropout)]
+        self.to_out = None if output is None else nn.ModuleList(output)
+        projected = self.context_pre_only is not None and not self.context_pre_only
+        self.to_add_out = nn.Linear(inner, self.out_context_dim, bias=out_bias) if projected else None
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments that differ from their defaults, and a processor that does."""
+        defaults = inspect.signature(type(self).__init__).parameters
+        shown = [f"{name}={value!r}" for name, value in self._arguments.items() if value != defaults[name].default]
+        if type(self.processor) is not SDPAProcessor:
+            shown.append(f"processor={self.processor!r}")
+        return ", ".join(shown)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **cross_attention_kwargs: Any,
+    ) -> Any:
+        """Attend.
+
+        Parameters
+        ----------
+        hidden_states
+            Sequences ``(b, l, query_dim)``, or images ``(b, query_dim, h, w)``: sequences of ``h * w``.
+        encoder_hidden_states
+            Context ``(b, l', cross_attention_dim)``, or ``(b, l', added_kv_proj_dim)`` for the added projections.
+        attention_mask
+            Boolean (True: attend) or added to the scores: ``(b, keys)``, ``(b, 1 or queries, keys)``,
+            ``(b * heads, 1 or queries, keys)`` or ``(b, 1 or heads, 1 or queries, keys)``. The keys are those of the
+            table in *Notes*, in that order; a mask of ``c`` alone leaves ``h`` unmasked in ``[c, h]``.
+        **cross_attention_kwargs
+            Passed to the processor: ``temb``, the condition of a spatial norm, ``(b, spatial_norm_dim, h, w)``, or
+            ``return_probabilities`` of `ExplicitProcessor`.
+
+        Returns
+        -------
+        Tensor or tuple of Tensor
+            ``(b, l, out_dim)`` or ``(b, out_dim, h, w)``; in joint attention with a context also the context's output,
+            ``(b, l', out_context_dim)``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a shape or a mask does not fit, or the processor takes no such keyword argument.
+        """
+        unknown = cross_attention_kwargs.keys() - self._keywords if self._keywords is not None else ()
+        if unknown:
+            known = ", ".join(sorted(self._keywords or ()))
+            raise InvalidArgumentError(
+                f"received {', '.join(sorted(unknown))}; {type(self.processor).__name__} accepts: {known}."
+            )
+        check_inputs(self, hidden_states, encoder_hidden_states)
+        return self.processor(
+            self,
+            hidden_states,
+            encoder_hidden_states=encoder_hidden_states,
+            attention_mask=attention_mask,
+            **cross_attention_kwargs,
+        )
+
+    def get_attention_scores(self, query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the probabilities ``softmax(Q K^T * scale + mask)``.
+
+        Parameters
+        ----------
+        query
+            ``(n, lq, dim_head)``, `n` usually being ``batch * heads``.
+        key
+            ``(n, lk, dim_head)``.
+        attention_mask
+            Boolean or additive, broadcast to ``(n, lq, lk)``.
+
+        Returns
+        -------
+        Tensor
+            ``(n, lq, lk)``, of the dtype of `query`; a row whose keys are all masked is 0.
+        """
+        dtype = query.dtype
+        if self.upcast_attention:
+            query, key = query.float(), key.float()
+        scores = query @ key.transpose(-1, -2) * self.scale
+        if attention_mask is not None:
+            scores = scores + to_additive(attention_mask, scores.dtype)
+        if self.upcast_softmax:
+            scores = scores.float()
+        if attention_mask is None:
+            return scores.softmax(dim=-1).to(dtype)
+        empty = (scores == -torch.inf).all(dim=-1, keepdim=True)  # their softmax, and its gradient, would be NaN
+        return scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0).to(dtype)
+
+    def prepare_attention_mask(
+        self, attention_mask: Tensor | None, target_length: int, batch_size: int, out_dim: int = 3
+    ) -> Tensor | None:
+        """Repeat a mask for every head, for a processor that works on ``batch * heads`` sequences.
+
+        Parameters
+        ----------
+        attention_mask
+            ``(b, 1 or queries, keys)``; None is returned as it is.
+        target_length
+            Number of keys. A mask of another length is padded **by** `target_length` keys that are not masked, as in
+            diffusers: a mask of the context alone then fits the keys ``[c, h]``.
+        batch_size
+            Number of sequences.
+        out_dim
+            3 for ``(b * heads, 1 or queries, keys)``, 4 for ``(b, heads, 1 or queries, keys)``.
+        """
+        if attention_mask is None:
+            return None
+        check_mask(attention_mask)
+        if attention_mask.shape[-1] != target_length:
+            attention_mask = pad_mask(attention_mask, target_length)
+        if out_dim == 4:
+            return attention_mask.unsqueeze(1).repeat_interleave(self.heads, dim=1)
+        if attention_mask.shape[0] < batch_size * self.heads:
+            attention_mask = attention_mask.repeat_interleave(self.heads, dim=0)
+        return attention_mask
+
+    def head_to_batch_dim(self, tensor: Tensor, out_dim: int = 3) -> Tensor:
+        """Split channels into heads: ``(b, l, heads * d)`` to ``(b * heads, l, d)``.
+
+        Parameters
+        ----------
+        tensor
+            ``(b, l, heads * d)``, or ``(b, n, l, heads * d)``, which is read as ``n * l`` positions.
+        out_dim
+            4 returns ``(b, heads, l, d)``.
+        """
+        if tensor.ndim == 4:
+            tensor = tensor.flatten(1, 2)
+        heads = tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads.flatten(0, 1) if out_dim == 3 else heads
+
+    def batch_to_head_dim(self, tensor: Tensor) -> Tensor:
+        """Undo `head_to_batch_dim`: ``(b * heads, l, d)`` to ``(b, l, heads * d)``."""
+        return tensor.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
+
+    def norm_encoder_hidden_states(self, encoder_hidden_states: Tensor) -> Tensor:
+        """Apply the norm of the context, ``(b, l, channels)``, which `cross_attention_norm` chose."""
+        if self.norm_cross is None:
+            raise InvalidArgumentError("received cross_attention_norm=None; expected 'layer_norm' or 'group_norm'.")
+        return normalize_context(self.norm_cross, encoder_hidden_states)
+
+    @torch.no_grad()
+    def fuse_projections(self, fuse: bool = True) -> None:
+        """Concatenate the projections for `FusedProcessor`: ``to_qkv`` or ``to_kv``, and ``to_added_qkv``.
+
+        The fused weights are copies with gradients of their own, and are part of the `state_dict`.
+
+        Parameters
+        ----------
+        fuse
+            False copies the fused weights back and removes them.
+        """
+        groups = {"to_kv": ["to_k", "to_v"]} if self.is_cross_attention else {"to_qkv": ["to_q", "to_k", "to_v"]}
+        groups["to_added_qkv"] = ["add_q_proj", "add_k_proj", "add_v_proj"]
+        for fused, names in groups.items():
+            layers = [getattr(self, name) for name in names]
+            if any(layer is None for layer in layers):
+                continue
+            if fuse:
+                setattr(self, fused, concatenate_layers(layers))
+            elif self.fused_projections:
+                split_layer(getattr(self, fused), layers)
+                delattr(self, fused)
+        self.fused_projections = fuse
+
+    def set_processor(self, processor: Callable[..., Any]) -> None:
+        """Choose how the attention is computed.
+
+        Parameters
+        ----------
+        processor
+            A `Processor`, or a callable or module with the signature of `Processor.__call__`.
+        """
+        if not callable(processor):
+            raise InvalidArgumentError(f"received {describe(processor)} as processor; expected a Processor.")
+        self._modules.pop("processor", None)  # a registered module can be replaced by another module only
+        self.processor = processor
+        call = processor.forward if isinstance(processor, nn.Module) else processor
+        parameters = inspect.signature(call).parameters
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        first = ("attn", "hidden_states", "encoder_hidden_states", "attention_mask")
+        self._keywords = None if open_ended else frozenset(name for name in parameters if name not in first)
+
+    def get_processor(self, return_deprecated_lora: bool = False) -> Callable[..., Any]:
+        """Return the processor in use.
+
+        Parameters
+        ----------
+        return_deprecated_lora
+            Not supported: LoRA layers wrap the linear layers, as PEFT does.
+        """
+        if return_deprecated_lora:
+            raise InvalidArgumentError(
+                "received return_deprecated_lora=True; processors hold no LoRA layers, use PEFT."
+            )
+        return self.processor
+
+    def set_attention_slice(self, slice_size: int | None) -> None:
+        """Compute `slice_size` heads at a time; None: all at once, by the default processor.
+
+        Parameters
+        ----------
+        slice_size
+            From 1 to `heads`, or None.
+        """
+        size = check_count("slice_size", slice_size, most=self.sliceable_head_dim, optional=True)
+        self.set_processor(SDPAProcessor() if size is None else SlicedProcessor(size))
+
+    def set_use_memory_efficient_attention_xformers(
+        self, use_memory_efficient_attention_xformers: bool, attention_op: Callable[..., Any] | None = None
+    ) -> None:
+        """Use xformers: raises, since `SDPAProcessor` already uses torch's own memory-efficient kernels.
+
+        Parameters
+        ----------
+        use_memory_efficient_attention_xformers
+            False chooses the default processor.
+        attention_op
+            Operation of xformers.
+        """
+        self._set_backend(use_memory_efficient_attention_xformers, "xformers")
+
+    def set_use_npu_flash_attention(self, use_npu_flash_attention: bool) -> None:
+        """Use the flash attention of Ascend NPUs: raises, see `set_use_memory_efficient_attention_xformers`.
+
+        Parameters
+        ----------
+        use_npu_flash_attention
+            False chooses the default processor.
+        """
+        self._set_backend(use_npu_flash_attention, "torch_npu")
+
+    def set_use_xla_flash_attention(
+        self, use_xla_flash_attention: bool, partition_spec: tuple[str | None, ...] | None = None, is_flux: bool = False
+    ) -> None:
+        """Use the flash attention of TPUs: raises, see `set_use_memory_efficient_attention_xformers`.
+
+        Parameters
+        ----------
+        use_xla_flash_attention
+            False chooses the default processor.
+        partition_spec, is_flux
+            Settings of torch_xla.
+        """
+        self._set_backend(use_xla_flash_attention, "torch_xla")
+
+    def _set_backend(self, use: bool, package: str) -> None:
+        """Choose the default processor, or raise an error that names the missing backend."""
+        if use:
+            state = "is not installed" if find_spec(package) is None else "is installed, but has no processor here"
+            raise InvalidArgumentError(
+                f"received a request for attention by {package}, which {state}; the default SDPAProcessor uses the "
+                "fused kernels of torch. Pass a processor of your own to set_processor()."
+            )
+        self.set_processor(SDPAProcessor())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Rename the parameters of older checkpoints, if the constructor was told to."""
+        if self._from_deprecated_attn_block:
+            for old, new in _DEPRECATED_NAMES.items():
+                for kind in ("weight", "bias"):
+                    if f"{prefix}{old}.{kind}" in state_dict:
+                        state_dict[f"{prefix}{new}.{kind}"] = state_dict.pop(f"{prefix}{old}.{kind}")
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,152 @@
+"""Normalisation layers of `Attention`: of queries and keys, of the context, and of images."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from latelier.errors import InvalidArgumentError
+from latelier.utils.describing import short
+
+__all__ = [
+    "CrossAttentionNorm",
+    "Float32LayerNorm",
+    "L2Norm",
+    "QKNorm",
+    "SpatialNorm",
+    "is_across_heads",
+    "make_added_qk_norms",
+    "make_cross_norm",
+    "make_qk_norms",
+    "normalize_context",
+]
+
+QKNorm = Literal["layer_norm", "fp32_layer_norm", "layer_norm_across_heads", "rms_norm", "rms_norm_across_heads", "l2"]
+CrossAttentionNorm = Literal["layer_norm", "group_norm"]
+_QK_NORMS = ("layer_norm", "fp32_layer_norm", "layer_norm_across_heads", "rms_norm", "rms_norm_across_heads", "l2")
+
+
+class Float32LayerNorm(nn.LayerNorm):
+    """Layer norm computed in float32, whatever the dtype of its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        weight = None if self.weight is None else self.weight.float()
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+
+
+class L2Norm(nn.Module):
+    """Scale the last dimension to unit length, ``x / max(||x||, eps)``.
+
+    Parameters
+    ----------
+    eps
+        The least divisor.
+    """
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return F.normalize(input, dim=-1, eps=self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's argument."""
+        return f"eps={self.eps}"
+
+
+class SpatialNorm(nn.Module):
+    """Group norm of an image, ``norm(x) * conv_y(z) + conv_b(z)``, conditioned on a second image ``z``.
+
+    Zheng et al., 2022, MoVQ, https://arxiv.org/abs/2209.09002.
+
+    Parameters
+    ----------
+    channels
+        Channels of the normalised image, a multiple of 32.
+    condition_channels
+        Channels of the second image.
+    """
+
+    def __init__(self, channels: int, condition_channels: int) -> None:
+        super().__init__()
+        self.norm_layer = nn.GroupNorm(32, channels, eps=1e-6)  # 32 groups as in published checkpoints
+        self.conv_y = nn.Conv2d(condition_channels, channels, kernel_size=1)
+        self.conv_b = nn.Conv2d(condition_channels, channels, kernel_size=1)
+
+    def forward(self, image: Tensor, condition: Tensor) -> Tensor:
+        """Normalise ``(b, channels, h, w)``; the condition is resized to ``(h, w)`` by nearest neighbours."""
+        condition = F.interpolate(condition, size=image.shape[-2:], mode="nearest")
+        return self.norm_layer(image) * self.conv_y(condition) + self.conv_b(condition)
+
+
+def make_qk_norms(
+    kind: str | None, dim_head: int, heads: int, kv_heads: int, eps: float, affine: bool
+) -> tuple[nn.Module | None, nn.Module | None]:
+    """Return the norms of the queries and the keys; those ``across_heads`` always have weights."""
+    if kind is None:
+        return None, None
+    if kind == "layer_norm":
+        return nn.LayerNorm(dim_head, eps, affine), nn.LayerNorm(dim_head, eps, affine)
+    if kind == "fp32_layer_norm":
+        return Float32LayerNorm(dim_head, eps, False), Float32LayerNorm(dim_head, eps, False)
+    if kind == "layer_norm_across_heads":
+        return nn.LayerNorm(dim_head * heads, eps), nn.LayerNorm(dim_head * kv_heads, eps)
+    if kind == "rms_norm":
+        return nn.RMSNorm(dim_head, eps, affine), nn.RMSNorm(dim_head, eps, affine)
+    if kind == "rms_norm_across_heads":
+        return nn.RMSNorm(dim_head * heads, eps), nn.RMSNorm(dim_head * kv_heads, eps)
+    if kind == "l2":
+        return L2Norm(eps), L2Norm(eps)
+    raise InvalidArgumentError(f"received qk_norm={short(kind)}; expected None or one of {', '.join(_QK_NORMS)}.")
+
+
+def make_added_qk_norms(
+    kind: str | None, dim_head: int, kv_heads: int, eps: float, affine: bool
+) -> tuple[nn.Module | None, nn.Module | None]:
+    """Return the norms of the added queries and keys, which published checkpoints have for four kinds."""
+    if kind is None:
+        return None, None
+    if kind == "layer_norm":
+        return nn.LayerNorm(dim_head, eps, affine), nn.LayerNorm(dim_head, eps, affine)
+    if kind == "fp32_layer_norm":
+        return Float32LayerNorm(dim_head, eps, False), Float32LayerNorm(dim_head, eps, False)
+    if kind == "rms_norm":
+        return nn.RMSNorm(dim_head, eps), nn.RMSNorm(dim_head, eps)
+    if kind == "rms_norm_across_heads":
+        return None, nn.RMSNorm(dim_head * kv_heads, eps)  # checkpoints of this kind have no norm of added queries
+    raise InvalidArgumentError(
+        f"received qk_norm={kind!r} with added_kv_proj_dim; expected None, layer_norm, fp32_layer_norm, rms_norm or "
+        "rms_norm_across_heads."
+    )
+
+
+def make_cross_norm(kind: str | None, channels: int, added_channels: int | None, num_groups: int) -> nn.Module | None:
+    """Return the norm of the context, which the added projections read where there are any."""
+    if kind is None:
+        return None
+    if kind == "layer_norm":
+        return nn.LayerNorm(channels)
+    if kind == "group_norm":
+        return nn.GroupNorm(num_groups, channels if added_channels is None else added_channels)
+    raise InvalidArgumentError(
+        f"received cross_attention_norm={short(kind)}; expected None, 'layer_norm' or 'group_norm'."
+    )
+
+
+def normalize_context(norm: nn.Module, context: Tensor) -> Tensor:
+    """Apply the norm of `make_cross_norm` to a context ``(b, l, channels)``; a group norm reads channels first."""
+    if isinstance(norm, nn.GroupNorm):
+        return norm(context.transpose(1, 2)).transpose(1, 2)
+    out: Tensor = norm(context)
+    return out
+
+
+def is_across_heads(kind: str | None) -> bool:
+    """Whether queries and keys are normalised before they are split into heads."""
+    return kind is not None and kind.endswith("_across_heads")

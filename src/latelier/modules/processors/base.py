@@ -1,0 +1,197 @@
+"""What all processors share: from hidden states to heads, and from attended heads to the output.
+
+A processor is called with the `Attention` module that owns the weights. Where the queries, keys and values come from
+follows from that module's arguments (see `Attention`, *Notes*); a processor only decides how ``softmax(QK^T)V`` is
+computed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from latelier.errors import InvalidArgumentError
+from latelier.modules.masks import causal_mask, check_mask, combine_masks, fit_mask, pad_mask
+from latelier.modules.normalization import is_across_heads
+
+__all__ = ["Heads", "Processor"]
+
+Projected = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class Heads(NamedTuple):
+    """Queries ``(b, heads, lq, d)``, keys and values ``(b, heads, lk, d)``, and which keys a query attends to."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    """As given, ``(b, 1 or heads, 1 or lq, lk)``."""
+    causal: bool
+    """Query ``i`` attends to keys ``0 .. i`` at most, besides what `mask` says."""
+
+    def full_mask(self) -> Tensor | None:
+        """Return the mask with the causal one in it."""
+        if not self.causal:
+            return self.mask
+        allowed = causal_mask(self.query.shape[2], self.key.shape[2], self.query.device)
+        return allowed[None, None] if self.mask is None else combine_masks(self.mask, allowed)
+
+
+class Processor(ABC):
+    """Base class of the processors: a subclass says how the heads attend.
+
+    See `SDPAProcessor` for an example. Any callable with the signature of `__call__` is accepted as well, so the
+    processors of diffusers run on a module of this library.
+    """
+
+    @abstractmethod
+    def attend(self, attn: Any, heads: Heads) -> Tensor:
+        """Return ``softmax(Q K^T * scale + mask) V`` of each head, ``(b, heads, lq, d)``.
+
+        Parameters
+        ----------
+        attn
+            The `Attention` module.
+        heads
+            Queries, keys, values and mask.
+        """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        temb: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Compute what `Attention.forward` returns.
+
+        Parameters
+        ----------
+        attn
+            The `Attention` module.
+        hidden_states, encoder_hidden_states, attention_mask
+            As in `Attention.forward`.
+        temb
+            The second image of a spatial norm, ``(b, spatial_norm_dim, h, w)``.
+        """
+        heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
+        return self.merge(attn, self.attend(attn, heads), hidden_states)
+
+    def project(self, attn: Any, sequence: Tensor, source: Tensor) -> Projected:
+        """Return queries of a sequence, and keys and values of a source, ``(b, l, inner)``."""
+        if attn.to_k is None:  # only_cross_attention
+            return attn.to_q(sequence), None, None
+        return attn.to_q(sequence), attn.to_k(source), attn.to_v(source)
+
+    def project_added(self, attn: Any, context: Tensor) -> Projected:
+        """Return queries, keys and values that the added projections make of the context."""
+        query = None if attn.add_q_proj is None else attn.add_q_proj(context)
+        return query, attn.add_k_proj(context), attn.add_v_proj(context)
+
+    def split(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None,
+        attention_mask: Tensor | None,
+        temb: Tensor | None,
+    ) -> Heads:
+        """Normalise and project the inputs, and split the projections into heads."""
+        sequence = _to_sequence(attn, hidden_states, temb)
+        context = encoder_hidden_states
+        if context is not None and attn.norm_cross is not None:
+            context = attn.norm_encoder_hidden_states(context)
+        if attn.group_norm is not None:
+            sequence = attn.group_norm(sequence.transpose(1, 2)).transpose(1, 2)
+        added = attn.add_k_proj is not None
+        if added and context is None and attn.add_q_proj is None:
+            context = _to_sequence(attn, hidden_states, temb)  # the added projections read what no group norm changed
+
+        source = sequence if added or context is None else context
+        query, key, value = _to_heads(attn, self.project(attn, sequence, source), attn.norm_q, attn.norm_k)
+        own = 0 if key is None else key.shape[2]
+        if added and context is not None:
+            more = _to_heads(attn, self.project_added(attn, context), attn.norm_added_q, attn.norm_added_k)
+            if attn.add_q_proj is None:
+                key, value = _join(more[1], key), _join(more[2], value)
+            else:
+                query, key, value = _join(query, more[0]), _join(key, more[1]), _join(value, more[2])
+        if query is None or key is None or value is None:
+            raise InvalidArgumentError("received no encoder_hidden_states; only_cross_attention=True needs them.")
+        mask = None if attention_mask is None else _fit(attention_mask, query, key, own if added else 0)
+        groups = query.shape[1] // key.shape[1]  # query heads per key head
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        return Heads(query, key, value, mask, attn.is_causal)
+
+    def merge(self, attn: Any, attended: Tensor, hidden_states: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Join the heads and apply the output projections, the residual connection and the rescaling."""
+        merged = attended.transpose(1, 2).flatten(2)
+        length = hidden_states.shape[1] if hidden_states.ndim == 3 else hidden_states.shape[2] * hidden_states.shape[3]
+        context = merged[:, length:] if attn.add_q_proj is not None and merged.shape[1] > length else None
+        out = merged[:, :length]
+        if attn.to_out is not None:
+            for layer in attn.to_out:
+                out = layer(out)
+        if hidden_states.ndim == 4:
+            out = out.transpose(1, 2).unflatten(2, hidden_states.shape[2:])
+        if attn.residual_connection:
+            out = out + hidden_states
+        out = out / attn.rescale_output_factor
+        if context is None:
+            return out
+        return out, context if attn.to_add_out is None else attn.to_add_out(context)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def _to_sequence(attn: Any, hidden_states: Tensor, temb: Tensor | None) -> Tensor:
+    """Return ``(b, l, channels)``: images are flattened, after the spatial norm."""
+    if attn.spatial_norm is not None:
+        if hidden_states.ndim != 4 or temb is None:
+            raise InvalidArgumentError(
+                f"received hidden_states of shape {tuple(hidden_states.shape)} and {'no' if temb is None else 'a'} "
+                "temb; a spatial norm needs (batch, channels, height, width) and temb=(batch, spatial_norm_dim, h, w)."
+            )
+        hidden_states = attn.spatial_norm(hidden_states, temb)
+    return hidden_states.flatten(2).transpose(1, 2) if hidden_states.ndim == 4 else hidden_states
+
+
+def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Projected:
+    """Split ``(b, l, inner)`` into ``(b, heads, l, dim_head)``, normalising queries and keys before or after."""
+    across_heads = is_across_heads(attn.qk_norm)
+
+    def split(tensor: Tensor | None, norm: Any) -> Tensor | None:
+        if tensor is None:
+            return None
+        if norm is not None and across_heads:
+            tensor = norm(tensor)
+        heads = tensor.unflatten(-1, (-1, attn.dim_head)).transpose(1, 2)
+        return heads if norm is None or across_heads else norm(heads)
+
+    query, key, value = projected
+    return split(query, norm_q), split(key, norm_k), split(value, None)
+
+
+def _join(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Concatenate heads along the sequence."""
+    if first is None or second is None:
+        return second if first is None else first
+    return torch.cat([first, second], dim=2)
+
+
+def _fit(mask: Tensor, query: Tensor, key: Tensor, own: int) -> Tensor:
+    """Bring a mask to four dimensions; one of the context alone is padded by the `own` keys that follow."""
+    check_mask(mask)
+    batch, heads, queries, _ = query.shape
+    keys = key.shape[2]
+    if own and mask.shape[-1] != keys and mask.shape[-1] == keys - own:
+        mask = pad_mask(mask, own)
+    return fit_mask(mask, batch, heads, queries, keys)

@@ -1,0 +1,340 @@
+"""`Attention`: the formula, torch's own multi-head attention, masks, options and errors."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from latelier.errors import InvalidArgumentError
+from latelier.modules import Attention, ExplicitProcessor, FusedProcessor, SDPAProcessor, SlicedProcessor
+
+SMALL = {"query_dim": 8, "heads": 2, "dim_head": 4}
+PROCESSORS = [SDPAProcessor(), ExplicitProcessor(), SlicedProcessor(3)]
+
+
+def by_hand(attention, sequence, source, allowed=None):
+    """softmax(Q K^T / sqrt(d)) V W_O, one sequence, one head and one query at a time."""
+    heads, dim = attention.heads, attention.dim_head
+    rows = []
+    for queries, keys, values in zip(
+        attention.to_q(sequence), attention.to_k(source), attention.to_v(source), strict=True
+    ):
+        row = []
+        for position, query in enumerate(queries):
+            parts = []
+            for head in range(heads):
+                mine = slice(head * dim, (head + 1) * dim)
+                group = head // (heads // attention.kv_heads)
+                shared = slice(group * dim, (group + 1) * dim)
+                scores = torch.stack([query[mine] @ key[shared] / math.sqrt(dim) for key in keys])
+                if allowed is not None:
+                    scores[~allowed[len(rows), position]] = -torch.inf
+                weights = scores.exp() / scores.exp().sum()
+                parts.append(sum(weight * value[shared] for weight, value in zip(weights, values, strict=True)))
+            row.append(attention.to_out[0](torch.cat(parts)))
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
+@pytest.mark.parametrize("kv_heads", [None, 1, 2])
+def test_equals_the_formula(kv_heads, processor):
+    attention = Attention(8, 6, heads=4, kv_heads=kv_heads, dim_head=4, bias=True, processor=processor)
+    sequence, context = torch.randn(2, 3, 8), torch.randn(2, 5, 6)
+    allowed = torch.rand(2, 3, 5) > 0.4
+    allowed[..., 0] = True
+    with torch.no_grad():
+        torch.testing.assert_close(attention(sequence, context), by_hand(attention, sequence, context))
+        found = attention(sequence, context, allowed)
+        torch.testing.assert_close(found, by_hand(attention, sequence, context, allowed))
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
+def test_causal_equals_the_formula(processor):
+    attention = Attention(**SMALL, is_causal=True, processor=processor)
+    sequence, keys = torch.randn(2, 4, 8), torch.tensor([[True, True, True, False], [True, False, True, True]])
+    past = torch.ones(4, 4, dtype=torch.bool).tril().expand(2, -1, -1)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(sequence), by_hand(attention, sequence, sequence, past))
+        expected = by_hand(attention, sequence, sequence, past & keys[:, None])
+        torch.testing.assert_close(attention(sequence, None, keys), expected)
+        additive = torch.zeros(2, 4).masked_fill(~keys, -torch.inf)
+        torch.testing.assert_close(attention(sequence, None, additive), expected)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_multi_head_attention_of_torch(causal, masked, dtype, processor):
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    ours = Attention(16, heads=4, dim_head=4, bias=True, is_causal=causal, processor=processor)
+    with torch.no_grad():
+        theirs.in_proj_bias.uniform_()
+        weights, biases = theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3)
+        for layer, weight, bias in zip((ours.to_q, ours.to_k, ours.to_v), weights, biases, strict=True):
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+        ours.to_out[0].load_state_dict(theirs.out_proj.state_dict())
+    theirs, ours = theirs.to(dtype), ours.to(dtype)
+    sequence = torch.randn(3, 5, 16, dtype=dtype)
+    keys = torch.ones(3, 5, dtype=torch.bool)
+    keys[1, 3:] = not masked
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
+    expected, _ = theirs(sequence, sequence, sequence, key_padding_mask=~keys, attn_mask=future)
+    # bfloat16: a few roundings of numbers around 1
+    tolerance = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(ours(sequence, None, keys), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_masks_of_every_shape_and_kind_mean_the_same():
+    attention, sequence = Attention(**SMALL), torch.randn(2, 3, 8)
+    keys = torch.tensor([[True, True, False], [True, False, True]])
+    expected = attention(sequence, None, keys)
+    assert not torch.allclose(expected, attention(sequence), atol=1e-3)
+    shapes = [(2, 1, 3), (2, 3, 3), (2, 1, 1, 3), (2, 2, 3, 3), (2, 2, 1, 3)]
+    masks = [keys.view(2, *[1] * (len(shape) - 2), 3).expand(shape) for shape in shapes]
+    masks.append(keys[:, None].repeat_interleave(2, dim=0))  # batch * heads first
+    for mask in masks:
+        additive = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+        for processor in PROCESSORS:
+            attention.set_processor(processor)
+            torch.testing.assert_close(attention(sequence, None, mask), expected)
+            torch.testing.assert_close(attention(sequence, None, additive), expected)
+
+
+def test_heads_may_have_masks_of_their_own():
+    attention, sequence = Attention(**SMALL), torch.randn(1, 3, 8)
+    mask = torch.tensor([[[True, False, False]], [[False, False, True]]])[None]
+    mixed = attention.to_v(sequence)
+    value = torch.cat([mixed[:, :1, :4], mixed[:, 2:, 4:]], dim=-1)
+    torch.testing.assert_close(attention(sequence, None, mask), attention.to_out[0](value).expand(-1, 3, -1))
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
+def test_a_query_without_keys_gets_zeros_and_no_nan_gradient(processor):
+    attention = Attention(**SMALL, out_bias=False, processor=processor)
+    sequence = torch.randn(2, 3, 8, requires_grad=True)
+    mask = torch.tensor([[False, False, False], [True, True, False]])
+    out = attention(sequence, None, mask)
+    assert not out[0].any()
+    assert out[1].any()
+    out.sum().backward()
+    assert sequence.grad.isfinite().all()
+    assert sequence.grad[1].any()
+
+
+def test_joint_attention_is_self_attention_over_both_sequences():
+    attention = Attention(**SMALL, added_kv_proj_dim=8, context_pre_only=False, bias=True)
+    plain = Attention(**SMALL, bias=True)
+    state = {name: value for name, value in attention.state_dict().items() if name in plain.state_dict()}
+    plain.load_state_dict(state)
+    for added, own in (("add_q_proj", "to_q"), ("add_k_proj", "to_k"), ("add_v_proj", "to_v")):
+        getattr(attention, added).load_state_dict(getattr(plain, own).state_dict())
+    attention.to_add_out.load_state_dict(plain.to_out[0].state_dict())
+    sequence, context = torch.randn(2, 4, 8), torch.randn(2, 3, 8)
+    mask = torch.rand(2, 7) > 0.3
+    found = torch.cat(attention(sequence, context, mask), dim=1)
+    torch.testing.assert_close(found, plain(torch.cat([sequence, context], dim=1), None, mask))
+    torch.testing.assert_close(attention(sequence), plain(sequence))
+
+
+def test_added_keys_precede_and_a_mask_of_the_context_leaves_the_sequence_unmasked():
+    attention = Attention(**SMALL, added_kv_proj_dim=6)
+    sequence, context = torch.randn(2, 3, 8), torch.randn(2, 3, 6)
+    mask = torch.tensor([[True, False, True], [False, True, True]])
+    whole = torch.cat([mask, torch.ones(2, 3, dtype=torch.bool)], dim=1)
+    expected = attention(sequence, context, whole)
+    torch.testing.assert_close(attention(sequence, context, mask), expected)
+    changed = context.masked_fill(~mask[..., None], 9.0)
+    torch.testing.assert_close(attention(sequence, changed, mask), expected)
+
+
+def test_pre_only_returns_the_heads_before_the_output_projection():
+    attention, plain = Attention(**SMALL, pre_only=True), Attention(**SMALL)
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    sequence = torch.randn(2, 3, 8)
+    torch.testing.assert_close(plain.to_out[0](attention(sequence)), plain(sequence))
+    assert attention.to_out is None
+
+
+@pytest.mark.parametrize("kind", ["layer_norm_across_heads", "rms_norm_across_heads"])
+def test_norms_across_heads_see_all_channels(kind):
+    attention = Attention(8, heads=4, kv_heads=2, dim_head=4, qk_norm=kind)
+    plain = Attention(8, heads=4, kv_heads=2, dim_head=4)
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    sequence = torch.randn(2, 3, 8)
+    plain.to_q = nn.Sequential(plain.to_q, attention.norm_q)
+    plain.to_k = nn.Sequential(plain.to_k, attention.norm_k)
+    torch.testing.assert_close(attention(sequence), plain(sequence))
+    assert (attention.norm_q.weight.shape, attention.norm_k.weight.shape) == ((16,), (8,))
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
+def test_upcasting_loses_less(processor):
+    torch.manual_seed(0)
+    exact = Attention(16, heads=2, dim_head=8)
+    with torch.no_grad():
+        exact.to_q.weight.mul_(20)  # large scores, which bfloat16 rounds by whole units
+    sequence = torch.randn(4, 16, 16)
+    exact, sequence = exact.bfloat16().double(), sequence.bfloat16().double()
+    errors = []
+    for upcast in (False, True):
+        attention = Attention(16, heads=2, dim_head=8, upcast_attention=upcast, upcast_softmax=upcast)
+        attention.load_state_dict(exact.state_dict())
+        attention.bfloat16().set_processor(processor)
+        out = attention(sequence.bfloat16())
+        assert out.dtype == torch.bfloat16
+        errors.append((out.double() - exact(sequence)).abs().mean().item())
+    assert errors[1] <= errors[0] * 1.01
+
+
+def test_dropout_is_applied_in_training_only():
+    attention, sequence = Attention(**SMALL, dropout=0.5), torch.randn(2, 3, 8)
+    assert (attention(sequence) == 0).any()
+    assert (attention.eval()(sequence) != 0).all()
+
+
+def test_images_are_sequences_of_pixels():
+    attention, image = Attention(**SMALL, out_dim=12), torch.randn(2, 8, 3, 5)
+    expected = attention(image.flatten(2).mT).mT.unflatten(2, (3, 5))
+    torch.testing.assert_close(attention(image), expected)
+    assert attention(image).shape == (2, 12, 3, 5)
+
+
+def test_fusing_and_unfusing():
+    attention, sequence = Attention(**SMALL, bias=True), torch.randn(2, 3, 8)
+    before, expected = attention.state_dict(), attention(sequence)
+    random_state = torch.get_rng_state()
+    attention.fuse_projections()
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert attention.to_qkv.weight.shape == (24, 8)
+    attention.set_processor(FusedProcessor())
+    torch.testing.assert_close(attention(sequence), expected)
+    with torch.no_grad():
+        attention.to_qkv.weight.mul_(2)  # as training would change it
+    changed = attention(sequence)
+    attention.fuse_projections(False)
+    assert attention.state_dict().keys() == before.keys()
+    with pytest.raises(InvalidArgumentError, match=r"without fused projections; call fuse_projections\(\) first"):
+        attention(sequence)
+    attention.set_processor(SDPAProcessor())
+    torch.testing.assert_close(attention(sequence), changed)
+    attention.fuse_projections(False)  # nothing to undo
+    assert not attention.fused_projections
+
+
+def test_slices():
+    attention = Attention(**SMALL)
+    attention.set_attention_slice(2)
+    assert repr(attention.get_processor()) == "SlicedProcessor(slice_size=2)"
+    with pytest.raises(InvalidArgumentError, match=r"received slice_size=3; expected an integer from 1 to 2, or None"):
+        attention.set_attention_slice(3)
+    attention.set_attention_slice(None)
+    assert isinstance(attention.get_processor(), SDPAProcessor)
+
+
+def test_older_parameter_names_load_where_told():
+    attention = Attention(**SMALL, _from_deprecated_attn_block=True, bias=True)
+    expected = attention.state_dict()
+    older = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    state = {f"{older[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": v + 1 for name, v in expected.items()}
+    attention.load_state_dict(state)
+    assert torch.equal(attention.to_out[0].weight, state["proj_attn.weight"])
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        Attention(**SMALL, bias=True).load_state_dict(state)
+
+
+def test_a_processor_may_be_a_module_of_its_own():
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None):
+            return self.gate * hidden_states
+
+    attention, sequence = Attention(**SMALL, processor=Learned()), torch.randn(2, 3, 8)
+    assert torch.equal(attention(sequence), 2 * sequence)
+    assert "processor.gate" in attention.state_dict()
+    attention.set_processor(SDPAProcessor())
+    assert "processor.gate" not in attention.state_dict()
+    assert attention(sequence).shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "package"),
+    [
+        (lambda attention, use: attention.set_use_memory_efficient_attention_xformers(use), "xformers"),
+        (lambda attention, use: attention.set_use_npu_flash_attention(use), "torch_npu"),
+        (lambda attention, use: attention.set_use_xla_flash_attention(use), "torch_xla"),
+    ],
+)
+def test_switches_for_other_hardware_name_the_backend(call, package):
+    attention = Attention(**SMALL, processor=ExplicitProcessor())
+    with pytest.raises(InvalidArgumentError, match=f"attention by {package}, which is .*set_processor"):
+        call(attention, True)
+    assert isinstance(attention.processor, ExplicitProcessor)
+    call(attention, False)
+    assert isinstance(attention.processor, SDPAProcessor)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"query_dim": 0}, "received query_dim=0; expected an integer of at least 1"),
+        ({"heads": 4, "kv_heads": 3}, "received kv_heads=3; expected a divisor of the 4 heads"),
+        ({"out_dim": 9}, "received out_dim=9; expected a multiple of dim_head=4"),
+        ({"dropout": 1.5}, "received dropout=1.5; expected a positive number of at most 1"),
+        ({"qk_norm": "batch"}, "received qk_norm='batch'; expected None or one of layer_norm, "),
+        ({"qk_norm": "l2", "added_kv_proj_dim": 6}, "received qk_norm='l2' with added_kv_proj_dim; expected None"),
+        ({"cross_attention_norm": "x"}, "received cross_attention_norm='x'; expected None, 'layer_norm' or"),
+        ({"cross_attention_norm": "group_norm"}, "num_groups=32; expected a divisor of the context's 8 channels"),
+        ({"norm_num_groups": 3}, "received norm_num_groups=3; expected a divisor of query_dim=8"),
+        ({"spatial_norm_dim": 3}, "received query_dim=8; a spatial norm needs a multiple of 32"),
+        ({"only_cross_attention": True}, "received only_cross_attention=True without added_kv_proj_dim"),
+        ({"context_pre_only": True}, "received context_pre_only without added_kv_proj_dim"),
+        ({"is_causal": True, "added_kv_proj_dim": 6}, "received is_causal=True with added_kv_proj_dim"),
+        ({"processor": 3}, r"received 3 \(int\) as processor; expected a Processor"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Attention(**{**SMALL, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "inputs", "message"),
+    [
+        ({}, {"hidden_states": torch.ones(3, 8)}, r"hidden_states of shape \(3, 8\); expected \(batch, length, 8\)"),
+        ({}, {"hidden_states": torch.ones(1, 3, 6)}, r"hidden_states of shape \(1, 3, 6\); expected"),
+        ({}, {"encoder_hidden_states": torch.ones(1, 3, 6)}, r"expected \(2, length, 8\)"),
+        ({"cross_attention_dim": 6}, {}, r"received no encoder_hidden_states; expected \(batch, length, 6\)"),
+        ({}, {"attention_mask": torch.ones(2, 3, dtype=torch.int64)}, r"attention_mask of dtype torch.int64; expected"),
+        ({}, {"attention_mask": torch.ones(3)}, r"attention_mask of shape \(3,\); expected \(batch, keys\)"),
+        ({}, {"attention_mask": torch.ones(2, 4)}, r"attention_mask of shape \(2, 4\) for 2 sequences, 2 heads, 3"),
+        ({}, {"temp": torch.ones(1)}, r"received temp; SDPAProcessor accepts: temb"),
+        ({"query_dim": 32, "spatial_norm_dim": 3}, {"hidden_states": torch.ones(2, 32, 2, 2)}, "no temb; a spatial"),
+        (
+            {"added_kv_proj_dim": 6, "only_cross_attention": True, "context_pre_only": True},
+            {},
+            "received no encoder_hidden_states; only_cross_attention=True needs them",
+        ),
+    ],
+)
+def test_bad_inputs(arguments, inputs, message):
+    attention = Attention(**{**SMALL, **arguments})
+    with pytest.raises(InvalidArgumentError, match=message):
+        attention(**{"hidden_states": torch.ones(2, 3, 8), **inputs})
+
+
+def test_bad_calls_of_helpers():
+    attention = Attention(**SMALL)
+    with pytest.raises(InvalidArgumentError, match="received cross_attention_norm=None; expected 'layer_norm' or"):
+        attention.norm_encoder_hidden_states(torch.ones(1, 2, 8))
+    with pytest.raises(InvalidArgumentError, match="received return_deprecated_lora=True"):
+        attention.get_processor(return_deprecated_lora=True)
+    assert attention.prepare_attention_mask(None, 3, 2) is None
+    padded = attention.prepare_attention_mask(torch.zeros(1, 1, 2, dtype=torch.bool), 3, 1)
+    assert padded[0, 0].tolist() == [False, False, True, True, True]

@@ -1,0 +1,106 @@
+"""For equal weights, `Attention` computes what the class of diffusers computes, over combinations of their options."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import FAMILIES, Case, fill, inputs, outputs
+from attention_peer import build, import_peer, ours, stored_cases, theirs
+
+from latelier import modules
+
+TOLERANCE = 1e-5
+REFERENCES = Path(__file__).with_name("attention_references.npz")
+
+
+@pytest.fixture(scope="module")
+def peer():
+    pytest.importorskip("diffusers", reason="compared with stored numbers only")
+    return import_peer()
+
+
+def largest_difference(first, second):
+    assert [tensor.shape for tensor in first] == [tensor.shape for tensor in second]
+    return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_state_dicts_load_and_outputs_agree(family, peer):
+    different = {}
+    for case in FAMILIES[family]():
+        reference, module = theirs(peer, case), ours(case)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.zero_()
+        module.load_state_dict(reference.state_dict())
+        difference = largest_difference(outputs(reference, case), outputs(module, case))
+        if not difference < TOLERANCE:
+            different[case.name] = difference
+    assert different == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_seed_gives_the_same_weights(family, peer):
+    for case in list(FAMILIES[family]())[::7]:
+        reference, module = build(peer, case, None).state_dict(), build(modules, case, None).state_dict()
+        assert list(reference) == list(module)
+        assert all(torch.equal(reference[name], module[name]) for name in reference), case.name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_agree_with_stored_numbers(family):
+    found = np.concatenate(
+        [out.flatten().numpy() for case in stored_cases(family) for out in outputs(ours(case), case)]
+    )
+    with np.load(REFERENCES) as references:
+        np.testing.assert_allclose(found, references[family], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_cases_are_many_and_distinct():
+    names = [case.name for family in FAMILIES.values() for case in family()]
+    assert len(names) == len(set(names)) > 2000
+
+
+@pytest.mark.parametrize("name", ["AttnProcessor2_0", "AttnProcessor", "SlicedAttnProcessor"])
+def test_processors_of_diffusers_run_on_our_module(name, peer):
+    case = Case({"query_dim": 8, "heads": 2, "dim_head": 4, "norm_num_groups": 2}, False, 8, "keys")
+    module = ours(case)
+    expected = outputs(module, case)
+    module.set_processor(getattr(peer, name)(*([1] if "Sliced" in name else [])))
+    assert largest_difference(outputs(module, case), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("out_dim", [3, 4])
+def test_helpers_agree(out_dim, peer):
+    reference, module = peer.Attention(8, heads=2, dim_head=4), modules.Attention(8, heads=2, dim_head=4)
+    for tensor in (torch.randn(2, 5, 8), torch.randn(2, 3, 5, 8)):
+        assert torch.equal(module.head_to_batch_dim(tensor, out_dim), reference.head_to_batch_dim(tensor, out_dim))
+    heads = torch.randn(4, 5, 4)
+    assert torch.equal(module.batch_to_head_dim(heads), reference.batch_to_head_dim(heads))
+    for length, mask in ((5, torch.randn(2, 1, 5)), (5, torch.randn(2, 6, 5)), (7, torch.randn(2, 1, 5))):
+        expected = reference.prepare_attention_mask(mask, length, 2, out_dim)
+        assert torch.equal(module.prepare_attention_mask(mask, length, 2, out_dim), expected)
+    mask = torch.randn(4, 1, 5)
+    torch.testing.assert_close(
+        module.get_attention_scores(heads, heads, mask), reference.get_attention_scores(heads, heads, mask)
+    )
+
+
+def test_gradients_agree(peer):
+    case = Case({"query_dim": 8, "heads": 2, "dim_head": 4, "qk_norm": "rms_norm", "norm_num_groups": 2, "bias": True})
+    gradients = []
+    for module in (theirs(peer, case), ours(case)):
+        hidden_states = inputs(case)[0].requires_grad_()
+        module(hidden_states).square().sum().backward()
+        gradients.append([hidden_states.grad, *(parameter.grad for parameter in module.parameters())])
+    for reference, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_fused_state_dicts_load(peer):
+    for arguments in ({}, {"cross_attention_dim": 6}, {"added_kv_proj_dim": 6, "context_pre_only": False}):
+        reference, module = (library.Attention(8, heads=2, dim_head=4, **arguments) for library in (peer, modules))
+        fill(reference).fuse_projections()
+        module.fuse_projections()
+        assert module.load_state_dict(reference.state_dict()).missing_keys == []

@@ -1,0 +1,194 @@
+"""What every exported module fulfils: a new one joins by a line in `CASES`."""
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latelier import modules
+
+
+class Case(NamedTuple):
+    """A class, arguments of its constructor, and a function that makes positional inputs of a dtype."""
+
+    cls: type[nn.Module]
+    arguments: dict[str, Any]
+    inputs: Callable[[torch.dtype], tuple[Tensor, ...]]
+
+
+def sequences(*shapes: tuple[int, ...]) -> Callable[[torch.dtype], tuple[Tensor, ...]]:
+    """A function that draws tensors of these shapes."""
+    return lambda dtype: tuple(torch.randn(shape).to(dtype) for shape in shapes)
+
+
+JOINT = {"added_kv_proj_dim": 6, "context_pre_only": False, "qk_norm": "rms_norm", "out_context_dim": 10}
+CASES = {
+    "Attention": Case(modules.Attention, {"query_dim": 8, "heads": 2, "dim_head": 4}, sequences((2, 3, 8))),
+    "Attention, cross": Case(
+        modules.Attention,
+        {"query_dim": 8, "cross_attention_dim": 6, "kv_heads": 2, "dim_head": 4, "norm_num_groups": 2, "out_dim": 16},
+        sequences((2, 8, 2, 3), (2, 5, 6)),
+    ),
+    "Attention, joint": Case(modules.Attention, {"query_dim": 8, **JOINT}, sequences((2, 3, 8), (2, 4, 6))),
+}
+DROPOUT = {"Attention": Case(modules.Attention, {"query_dim": 8, "dropout": 0.5}, sequences((2, 3, 8)))}
+
+
+@pytest.fixture(params=CASES)
+def case(request) -> Case:
+    return CASES[request.param]
+
+
+def build(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    return case.cls(**case.arguments).eval()
+
+
+def flat(out: Any) -> Tensor:
+    """All outputs of a module, in float64."""
+    tensors = out if isinstance(out, tuple) else (out,)
+    return torch.cat([tensor.flatten().double() for tensor in tensors])
+
+
+def call(module: nn.Module, case: Case, dtype: torch.dtype = torch.float32) -> Tensor:
+    torch.manual_seed(1)
+    return flat(module(*case.inputs(dtype)))
+
+
+def test_repr_shows_the_arguments_that_build_it(case):
+    module = build(case)
+    for name, value in case.arguments.items():
+        if value != inspect.signature(case.cls).parameters[name].default:
+            assert f"{name}={value!r}" in module.extra_repr()
+    again = eval(f"modules.{case.cls.__name__}({module.extra_repr()})", {"modules": modules})
+    assert repr(again) == repr(module)
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(call(again.eval(), case), call(module, case))
+
+
+def test_state_dict_round_trip(case, tmp_path):
+    module, other = build(case), case.cls(**case.arguments).eval()
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    assert not torch.equal(call(other, case), call(module, case))
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(call(other, case), call(module, case))
+
+
+def test_loading_is_strict(case):
+    module = build(case)
+    state = module.state_dict()
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "other.weight"'):
+        module.load_state_dict({**state, "other.weight": torch.zeros(1)})
+    first = next(iter(state))
+    with pytest.raises(RuntimeError, match=rf'Missing key\(s\) in state_dict: "{first}"'):
+        module.load_state_dict({name: value for name, value in state.items() if name != first})
+
+
+def test_train_and_eval_reach_every_module(case):
+    module = build(case)
+    assert module.train() is module
+    assert all(inner.training for inner in module.modules())
+    assert not any(inner.training for inner in module.eval().modules())
+
+
+@pytest.mark.parametrize("name", DROPOUT)
+def test_dropout_is_for_training_alone(name):
+    case = DROPOUT[name]
+    module, inputs = build(case), case.inputs(torch.float32)
+    assert torch.equal(module(*inputs), module(*inputs))
+    assert not torch.equal(module.train()(*inputs), module(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_to_dtype(case, dtype):
+    module = build(case)
+    expected = call(module, case)
+    assert module.to(dtype) is module
+    assert {parameter.dtype for parameter in module.parameters()} == {dtype}
+    out = module(*case.inputs(dtype))
+    assert {tensor.dtype for tensor in (out if isinstance(out, tuple) else (out,))} == {dtype}
+    # weights, inputs and a dozen intermediate results are rounded
+    tolerance = 20 * torch.finfo(dtype).eps if dtype != torch.float64 else 1e-5
+    torch.testing.assert_close(call(module, case, dtype), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_to_device(case):
+    module = build(case).to("meta")
+    out = module(*(tensor.to("meta") for tensor in case.inputs(torch.float32)))
+    assert {tensor.device.type for tensor in (out if isinstance(out, tuple) else (out,))} == {"meta"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_gpu_gives_the_same_numbers(case):
+    module = build(case)
+    inputs = case.inputs(torch.float32)
+    expected = flat(module(*inputs))
+    found = flat(module.to("cuda")(*(tensor.to("cuda") for tensor in inputs)))
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_reach_every_parameter_and_input(case):
+    module = build(case)
+    inputs = [tensor.requires_grad_() for tensor in case.inputs(torch.float32)]
+    flat(module(*inputs)).square().sum().backward()
+    without = [name for name, parameter in module.named_parameters() if parameter.grad is None]
+    assert without == []
+    assert [name for name, parameter in module.named_parameters() if not parameter.grad.any()] == []
+    assert all(tensor.grad.any() for tensor in inputs)
+
+
+def test_gradients_are_those_of_finite_differences(case):
+    module = build(case).double()
+    inputs = tuple(tensor.requires_grad_() for tensor in case.inputs(torch.float64))
+    assert torch.autograd.gradcheck(lambda *given: flat(module(*given)), inputs)
+
+
+def test_a_seed_decides_the_weights(case):
+    first, second = build(case).state_dict(), build(case).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.manual_seed(1)
+    other = case.cls(**case.arguments).state_dict()
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_deepcopy_is_equal_and_independent(case):
+    module = build(case)
+    other, expected = copy.deepcopy(module), call(module, case)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    assert torch.equal(call(other, case), expected)
+
+
+def test_pickle_keeps_module_and_repr(case):
+    module = build(case)
+    other = pickle.loads(pickle.dumps(module))
+    assert repr(other) == repr(module)
+    assert torch.equal(call(other, case), call(module, case))
+
+
+def test_compile_gives_the_same_numbers_without_graph_breaks(case):
+    module = build(case)
+    expected = call(module, case)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(call(compiled, case), expected)
+    call(compiled, case).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_export_gives_the_same_numbers(case):
+    module, inputs = build(case), case.inputs(torch.float32)
+    exported = torch.export.export(module, inputs)
+    torch.testing.assert_close(flat(exported.module()(*inputs)), flat(module(*inputs)))
+
+
+def test_every_exported_module_is_tried():
+    exported = [getattr(modules, name) for name in modules.__all__]
+    classes = {value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)}
+    assert classes == {case.cls for case in CASES.values()}
