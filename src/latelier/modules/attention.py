@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_arguments, check_inputs
-from latelier.modules.fusion import concatenate_layers, split_layer
-from latelier.modules.masks import check_mask, pad_mask, to_additive
+from latelier.modules.masks import check_mask, empty_rows, pad_mask, to_additive
 from latelier.modules.normalization import (
     CrossAttentionNorm,
     QKNorm,
@@ -24,13 +23,11 @@ from latelier.modules.normalization import (
     normalize_context,
 )
 from latelier.modules.processors import SDPAProcessor, SlicedProcessor
+from latelier.modules.projections import concatenate_layers, rename_older, split_layer
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 
 __all__ = ["Attention"]
-
-# Names of the projections in checkpoints older than those of `to_q`.
-_DEPRECATED_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
 class Attention(nn.Module):
@@ -279,9 +276,8 @@ class Attention(nn.Module):
         InvalidArgumentError
             If a shape or a mask does not fit, or the processor takes no such keyword argument.
         """
-        unknown = cross_attention_kwargs.keys() - self._keywords if self._keywords is not None else ()
-        if unknown:
-            known = ", ".join(sorted(self._keywords or ()))
+        if self._keywords is not None and (unknown := cross_attention_kwargs.keys() - self._keywords):
+            known = ", ".join(sorted(self._keywords))
             raise InvalidArgumentError(
                 f"received {', '.join(sorted(unknown))}; {type(self.processor).__name__} accepts: {known}."
             )
@@ -321,7 +317,7 @@ class Attention(nn.Module):
             scores = scores.float()
         if attention_mask is None:
             return scores.softmax(dim=-1).to(dtype)
-        empty = (scores == -torch.inf).all(dim=-1, keepdim=True)  # their softmax, and its gradient, would be NaN
+        empty = empty_rows(scores)
         return scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0).to(dtype)
 
     def prepare_attention_mask(
@@ -428,9 +424,7 @@ class Attention(nn.Module):
             Not supported: LoRA layers wrap the linear layers, as PEFT does.
         """
         if return_deprecated_lora:
-            raise InvalidArgumentError(
-                "received return_deprecated_lora=True; processors hold no LoRA layers, use PEFT."
-            )
+            raise InvalidArgumentError("received return_deprecated_lora=True; no processor has LoRA layers, use PEFT.")
         return self.processor
 
     def set_attention_slice(self, slice_size: int | None) -> None:
@@ -495,8 +489,5 @@ class Attention(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Rename the parameters of older checkpoints, if the constructor was told to."""
         if self._from_deprecated_attn_block:
-            for old, new in _DEPRECATED_NAMES.items():
-                for kind in ("weight", "bias"):
-                    if f"{prefix}{old}.{kind}" in state_dict:
-                        state_dict[f"{prefix}{new}.{kind}"] = state_dict.pop(f"{prefix}{old}.{kind}")
+            rename_older(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)

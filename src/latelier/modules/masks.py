@@ -8,7 +8,7 @@ from torch import Tensor
 
 from latelier.errors import InvalidArgumentError
 
-__all__ = ["causal_mask", "check_mask", "combine_masks", "fit_mask", "pad_mask", "to_additive"]
+__all__ = ["causal_mask", "check_mask", "combine_masks", "empty_rows", "fit_mask", "pad_mask", "to_additive"]
 
 
 def check_mask(mask: Tensor) -> None:
@@ -69,3 +69,11 @@ def to_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
     return mask.to(dtype)
+
+
+def empty_rows(mask: Tensor) -> Tensor:
+    """Boolean ``(..., 1)``: whether an additive mask, or masked scores, leave a query no key.
+
+    The softmax of such a row is NaN, in some kernels and versions of torch, and so is its gradient.
+    """
+    return (mask == -torch.inf).all(dim=-1, keepdim=True)

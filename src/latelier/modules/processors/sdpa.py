@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from latelier.modules.masks import to_additive
+from latelier.modules.masks import empty_rows, to_additive
 from latelier.modules.processors.base import Heads, Processor
 
 __all__ = ["SDPAProcessor"]
@@ -42,9 +42,12 @@ class SDPAProcessor(Processor):
         dtype = query.dtype
         if attn.upcast_attention or attn.upcast_softmax:
             query, key, value = query.float(), key.float(), value.float()
-        mask = heads.full_mask() if heads.mask is not None else None
-        if mask is not None:
-            mask = to_additive(mask, query.dtype)
-        causal = heads.causal and mask is None
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=attn.scale)
-        return out.to(dtype)
+        mask = None if heads.mask is None else heads.full_mask()
+        if mask is None:
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=heads.causal, scale=attn.scale)
+            return out.to(dtype)
+        mask = to_additive(mask, query.dtype)
+        empty = empty_rows(mask)
+        mask = mask.masked_fill(empty, 0.0)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=attn.scale)
+        return out.masked_fill(empty, 0.0).to(dtype)

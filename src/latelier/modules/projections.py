@@ -1,12 +1,16 @@
-"""Linear layers concatenated into one, and taken apart again."""
+"""Projections of `Attention`: concatenated into one linear layer, taken apart again, and under their older names."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
-__all__ = ["concatenate_layers", "split_layer"]
+__all__ = ["concatenate_layers", "rename_older", "split_layer"]
+
+_OLDER_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
 def concatenate_layers(layers: list[nn.Linear]) -> nn.Linear:
@@ -31,3 +35,11 @@ def split_layer(fused: nn.Linear, layers: list[nn.Linear]) -> None:
     if fused.bias is not None:
         for layer, bias in zip(layers, fused.bias.split(sizes), strict=True):
             layer.bias.copy_(bias)
+
+
+def rename_older(state_dict: dict[str, Any], prefix: str) -> None:
+    """Give projections under the names of older checkpoints their present names, in place."""
+    for old, new in _OLDER_NAMES.items():
+        for kind in ("weight", "bias"):
+            if f"{prefix}{old}.{kind}" in state_dict:
+                state_dict[f"{prefix}{new}.{kind}"] = state_dict.pop(f"{prefix}{old}.{kind}")
