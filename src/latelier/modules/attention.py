@@ -134,8 +134,9 @@ class Attention(nn.Module):
       )
     )
     >>> tokens = torch.randn(1, 3, 16)
-    >>> attention(tokens).shape
-    torch.Size([1, 3, 16])
+    >>> out = attention(tokens)
+    >>> out.shape, round(out.mean().item(), 2)
+    (torch.Size([1, 3, 16]), -0.13)
 
     With a mask of the first two tokens, the third has no influence:
 
