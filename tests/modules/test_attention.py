@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules import Attention, ExplicitProcessor, FusedProcessor, SDPAProcessor, SlicedProcessor
@@ -171,6 +172,16 @@ def test_norms_across_heads_see_all_channels(kind):
     assert (attention.norm_q.weight.shape, attention.norm_k.weight.shape) == ((16,), (8,))
 
 
+def test_added_queries_have_no_norm_across_heads():
+    attention = Attention(
+        8, heads=4, kv_heads=2, dim_head=4, added_kv_proj_dim=6, context_pre_only=False, qk_norm="rms_norm_across_heads"
+    )
+    names = {name for name in attention.state_dict() if "norm" in name}
+    assert names == {"norm_q.weight", "norm_k.weight", "norm_added_k.weight"}
+    out, context = attention(torch.randn(2, 3, 8), torch.randn(2, 4, 6))
+    assert (out.shape, context.shape) == ((2, 3, 8), (2, 4, 8))
+
+
 @pytest.mark.parametrize("processor", PROCESSORS[1:], ids=repr)
 def test_upcasting_loses_less(processor):
     torch.manual_seed(0)
@@ -188,6 +199,37 @@ def test_upcasting_loses_less(processor):
         assert out.dtype == torch.bfloat16
         errors.append((out.double() - exact(sequence)).abs().mean().item())
     assert errors[1] < 0.9 * errors[0]
+
+
+class Inputs(TorchDispatchMode):
+    """Records the dtypes of the tensors that an operation is applied to."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation, self.dtypes = operation, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is self.operation:
+            self.dtypes.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("upcast", [False, True])
+def test_the_softmax_is_computed_in_float32_where_told(upcast):
+    attention = Attention(**SMALL, upcast_softmax=upcast, processor=ExplicitProcessor()).bfloat16()
+    sequence = torch.randn(2, 3, 8).bfloat16()
+    with Inputs(torch.ops.aten._softmax.default) as seen:
+        attention(sequence)
+        attention(sequence, None, torch.ones(2, 3, dtype=torch.bool))
+    assert seen.dtypes == [torch.float32 if upcast else torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "fp32_layer_norm"])
+def test_the_norm_is_computed_in_float32_where_told(kind):
+    attention = Attention(**SMALL, qk_norm=kind).bfloat16()
+    with Inputs(torch.ops.aten.native_layer_norm.default) as seen:
+        assert attention(torch.randn(2, 3, 8).bfloat16()).dtype == torch.bfloat16
+    assert seen.dtypes == [torch.float32 if kind == "fp32_layer_norm" else torch.bfloat16] * 2
 
 
 @pytest.mark.parametrize("option", [None, "upcast_attention", "upcast_softmax"])

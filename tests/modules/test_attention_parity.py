@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attention_cases import FAMILIES, Case, fill, inputs, outputs
+from attention_cases import FAMILIES, QK_NORMS, Case, fill, given, inputs, outputs, product
 from attention_peer import build, import_peer, ours, stored_cases, theirs
 
 from latelier import modules
+from latelier.errors import InvalidArgumentError
 
 TOLERANCE = 1e-5
 REFERENCES = Path(__file__).with_name("attention_references.npz")
@@ -55,6 +56,35 @@ def test_outputs_agree_with_stored_numbers(family):
     )
     with np.load(REFERENCES) as references:
         np.testing.assert_allclose(found, references[family], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_state_dicts_have_the_same_names_and_shapes(peer):
+    """Also where no processor of diffusers computes such a module; `kv_heads` is needed there by norms across heads."""
+    kinds = (*QK_NORMS, "layer_norm_across_heads", "rms_norm_across_heads")
+    options = product(
+        qk_norm=kinds,
+        kv_heads=(1, 4),
+        added_kv_proj_dim=(None, 6),
+        context_pre_only=(None, True, False),
+        only_cross_attention=(True, False),
+        pre_only=(True, False),
+        elementwise_affine=(True, False),
+        out_dim=(None, 16),
+    )
+    compared = 0
+    for chosen in options:
+        arguments = {"query_dim": 8, "heads": 4, "dim_head": 4, **given(chosen)}
+        try:
+            module = modules.Attention(**arguments)
+        except InvalidArgumentError:  # as diffusers, or options of added projections without them
+            continue
+        reference = peer.Attention(**arguments).state_dict()
+        found = module.state_dict()
+        assert {name: value.shape for name, value in reference.items()} == {
+            name: value.shape for name, value in found.items()
+        }
+        compared += 1
+    assert compared > 500
 
 
 def test_cases_are_many_and_distinct():

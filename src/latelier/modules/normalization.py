@@ -29,13 +29,22 @@ _QK_NORMS = ("layer_norm", "fp32_layer_norm", "layer_norm_across_heads", "rms_no
 
 
 class Float32LayerNorm(nn.LayerNorm):
-    """Layer norm computed in float32, whatever the dtype of its input."""
+    """Layer norm without weights, computed in float32 whatever the dtype of its input.
+
+    Parameters
+    ----------
+    channels
+        Size of the last dimension.
+    eps
+        Added to the variance.
+    """
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__(channels, eps, elementwise_affine=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        weight = None if self.weight is None else self.weight.float()
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+        return F.layer_norm(input.float(), self.normalized_shape, eps=self.eps).to(input.dtype)
 
 
 class L2Norm(nn.Module):
@@ -94,7 +103,7 @@ def make_qk_norms(
     if kind == "layer_norm":
         return nn.LayerNorm(dim_head, eps, affine), nn.LayerNorm(dim_head, eps, affine)
     if kind == "fp32_layer_norm":
-        return Float32LayerNorm(dim_head, eps, False), Float32LayerNorm(dim_head, eps, False)
+        return Float32LayerNorm(dim_head, eps), Float32LayerNorm(dim_head, eps)
     if kind == "layer_norm_across_heads":
         return nn.LayerNorm(dim_head * heads, eps), nn.LayerNorm(dim_head * kv_heads, eps)
     if kind == "rms_norm":
@@ -115,7 +124,7 @@ def make_added_qk_norms(
     if kind == "layer_norm":
         return nn.LayerNorm(dim_head, eps, affine), nn.LayerNorm(dim_head, eps, affine)
     if kind == "fp32_layer_norm":
-        return Float32LayerNorm(dim_head, eps, False), Float32LayerNorm(dim_head, eps, False)
+        return Float32LayerNorm(dim_head, eps), Float32LayerNorm(dim_head, eps)
     if kind == "rms_norm":
         return nn.RMSNorm(dim_head, eps), nn.RMSNorm(dim_head, eps)
     if kind == "rms_norm_across_heads":
