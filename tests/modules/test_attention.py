@@ -384,6 +384,11 @@ def test_bad_arguments(arguments, message):
         ({}, {"temp": torch.ones(1)}, r"received temp; SDPAProcessor accepts: temb"),
         ({"query_dim": 32, "spatial_norm_dim": 3}, {"hidden_states": torch.ones(2, 32, 2, 2)}, "no temb; a spatial"),
         (
+            {"added_kv_proj_dim": 6, "context_pre_only": True},
+            {"encoder_hidden_states": torch.ones(2, 2, 6), "attention_mask": torch.ones(2, 2)},
+            r"attention_mask of shape \(2, 2\) for 2 sequences, 2 heads, 5 queries and 5 keys",
+        ),
+        (
             {"added_kv_proj_dim": 6, "only_cross_attention": True, "context_pre_only": True},
             {},
             "received no encoder_hidden_states; only_cross_attention=True needs them",

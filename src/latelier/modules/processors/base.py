@@ -110,20 +110,21 @@ class Processor(ABC):
             sequence = attn.group_norm(sequence.transpose(1, 2)).transpose(1, 2)
         added = attn.add_k_proj is not None
         if added and context is None and attn.add_q_proj is None:
-            context = _to_sequence(attn, hidden_states, temb)  # the added projections read what no group norm changed
+            context = _to_sequence(attn, hidden_states, temb)  # without the group norm, as in diffusers
 
         source = sequence if added or context is None else context
         query, key, value = _to_heads(attn, self.project(attn, sequence, source), attn.norm_q, attn.norm_k)
-        own = 0 if key is None else key.shape[2]
+        following = 0  # keys of the sequence, after those of the context
         if added and context is not None:
             more = _to_heads(attn, self.project_added(attn, context), attn.norm_added_q, attn.norm_added_k)
             if attn.add_q_proj is None:
+                following = 0 if key is None else key.shape[2]
                 key, value = _join(more[1], key), _join(more[2], value)
             else:
                 query, key, value = _join(query, more[0]), _join(key, more[1]), _join(value, more[2])
         if query is None or key is None or value is None:
             raise InvalidArgumentError("received no encoder_hidden_states; only_cross_attention=True needs them.")
-        mask = None if attention_mask is None else _fit(attention_mask, query, key, own if added else 0)
+        mask = None if attention_mask is None else _fit(attention_mask, query, key, following)
         groups = query.shape[1] // key.shape[1]  # query heads per key head
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -187,11 +188,11 @@ def _join(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return torch.cat([first, second], dim=2)
 
 
-def _fit(mask: Tensor, query: Tensor, key: Tensor, own: int) -> Tensor:
-    """Bring a mask to four dimensions; one of the context alone is padded by the `own` keys that follow."""
+def _fit(mask: Tensor, query: Tensor, key: Tensor, following: int) -> Tensor:
+    """Bring a mask to four dimensions; one of the context alone is padded by the keys that follow."""
     check_mask(mask)
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
-    if own and mask.shape[-1] != keys and mask.shape[-1] == keys - own:
-        mask = pad_mask(mask, own)
+    if following and mask.shape[-1] == keys - following:
+        mask = pad_mask(mask, following)
     return fit_mask(mask, batch, heads, queries, keys)
