@@ -262,7 +262,7 @@ def score_range(documents: Documents, queries: Queries, scores: np.ndarray, posi
     positions
         ``(query_tokens, n)`` int32, written in place, or `NO_POSITIONS`: see `segment_max_sum`.
     column
-        Where the first document stands in `scores` and `positions`.
+        Column of the first document in `scores` and `positions`.
     """
     addresses, lengths, row_bytes, numbers = documents
     packed, query_offsets = queries

@@ -187,7 +187,7 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
     scores
         ``(queries, n)`` float32, written in place.
     column
-        Where the first document stands in `scores`.
+        Column of the first document in `scores`.
     """
     codes, scales, offsets = documents
     packed, start, query_scales, query_offsets = queries

@@ -3,11 +3,11 @@
 The cache is beside the source, or in the user's cache folder if the installation cannot be written. If neither can be
 written, as in a container with an unknown user, kernels are compiled anew in each process.
 
-Python gives kernels arrays, numbers and plain tuples of them, as numba finds the types of these in C, and that of a
-NamedTuple in Python, at each call. A kernel that reads fields by name makes the NamedTuple first thing:
-``documents = CodedDocuments(*documents)``. Kernels call each other at no such cost.
+Python passes arrays, numbers and plain tuples of them to kernels: numba finds the types of these in C, but that of a
+NamedTuple in Python, at each call. A kernel that reads fields by name makes the NamedTuple first:
+``documents = CodedDocuments(*documents)``. Calls between kernels do not have this cost.
 
-numba notices changes in the file of the kernel itself, not in the modules whose code it compiles in: after a change to
+numba detects changes in the file of a kernel, but not in other files that it is compiled from: after a change to
 `simd`, `conversion` or `multiply`, delete ``kernels/__pycache__`` or the folder that ``NUMBA_CACHE_DIR`` names.
 """
 

@@ -42,7 +42,7 @@ def segment_max_sum(
         ``(query_tokens, n)`` int32, written in place: position of the best token in the document (the first of equal
         ones), -1 for a document without tokens; or `NO_POSITIONS`.
     column
-        Where the first document stands in `scores` and `positions`.
+        Column of the first document in `scores` and `positions`.
 
     Examples
     --------

@@ -136,8 +136,8 @@ class ColBERT(MultiVectorEncoder):
             If the model is a late-interaction checkpoint, which `ColBERT` loads.
         """
         as_path(model_name_or_path, "the model")
-        given = None if projection is None else embedding_size, device, max_length_query, max_length_document
-        model = cls(model_name_or_path, *given, recipe=untrained_recipe(projection), **kwargs)
+        recipe, size = untrained_recipe(projection), None if projection is None else embedding_size
+        model = cls(model_name_or_path, size, device, max_length_query, max_length_document, recipe=recipe, **kwargs)
         model._construction.check_fresh(model_name_or_path)
         return model
 
@@ -158,7 +158,7 @@ class ColBERT(MultiVectorEncoder):
 
     def encode(  # type: ignore[override]
         self,
-        texts: Any = None,  # this and the next twelve stand in the order of sentence-transformers
+        texts: Any = None,  # up to `task`, the order is that of sentence-transformers
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,

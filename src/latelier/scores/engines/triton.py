@@ -21,7 +21,7 @@ __all__ = ["add_gradients", "best_tokens"]
 _QUERY_TILE = tl.constexpr(32)
 _DOCUMENT_TILE = tl.constexpr(64)
 _DIM_TILE = tl.constexpr(32)
-# Documents whose gradients one step of the backward pass adds, and numbers of each.
+# One step of the backward pass adds this many rows of documents, and this many numbers of each.
 _COLUMNS = tl.constexpr(16)
 _DIM_ROW = tl.constexpr(128)
 
