@@ -136,7 +136,7 @@ REFUSED_DOCUMENTS = {
     "vector": (["b"], [np.zeros(2)], EmbeddingsError, r"document 'b' has embeddings of shape \(2,\)"),
     "integers": (["b"], [np.ones((1, 2), dtype="int8")], EmbeddingsError, "dtype int8.*scales"),
     "words": (["b"], ["word"], EmbeddingsError, "document 'b' came with str"),
-    "one matrix": (["b", "c"], np.ones((2, 2)), InvalidArgumentError, "one matrix goes with one id"),
+    "one matrix": (["b", "c"], np.ones((2, 2)), InvalidArgumentError, "a single matrix needs a single id"),
     "no embeddings": (["b"], None, InvalidArgumentError, "received NoneType as embeddings"),
     "twice": (["b", "c", "b"], [FINE] * 3, DuplicateIdError, "'b' was given twice in this call"),
     "empty id": ([""], [FINE], InvalidArgumentError, "received '' .*as an id"),
@@ -178,8 +178,8 @@ def test_one_matrix_goes_with_one_id(index, ids, matrix):
 
 
 REFUSED_BESIDES = {
-    "one text": ({"texts": "t"}, "one text or one dict of metadata goes with one id"),
-    "one dict": ({"metadata": {"x": 1}}, "one text or one dict of metadata goes with one id"),
+    "one text": ({"texts": "t"}, "a single text or dict of metadata needs a single id"),
+    "one dict": ({"metadata": {"x": 1}}, "a single text or dict of metadata needs a single id"),
     "few texts": ({"texts": ["t"]}, "received 2 ids, 1 texts; give one of each"),
     "few texts, late": ({"texts": iter(["t"])}, "texts ended after 1 documents"),
     "more texts": ({"texts": iter("tuv")}, "embeddings ended after 2 documents, but there are more texts"),

@@ -62,7 +62,7 @@ class GpuSearch:
         self.device = device
         self._decode, self._dtype = decode, dtype
         self._queries_at_once, self._block, self._upload_numbers = queries_at_once, block, upload_numbers
-        # All snapshots that contain a segment share it; its copy is freed when the last of them is.
+        # All snapshots that contain a segment share it; its copy is freed with the last of these snapshots.
         self._copies: WeakKeyDictionary[Segment, TokenEmbeddings] = WeakKeyDictionary()
         self._lock = forks.Lock()
 

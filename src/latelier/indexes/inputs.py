@@ -100,9 +100,11 @@ class DocumentBatches:
             texts = [texts] if isinstance(texts, str) else texts
             metadata = [metadata] if isinstance(metadata, Mapping) else metadata
         elif is_array(embeddings):
-            raise InvalidArgumentError("one matrix goes with one id; give several ids a list of matrices.")
+            raise InvalidArgumentError("a single matrix needs a single id; for several ids, give a list of matrices.")
         if isinstance(texts, str) or isinstance(metadata, Mapping):
-            raise InvalidArgumentError("one text or one dict of metadata goes with one id; give several ids a list.")
+            raise InvalidArgumentError(
+                "a single text or dict of metadata needs a single id; for several ids, give lists."
+            )
         self._embeddings = embeddings
         columns = [_Column("ids", ids), _Column("texts", texts), _Column("metadata", metadata)]
         _compare_lengths(columns, embeddings)

@@ -22,7 +22,7 @@ SearchCall: TypeAlias = "Callable[[Any, int], list[list[Hit]]]"
 _TOLERANCE = 1e-5
 # A document that serves as a query is cut to this many tokens, the usual length of a query.
 _QUERY_TOKENS = 32
-# Documents scored at once.
+# Number of documents scored at a time.
 _CHUNK = 256
 
 

@@ -247,7 +247,7 @@ class Storage:
             raise IndexFormatError(f"there is no index in {where}; create one without read_only=True.")
         if stored is None:
             with self._pool.writing() as begin:
-                # Another process may have been faster.
+                # Another process may have written its configuration meanwhile.
                 stored = schema.read_configuration(begin(), where) or schema.create(begin(), configuration)
         if stored.get("kind") != configuration["kind"]:
             raise IndexFormatError(

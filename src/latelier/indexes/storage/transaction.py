@@ -68,7 +68,7 @@ class Transaction:
         self._begin = begin
         self._store = store
         self._started: Connection | None = None
-        # The state after the changes so far.
+        # The segments and the dim after the changes so far.
         self._rows: list[SegmentRow] = []
         self._dim: int | None = None
         # The number of the first document that this transaction inserts, and of the next one.
@@ -85,6 +85,11 @@ class Transaction:
             Connections to the catalog.
         store
             Where segments are written.
+
+        Yields
+        ------
+        Transaction
+            Without changes yet.
         """
         transaction: Transaction | None = None
         try:

@@ -85,7 +85,7 @@ class SelectionCache:
 
     def _keep(self, key: Hashable, found: np.ndarray) -> None:
         with self._lock.current:
-            if key in self._kept:  # another thread was quicker
+            if key in self._kept:  # another thread has selected the same meanwhile
                 return
             self._kept[key] = found
             self._bytes += found.nbytes + _OVERHEAD
