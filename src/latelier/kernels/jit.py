@@ -13,6 +13,7 @@ numba detects changes in the file of a kernel, but not in other files that it is
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -51,8 +52,30 @@ def kernel(*fastmath: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         # by itself (python -m doctest ward.py) has another module name, which other processes could not import.
         cache = str(function.__module__).startswith("latelier.")
         try:
-            return numba.njit(cache=cache, **options)(function)
+            compiled = numba.njit(cache=cache, **options)(function)
         except RuntimeError:  # "cannot cache function: no locator available"
             return numba.njit(**options)(function)
+        _skip_unreadable_cache(compiled)
+        return compiled
 
     return decorate
+
+
+def _skip_unreadable_cache(compiled: Any) -> None:
+    """Compile a kernel anew if its cache cannot be read, such as one that names a class of an older version.
+
+    pip leaves the cache of the version that it replaces where it is, and numba unpickles an index before it compares
+    the index with the source.
+    """
+    file = getattr(compiled._cache, "_cache_file", None)
+    if file is None:
+        return
+    load = file._load_index
+
+    def load_index() -> dict[Any, Any]:
+        try:
+            return dict(load())
+        except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+            return {}
+
+    file._load_index = load_index

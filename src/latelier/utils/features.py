@@ -17,7 +17,8 @@ def move_features(features: Mapping[str, Any], device: torch.device | None) -> d
 
     Examples
     --------
-    >>> move_features({"input_ids": torch.tensor([1]), "task": "query"}, torch.device("meta"))
+    >>> features = {"input_ids": torch.tensor([1]), "task": "query"}
+    >>> move_features(features, torch.device("meta"))
     {'input_ids': tensor(..., device='meta', size=(1,), dtype=torch.int64), 'task': 'query'}
     """
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
