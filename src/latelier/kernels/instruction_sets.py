@@ -1,9 +1,9 @@
-"""The instruction sets that kernels are written for, and the choice of one of them: the only place that chooses.
+"""The instruction sets that kernels are written for, and the choice of one; no other module chooses.
 
 `instruction_set` returns the best one that the processor has and numba may compile for. ``NUMBA_CPU_FEATURES`` and
 ``NUMBA_CPU_NAME=generic`` exclude instructions, so that compiled kernels can be shared between machines; LLVM ends the
-process when a kernel asks for an excluded one. A kernel that multiplies bytes takes `InstructionSet.argument`, whose
-numba type stands for the instruction set: it is compiled, and cached on disk, once for each.
+process when a kernel asks for an excluded one. A kernel that multiplies bytes takes `InstructionSet.argument`, which has
+another numba type for each instruction set: the kernel is compiled, and cached on disk, once for each.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _VARIABLE = "LATELIER_KERNELS"
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """An instruction set for which there is a way of multiplying bytes.
+    """An instruction set, with its multiplication of bytes.
 
     Parameters
     ----------
     name
         As in the environment variable ``LATELIER_KERNELS``.
     number
-        From 1, unique and never reused: kernels in the cache on disk are found by it.
+        An integer from 1, unique and never reused: the cache on disk tells compiled kernels apart by it.
     features
         The processor features it needs, by LLVM's names.
     multiply_bytes
@@ -54,9 +54,9 @@ class InstructionSet:
 
     @cached_property
     def argument(self) -> tuple[int, ...]:
-        """What a kernel takes: a plain tuple of `number` zeros, whose type is a compile-time constant.
+        """The argument that tells a kernel the instruction set: a tuple of `number` zeros, whose length is in its type.
 
-        numba finds the type of a plain tuple in C, and that of any object of ours in Python, at each call of a kernel.
+        numba finds the type of a plain tuple in C, but that of other objects in Python, at each call of a kernel.
         """
         return (0,) * self.number
 
@@ -134,7 +134,7 @@ def _has(*features: str) -> bool:
     allowed = vars(numba.config).get("CPU_FEATURES")  # such as "+avx2,+fma,-avx512f"; None: all that the processor has
     try:
         found = {name for name, has in llvm.get_host_cpu_features().items() if has}
-    except RuntimeError:  # LLVM cannot tell on this platform
+    except RuntimeError:  # LLVM does not know the features on this platform
         return not features
     return found.issuperset(features) and (
         allowed is None or {f"+{name}" for name in features} <= {*allowed.split(",")}
