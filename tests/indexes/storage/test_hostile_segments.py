@@ -42,7 +42,7 @@ def test_no_write_gives_damaged_bytes_a_new_checksum(tmp_path, kind, name):
         before = index.verify()
         assert before.ids == IDS
         index.add("y", matrices([20], seed=2)[0])  # so large that it takes in all that come before it
-        with pytest.warns(IndexDamageWarning, match=r"is damaged: .*the rest is compacted"):
+        with pytest.warns(IndexDamageWarning, match=r"is damaged: .*all others are compacted"):
             index.compact()
         assert index.verify() == before
         assert index.ids() == [*IDS, "x", "y"]
