@@ -2,8 +2,8 @@
 
 `instruction_set` returns the best one that the processor has and numba may compile for. ``NUMBA_CPU_FEATURES`` and
 ``NUMBA_CPU_NAME=generic`` exclude instructions, so that compiled kernels can be shared between machines; LLVM ends the
-process when a kernel asks for an excluded one. A kernel that multiplies bytes takes `InstructionSet.argument`, which has
-another numba type for each instruction set: the kernel is compiled, and cached on disk, once for each.
+process when a kernel asks for an excluded one. A kernel that multiplies bytes takes `InstructionSet.argument`, whose
+numba type differs between instruction sets: the kernel is compiled, and cached on disk, once for each.
 """
 
 from __future__ import annotations
