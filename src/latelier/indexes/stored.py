@@ -273,7 +273,12 @@ class StoredIndex(Index):
     # Implementation.
 
     def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
-        """Store documents, given as ids, embeddings, texts and metadata, in one transaction."""
+        """Store documents, given as ids, embeddings, texts and metadata, in one transaction, and run maintenance."""
+        self._insert(given, replace=replace, show_progress=show_progress)
+        self._after_write()
+
+    def _insert(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
+        """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(
             *given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress
         )
@@ -281,7 +286,6 @@ class StoredIndex(Index):
             read = transaction.prepare(batches.read(self.dim, self._encode))
             for batch in forks.iterate_outside(read):
                 transaction.insert(batch, replace=replace, max_tokens=self._max_segment_tokens(batch.dim))
-        self._after_write()
 
     def _find(
         self,

@@ -1,6 +1,7 @@
 """Inverted lists over the life of an index: trained, appended to, trained anew, stored and checked."""
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from latelier.indexes.ivf import index as ivf_index
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.storage.storage import Storage
+from latelier.indexes.storage.transaction import Transaction
 
 pytestmark = pytest.mark.processor
 
@@ -197,3 +199,21 @@ def test_two_processes_may_train_at_once(early, tmp_path, monkeypatch):
         index.compact()
         check_lists(index)
         assert len(lists_of(index).numbers) == 250  # two of them removed, too few to train anew
+
+
+def test_no_batch_of_documents_is_held_in_memory_during_maintenance(tmp_path, monkeypatch):
+    """Training takes as much memory as the limit leaves."""
+    inserted, held = [], []
+    insert = Transaction.insert
+
+    def note(transaction, batch, **options):
+        inserted.extend(weakref.ref(array) for array in batch.arrays.values())
+        insert(transaction, batch, **options)
+
+    monkeypatch.setattr(Transaction, "insert", note)
+    monkeypatch.setattr(indexes.IVF, "_after_write", lambda _: held.extend(ref() for ref in inserted))
+    with indexes.IVF(tmp_path / "index") as index:
+        index.add(range(50), collection(50)[0])
+        index.update(range(30), collection(30)[0])
+    assert held
+    assert all(array is None for array in held)
