@@ -251,3 +251,16 @@ def test_the_calls_of_neural_cherche(minilm, tmp_path):
     assert torch.equal(reloaded.scores(queries=queries, documents=documents, tqdm_bar=False), scores)
     assert reloaded(texts=queries, query_mode=True)["embeddings"].shape == (3, 32, 128)
     assert reloaded(texts=queries, query_mode=False)["embeddings"].shape == (3, 350, 128)
+
+
+def test_save_pretrained_saves_as_save_does_in_a_subclass_too(tiny, tmp_path):
+    """Trainers call `save_pretrained`."""
+
+    class Noting(ColBERT):
+        def save(self, path, *args, **kwargs):
+            super().save(path, *args, **kwargs)
+            (path / "note").touch()
+
+    model = Noting.from_dense(tiny, device="cpu")
+    model.save_pretrained(tmp_path / "model", layout="sentence-transformers")
+    assert {"note", "modules.json"} <= {file.name for file in (tmp_path / "model").iterdir()}

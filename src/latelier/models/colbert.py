@@ -458,7 +458,9 @@ class ColBERT(MultiVectorEncoder):
         else:
             super().save(str(path), *args, **kwargs)
 
-    save_pretrained = save  # the name that transformers uses
+    def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
+        self.save(path, *args, **kwargs)
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
@@ -471,8 +473,6 @@ class ColBERT(MultiVectorEncoder):
         """
         self._construction.check_vocabulary_is_saved(type(self).__name__)
         super().add_adapter(*args, **kwargs)
-
-    # Hooks of sentence-transformers.
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
