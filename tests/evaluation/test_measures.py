@@ -80,6 +80,8 @@ def test_prints_as_a_table():
         ("recal@10", "unknown measure 'recal@10'; did you mean 'Recall'\\?"),
         ("zzzzzz", "unknown measure 'zzzzzz'; known are .*nDCG"),
         ("nDCG@ten", "cannot read measure 'nDCG@ten'"),
+        ("nDCG@0", "cannot read measure 'nDCG@0': the cutoff must be at least 1"),
+        ("nDCG(cutoff=-1)", "cannot read measure .*: the cutoff must be at least 1"),
         ("nDCG(rel=)@10", "cannot read measure 'nDCG\\(rel=\\)@10'"),
         ("P(foo=2)@5", "cannot read measure .*unsupported params found: \\['foo'\\]"),
         ("P", "cannot read measure 'P'.*cutoff"),

@@ -156,6 +156,8 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}  # type: ignore[attr-defined]
         if form["cutoff"] is not None:
             arguments[kind.AT_PARAM] = ast.literal_eval(form["cutoff"])
+        if kind.AT_PARAM is not None and arguments.get(kind.AT_PARAM, 1) < 1:
+            raise ValueError("the cutoff must be at least 1")  # with 0, pytrec_eval ends the process
         measure = kind(**arguments)
         measure.validate_params()
     except (SyntaxError, ValueError, TypeError, AssertionError) as error:
