@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.models.compute_dtype import inference
 from latelier.models.cpu.forwards import patched_forwards
@@ -56,6 +57,12 @@ def test_a_variable_of_the_environment_turns_them_off(fresh, dense, monkeypatch)
     for model, expected in zip((fresh, dense), patched, strict=True):
         for rows, exact in zip(model.encode_document(TEXTS), expected, strict=True):
             torch.testing.assert_close(rows, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_another_value_of_the_variable_raises(dense, monkeypatch):
+    monkeypatch.setenv("LATELIER_CPU_FORWARD", "false")
+    with pytest.raises(InvalidArgumentError, match="LATELIER_CPU_FORWARD='false'; expected 0"):
+        dense.encode_document(TEXTS)
 
 
 @needs_prepacking

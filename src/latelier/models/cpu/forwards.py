@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertModel
 
+from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_layers
 from latelier.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_linear
 
@@ -43,8 +44,13 @@ def patched_forwards(model: nn.Module) -> Iterator[None]:
     model
         The model. Modules on other devices, of other dtypes or of other classes (quantised layers, adapters) keep
         their forwards, and so do compiled models and those with more than 1 GiB of linear weights.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``LATELIER_CPU_FORWARD`` is set to anything but 0 or 1.
     """
-    patches = {} if os.environ.get(_SWITCH) == "0" else _patches(model)
+    patches = _patches(model) if _is_on() else {}
     for module, forward in patches.items():
         # Not by setattr: torch searches parameters and buffers there, a measurable part of a short query.
         module.__dict__["forward"] = forward
@@ -53,6 +59,13 @@ def patched_forwards(model: nn.Module) -> Iterator[None]:
     finally:
         for module in patches:
             module.__dict__.pop("forward", None)
+
+
+def _is_on() -> bool:
+    value = os.environ.get(_SWITCH, "1")
+    if value not in ("0", "1"):
+        raise InvalidArgumentError(f"{_SWITCH}={value!r}; expected 0 (off) or 1 (on), or unset, which is on.")
+    return value == "1"
 
 
 def _patches(model: nn.Module) -> dict[nn.Module, Any]:
