@@ -381,7 +381,7 @@ def test_bad_arguments(arguments, message):
         ({}, {"attention_mask": torch.ones(2, 3, dtype=torch.int64)}, r"attention_mask of dtype torch.int64; expected"),
         ({}, {"attention_mask": torch.ones(3)}, r"attention_mask of shape \(3,\); expected \(batch, keys\)"),
         ({}, {"attention_mask": torch.ones(2, 4)}, r"attention_mask of shape \(2, 4\) for 2 sequences, 2 heads, 3"),
-        ({}, {"temp": torch.ones(1)}, r"received temp; SDPAProcessor accepts: temb"),
+        ({}, {"temp": torch.ones(1)}, r"received temp; SDPAProcessor accepts: image_rotary_emb, temb"),
         ({"query_dim": 32, "spatial_norm_dim": 3}, {"hidden_states": torch.ones(2, 32, 2, 2)}, "no temb; a spatial"),
         (
             {"added_kv_proj_dim": 6, "context_pre_only": True},

@@ -5,7 +5,15 @@ import copy
 import pytest
 import torch
 
-from latelier.modules import Attention, ExplicitProcessor, FusedProcessor, Processor, SDPAProcessor, SlicedProcessor
+from latelier.modules import (
+    Attention,
+    ExplicitProcessor,
+    FusedProcessor,
+    Processor,
+    RotaryPositions,
+    SDPAProcessor,
+    SlicedProcessor,
+)
 from latelier.modules.processors.base import Heads
 
 CONFIGURATIONS = {
@@ -21,12 +29,14 @@ CONFIGURATIONS = {
     "joint": ({"added_kv_proj_dim": 6, "context_pre_only": False, "qk_norm": "layer_norm"}, 6),
     "joint, grouped": ({"added_kv_proj_dim": 6, "context_pre_only": True, "kv_heads": 2}, 6),
     "joint without context": ({"added_kv_proj_dim": 6, "context_pre_only": False}, None),
+    "rotary": ({"kv_heads": 2}, None),
+    "rotary, joint": ({"added_kv_proj_dim": 6, "context_pre_only": False}, 6),
     "upcast": ({"upcast_attention": True, "upcast_softmax": True, "scale_qk": False}, None),
 }
 OTHERS = [ExplicitProcessor(), SlicedProcessor(1), SlicedProcessor(3), FusedProcessor()]
 
 
-def run(attention, processor, dtype, context_dim, mask):
+def run(attention, processor, dtype, context_dim, mask, rotary):
     """Outputs as one tensor, and the gradients of inputs and of parameters by name."""
     torch.manual_seed(1)
     attention = copy.deepcopy(attention)
@@ -36,7 +46,8 @@ def run(attention, processor, dtype, context_dim, mask):
     attention.set_processor(processor)
     hidden_states = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True)
     context = None if context_dim is None else torch.randn(2, 3, context_dim, dtype=dtype, requires_grad=True)
-    out = attention(hidden_states, context, mask)
+    options = {"image_rotary_emb": RotaryPositions(2).table(5 if context is None else 8)} if rotary else {}
+    out = attention(hidden_states, context, mask, **options)
     out = torch.cat([part.flatten() for part in out]) if isinstance(out, tuple) else out
     out.float().square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in attention.named_parameters()}
@@ -76,10 +87,11 @@ def test_outputs_and_gradients_are_equal(configuration, kind, dtype):
         mask[..., 0] = True
     if kind == "additive":
         mask = torch.zeros(mask.shape).masked_fill(~mask, -3.0)
-    out, gradients = run(attention, SDPAProcessor(), dtype, context_dim, mask)
+    rotary = configuration.startswith("rotary")
+    out, gradients = run(attention, SDPAProcessor(), dtype, context_dim, mask, rotary)
     assert out.dtype == dtype
     for processor in OTHERS:
-        found, other = run(attention, processor, dtype, context_dim, mask)
+        found, other = run(attention, processor, dtype, context_dim, mask, rotary)
         # bfloat16: scores, probabilities and outputs are rounded one after another
         tolerance = 2e-5 if dtype == torch.float32 else 10 * torch.finfo(dtype).eps
         torch.testing.assert_close(found, out, rtol=tolerance, atol=tolerance)

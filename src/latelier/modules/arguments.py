@@ -1,15 +1,17 @@
-"""Checks of what `Attention` is given: the constructor's arguments, alone and together, and the shapes of inputs."""
+"""The arguments of modules: those of a constructor as its `repr` shows them, and what `Attention` is given, checked."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils import check_count, check_number
 
-__all__ = ["check_arguments", "check_inputs"]
+__all__ = ["check_arguments", "check_inputs", "show_arguments"]
 
 _COUNTS = ("query_dim", "heads", "dim_head", "cross_attention_norm_num_groups")
 _OPTIONAL_COUNTS = (
@@ -21,6 +23,20 @@ _OPTIONAL_COUNTS = (
     "out_dim",
     "out_context_dim",
 )
+
+
+def show_arguments(module: nn.Module, arguments: Mapping[str, Any]) -> str:
+    """Return the constructor's arguments that differ from their defaults, as ``name=value, ...``.
+
+    Parameters
+    ----------
+    module
+        The module, whose class has the defaults.
+    arguments
+        Its arguments by name.
+    """
+    defaults = inspect.signature(type(module).__init__).parameters
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value != defaults[name].default)
 
 
 def check_arguments(given: dict[str, Any]) -> None:

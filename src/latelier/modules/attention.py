@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import check_arguments, check_inputs
+from latelier.modules.arguments import check_arguments, check_inputs, show_arguments
 from latelier.modules.masks import check_mask, empty_rows, pad_mask, to_additive
 from latelier.modules.normalization import (
     CrossAttentionNorm,
@@ -237,11 +237,8 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments that differ from their defaults, and a processor that does."""
-        defaults = inspect.signature(type(self).__init__).parameters
-        shown = [f"{name}={value!r}" for name, value in self._arguments.items() if value != defaults[name].default]
-        if type(self.processor) is not SDPAProcessor:
-            shown.append(f"processor={self.processor!r}")
-        return ", ".join(shown)
+        shown = show_arguments(self, self._arguments)
+        return shown if type(self.processor) is SDPAProcessor else f"{shown}, processor={self.processor!r}"
 
     def forward(
         self,
@@ -263,8 +260,9 @@ class Attention(nn.Module):
             ``(b * heads, 1 or queries, keys)`` or ``(b, 1 or heads, 1 or queries, keys)``. The keys are those of the
             table in *Notes*, in that order; a mask of ``c`` alone leaves ``h`` unmasked in ``[c, h]``.
         **cross_attention_kwargs
-            Passed to the processor: ``temb``, the condition of a spatial norm, ``(b, spatial_norm_dim, h, w)``, or
-            ``return_probabilities`` of `ExplicitProcessor`.
+            Passed to the processor: ``temb``, the condition of a spatial norm, ``(b, spatial_norm_dim, h, w)``;
+            ``image_rotary_emb``, rotary positions, see `RotaryPositions.table`; or ``return_probabilities`` of
+            `ExplicitProcessor`.
 
         Returns
         -------

@@ -16,6 +16,7 @@ from torch import Tensor
 from latelier.errors import InvalidArgumentError
 from latelier.modules.masks import causal_mask, check_mask, combine_masks, fit_mask, pad_mask
 from latelier.modules.normalization import is_across_heads
+from latelier.modules.positions import rotate
 
 __all__ = ["Heads", "Processor"]
 
@@ -67,6 +68,7 @@ class Processor(ABC):
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         temb: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute what `Attention.forward` returns.
 
@@ -78,8 +80,12 @@ class Processor(ABC):
             As in `Attention.forward`.
         temb
             The second image of a spatial norm, ``(b, spatial_norm_dim, h, w)``.
+        image_rotary_emb
+            Cosines and sines of rotary positions, ``(l, dim_head)`` or ``(b, 1 or heads, l, dim_head)`` each, by which
+            queries and keys are rotated: the name and the layout of diffusers. Only where queries and keys are one
+            sequence: without a context, or in joint attention, with rows for ``[h, c]``.
         """
-        heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
+        heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb)
         return self.merge(attn, self.attend(attn, heads), hidden_states)
 
     def project(self, attn: Any, sequence: Tensor, source: Tensor) -> Projected:
@@ -100,6 +106,7 @@ class Processor(ABC):
         encoder_hidden_states: Tensor | None,
         attention_mask: Tensor | None,
         temb: Tensor | None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Heads:
         """Normalise and project the inputs, and split the projections into heads."""
         sequence = _to_sequence(attn, hidden_states, temb)
@@ -124,6 +131,13 @@ class Processor(ABC):
                 query, key, value = _join(query, more[0]), _join(key, more[1]), _join(value, more[2])
         if query is None or key is None or value is None:
             raise InvalidArgumentError("received no encoder_hidden_states; only_cross_attention=True needs them.")
+        if image_rotary_emb is not None:
+            if context is not None and attn.add_q_proj is None:
+                raise InvalidArgumentError(
+                    "received image_rotary_emb with keys of a context, whose positions it does not hold; expected "
+                    "queries and keys of one sequence: no context and no added_kv_proj_dim, or joint attention."
+                )
+            query, key = _rotate(query, image_rotary_emb), _rotate(key, image_rotary_emb)
         mask = None if attention_mask is None else _fit(attention_mask, query, key, following)
         groups = query.shape[1] // key.shape[1]  # query heads per key head
         if groups > 1:
@@ -179,6 +193,19 @@ def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Proj
 
     query, key, value = projected
     return split(query, norm_q), split(key, norm_k), split(value, None)
+
+
+def _rotate(heads: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate ``(b, heads, l, dim_head)``, after a check that the table fits."""
+    shapes = [tuple(each.shape) for each in table] if isinstance(table, (tuple, list)) else []
+    length, dim = heads.shape[2:]
+    if len(shapes) != 2 or any(len(shape) not in (2, 4) or shape[-2:] != (length, dim) for shape in shapes):
+        received = f"shapes {shapes}" if shapes else f"a {type(table).__name__}"
+        raise InvalidArgumentError(
+            f"received image_rotary_emb of {received}; expected cosines and sines of ({length}, {dim}) each, as from "
+            f"RotaryPositions({dim}).table({length})."
+        )
+    return rotate(heads, (table[0], table[1]))
 
 
 def _join(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -40,18 +40,19 @@ class ExplicitProcessor(Processor):
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         temb: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
         return_probabilities: bool = False,
     ) -> Any:
         """Compute what `Attention.forward` returns; with the probabilities, if asked for.
 
         Parameters
         ----------
-        attn, hidden_states, encoder_hidden_states, attention_mask, temb
+        attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb
             As in `Processor`.
         return_probabilities
             Return ``(output, probabilities)``, the second of shape ``(b, heads, queries, keys)``.
         """
-        heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
+        heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb)
         probabilities = self._probabilities(attn, heads)
         out = self.merge(attn, probabilities @ heads.value, hidden_states)
         return (out, probabilities) if return_probabilities else out

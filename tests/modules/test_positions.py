@@ -1,0 +1,173 @@
+"""Position encodings equal their formulas, written with complex numbers, and those of transformers and diffusers."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from latelier.errors import InvalidArgumentError
+from latelier.modules import Attention, RotaryPositions, SinusoidalPositions
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def naive_rotary(rows, start, base=10_000.0, scale=1.0, alpha=1.0):
+    """Each pair of channels as a complex number, times ``e^(i angle)``; `rows` as lists."""
+    dim = len(rows[0])
+    if alpha != 1:
+        base *= alpha ** (dim / (dim - 2))
+    turned = []
+    for position, row in enumerate(rows, start):
+        turned.append([])
+        for i in range(dim // 2):
+            number = complex(row[2 * i], row[2 * i + 1]) * cmath.exp(1j * position / scale / base ** (2 * i / dim))
+            turned[-1] += [number.real, number.imag]
+    return turned
+
+
+def from_halves(heads):
+    """Channels in LLaMA's order, where ``i`` and ``i + d / 2`` are a pair, to the order of neighbouring pairs."""
+    return heads.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+@pytest.mark.parametrize("start", [0, 7, 1000])
+@pytest.mark.parametrize("options", [{}, {"base": 500.0, "scale": 4.0}, {"alpha": 8.0}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rotary_equals_complex_numbers(dtype, options, start):
+    rows = torch.randn(2, 3, 5, 6).to(dtype)
+    found = RotaryPositions(6, **options)(rows, start)
+    assert found.dtype == dtype
+    expected = torch.tensor([[naive_rotary(head.tolist(), start, **options) for head in each] for each in rows])
+    # angles are float32, so their error grows with the position; the result is rounded once
+    tolerance = 4 * max(torch.finfo(dtype).eps, (start + 5) * torch.finfo(torch.float32).eps)
+    torch.testing.assert_close(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 3.0}, {"alpha": 2.0}], ids=str)
+def test_products_of_queries_and_keys_depend_on_their_distance_alone(options):
+    rotary = RotaryPositions(8, **options)
+    query, key = torch.randn(2, 1, 8, dtype=torch.float64)
+    queries, keys = rotary(query.expand(40, 8)), rotary(key.expand(40, 8))  # one row, at 40 positions
+    scores = queries @ keys.T
+    for distance in (-30, -1, 0, 1, 17):
+        same = scores.diagonal(distance)
+        torch.testing.assert_close(same, same[:1].expand_as(same), rtol=0, atol=1e-4)
+    far = rotary(query.expand(40, 8), start=5000) @ rotary(key.expand(40, 8), start=5000).T
+    torch.testing.assert_close(far, scores, rtol=0, atol=5e-3)  # float32 angles at position 5000
+    assert scores.diagonal(1)[0] != scores.diagonal(2)[0]
+    torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(40))
+
+
+def test_interpolation_reads_long_sequences_with_the_angles_of_short_ones():
+    rows = torch.randn(9, 6)
+    long = RotaryPositions(6, scale=4.0)(rows)
+    torch.testing.assert_close(long[[0, 4, 8]], RotaryPositions(6)(rows[[0, 4, 8]]))
+
+
+def test_base_scaling_stretches_the_longest_wavelength_and_keeps_the_shortest():
+    plain, scaled = RotaryPositions(8), RotaryPositions(8, alpha=4.0)
+    angles = [torch.atan2(*reversed(module.table(2)))[1] for module in (plain, scaled)]  # of position 1
+    assert angles[1][0] == angles[0][0]
+    assert angles[0][-1] / angles[1][-1] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "theirs"),
+    [
+        ({}, {}),
+        ({"base": 500_000.0}, {"rope_theta": 500_000.0}),
+        ({"scale": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("start", [0, 100])
+def test_rotary_equals_llama_in_transformers(options, theirs, start):
+    parameters = {"rope_type": "default", "rope_theta": 10_000.0, **theirs}
+    config = LlamaConfig(hidden_size=16, num_attention_heads=2, head_dim=8, rope_parameters=parameters)
+    query, key = torch.randn(2, 2, 2, 5, 8)
+    cos, sin = LlamaRotaryEmbedding(config)(query, torch.arange(start, start + 5)[None])
+    expected = [from_halves(heads) for heads in apply_rotary_pos_emb(query, key, cos, sin)]
+    rotary = RotaryPositions(8, **options)
+    for heads, other in zip((query, key), expected, strict=True):
+        torch.testing.assert_close(rotary(from_halves(heads), start), other, rtol=1e-5, atol=1e-5)
+
+
+def test_rotary_equals_diffusers():
+    embeddings = pytest.importorskip("diffusers.models.embeddings")
+    table = embeddings.get_1d_rotary_pos_embed(8, 5, use_real=True)
+    rows = torch.randn(2, 3, 5, 8)
+    rotary = RotaryPositions(8)
+    for found, expected in zip(rotary.table(5), table, strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(rotary(rows), embeddings.apply_rotary_emb(rows, table))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinusoidal_equals_the_formula(dtype):
+    rows = torch.randn(2, 4, 6).to(dtype)
+    found = SinusoidalPositions(6, base=100.0)(rows, start=3)
+    assert found.dtype == dtype
+    for position in range(4):
+        for channel in range(6):
+            wave = math.cos if channel % 2 else math.sin
+            value = wave((position + 3) / 100.0 ** (channel // 2 * 2 / 6))
+            torch.testing.assert_close(
+                found[:, position, channel], rows[:, position, channel] + torch.tensor(value).to(dtype)
+            )
+
+
+@pytest.mark.parametrize("module", [RotaryPositions(6), SinusoidalPositions(6)], ids=str)
+def test_angles_stay_in_float32_when_a_module_is_converted(module):
+    rows = torch.randn(1, 3, 6)
+    expected = module(rows, start=999)
+    assert torch.equal(module.to(torch.bfloat16)(rows, start=999), expected)
+
+
+def test_attention_rotates_queries_and_keys():
+    attention, rotary = Attention(8, heads=2, dim_head=4), RotaryPositions(4)
+    hidden_states, table = torch.randn(2, 5, 8), rotary.table(5)
+    query, key, value = (
+        layer(hidden_states).unflatten(-1, (2, 4)).transpose(1, 2)
+        for layer in (attention.to_q, attention.to_k, attention.to_v)
+    )
+    attended = ((rotary(query) @ rotary(key).mT) / 2).softmax(dim=-1) @ value
+    expected = attention.to_out[0](attended.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(hidden_states, image_rotary_emb=table), expected)
+    assert not torch.allclose(attention(hidden_states), expected, atol=1e-3)
+    later = attention(hidden_states, image_rotary_emb=rotary.table(5, start=20))
+    torch.testing.assert_close(later, expected, rtol=1e-4, atol=1e-4)
+    each = tuple(part.expand(2, 1, 5, 4) for part in table)  # positions of each sequence
+    torch.testing.assert_close(attention(hidden_states, image_rotary_emb=each), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "context", "table", "message"),
+    [
+        ({}, True, RotaryPositions(4).table(5), "received image_rotary_emb with keys of a context, whose positions"),
+        ({"added_kv_proj_dim": 8}, False, RotaryPositions(4).table(5), "with keys of a context, whose positions"),
+        ({}, False, RotaryPositions(4).table(3), r"of shapes \[\(3, 4\), \(3, 4\)\]; expected .* of \(5, 4\) each"),
+        ({}, False, torch.zeros(5, 4), "of a Tensor; expected cosines and sines"),
+    ],
+)
+def test_rotations_that_do_not_fit_raise(arguments, context, table, message):
+    attention = Attention(8, heads=2, dim_head=4, **arguments)
+    with pytest.raises(InvalidArgumentError, match=message):
+        attention(torch.zeros(1, 5, 8), torch.zeros(1, 5, 8) if context else None, image_rotary_emb=table)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RotaryPositions(5), "received dim=5; expected an even number"),
+        (lambda: SinusoidalPositions(0), "received dim=0; expected an integer of at least 1"),
+        (lambda: RotaryPositions(4, scale=0), "received scale=0; expected a positive number"),
+        (lambda: RotaryPositions(2, alpha=2.0), "received alpha=2.0 for 2 channels; expected dim of at least 4"),
+        (lambda: RotaryPositions(4)(torch.zeros(3, 6)), r"of shape \(3, 6\); expected \(..., length, 4\)"),
+    ],
+)
+def test_wrong_arguments_raise(make, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
