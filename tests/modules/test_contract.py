@@ -49,10 +49,32 @@ CASES = {
         sequences((2, 8, 2, 3), (2, 5, 6)),
     ),
     "Attention, joint": Case(modules.Attention, {"query_dim": 8, **JOINT}, sequences((2, 3, 8), (2, 4, 6))),
+    "FeedForward": Case(modules.FeedForward, {"dim": 4, "hidden_dim": 6}, sequences((2, 3, 4))),
     "RotaryPositions": Case(modules.RotaryPositions, {"dim": 4, "scale": 2.0, "alpha": 8.0}, sequences((2, 3, 4))),
     "SinusoidalPositions": Case(modules.SinusoidalPositions, {"dim": 4, "base": 100.0}, sequences((2, 3, 4))),
+    "TransformerBlock": Case(modules.TransformerBlock, {"dim": 8, "heads": 2}, sequences((2, 3, 8))),
+    "TransformerBlock, post-norm": Case(
+        modules.TransformerBlock,
+        {"dim": 8, "heads": 4, "hidden_dim": 12, "activation": "relu", "norm_first": False, "eps": 1e-6},
+        sequences((2, 3, 8)),
+    ),
+    "TransformerEncoder": Case(
+        modules.TransformerEncoder, {"vocabulary_size": 3, "dim": 4, "heads": 2, "hidden_dim": 5}, token_ids(3, 2, 4)
+    ),
+    "TransformerEncoder, post-norm": Case(
+        modules.TransformerEncoder,
+        {"vocabulary_size": 3, "dim": 4, "num_layers": 1, "positions": "sinusoidal", "norm_first": False},
+        token_ids(3, 2, 4),
+    ),
 }
-DROPOUT = {"Attention": Case(modules.Attention, {"query_dim": 8, "dropout": 0.5}, sequences((2, 3, 8)))}
+DROPOUT = {
+    "Attention": Case(modules.Attention, {"query_dim": 8, "dropout": 0.5}, sequences((2, 3, 8))),
+    "FeedForward": Case(modules.FeedForward, {"dim": 8, "dropout": 0.5}, sequences((2, 3, 8))),
+    "TransformerBlock": Case(modules.TransformerBlock, {"dim": 8, "dropout": 0.5}, sequences((2, 3, 8))),
+    "TransformerEncoder": Case(
+        modules.TransformerEncoder, {"vocabulary_size": 9, "dim": 8, "dropout": 0.5}, token_ids(9, 2, 3)
+    ),
+}
 
 
 def build(case: Case) -> nn.Module:
