@@ -1,14 +1,22 @@
-"""Functions for token vectors in numpy arrays or torch tensors: dtype names, joining, int8 quantisation, checks."""
+"""Functions for token vectors in numpy arrays or torch tensors: dtype names, joining, int8 quantisation, checks.
+
+torch takes a second to import, and a search needs none of it: nothing here imports it unless it is given a tensor or
+asked for one.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 
 from latelier.errors import EmbeddingsError
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeIs
 
 __all__ = [
     "DTYPES",
@@ -16,6 +24,7 @@ __all__ = [
     "as_matrices",
     "as_tensor",
     "at_least_float32",
+    "cast",
     "check_vectors",
     "checked_offsets",
     "checked_scales",
@@ -24,37 +33,59 @@ __all__ = [
     "describe_matrix",
     "dtype_name",
     "is_array",
+    "is_tensor",
     "quantize",
+    "torch_dtype",
 ]
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-}
+DTYPES = ("float32", "float16", "bfloat16", "int8")
 # float64 is accepted, for gradient checks, but is not a target of `TokenEmbeddings.to`.
 _ACCEPTED = {*DTYPES, "float64"}
 # numpy takes 2 microseconds to format a dtype, and a search needs the name a dozen times.
 _NAMES: dict[np.dtype | torch.dtype, str] = {np.dtype(name): name for name in ("float32", "float16", "int8", "float64")}
 
 
-def is_array(value: object) -> TypeGuard[Array]:
+def is_tensor(value: object) -> TypeIs[torch.Tensor]:
+    """Whether this is a torch tensor; torch is not imported for the answer.
+
+    Examples
+    --------
+    >>> is_tensor(np.ones(3))
+    False
+    """
+    # No tensor exists before torch is imported. While another thread imports it, it has no Tensor yet.
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def is_array(value: object) -> TypeIs[Array]:
     """Whether this is a numpy array or a torch tensor."""
-    return isinstance(value, (np.ndarray, torch.Tensor))
+    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
 def dtype_name(source: Array | torch.dtype) -> str:
     """Return ``"float32"``, ``"int8"``, ... for an array, a tensor or a torch dtype."""
-    dtype = source if isinstance(source, torch.dtype) else source.dtype
+    dtype: Any = getattr(source, "dtype", source)
     return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of a name in `DTYPES`.
+
+    Examples
+    --------
+    >>> torch_dtype("bfloat16")
+    torch.bfloat16
+    """
+    import torch
+
+    return getattr(torch, name)
 
 
 def describe_matrix(matrix: Array) -> str:
     """Describe a token matrix in an error message."""
-    kind = "torch" if isinstance(matrix, torch.Tensor) else "numpy"
+    kind = "torch" if is_tensor(matrix) else "numpy"
     return f"{kind} {dtype_name(matrix)} with dim {matrix.shape[1]}"
 
 
@@ -68,6 +99,8 @@ def as_tensor(array: Array) -> torch.Tensor:
     EmbeddingsError
         If torch does not support the array's dtype: texts, objects, records, another byte order.
     """
+    import torch
+
     if isinstance(array, torch.Tensor):
         return array
     shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
@@ -82,6 +115,8 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Convert half precision to float32; return wider numbers unchanged."""
+    import torch
+
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -129,7 +164,7 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
 
 
 def _as_array(i: int, matrix: Any) -> Array:
-    if isinstance(matrix, (np.ndarray, torch.Tensor)):
+    if is_array(matrix):
         return matrix
     try:
         return np.asarray(matrix, dtype="float32")
@@ -142,12 +177,16 @@ def _as_array(i: int, matrix: Any) -> Array:
 
 def concatenate(arrays: Sequence[Any]) -> Array:
     """Join arrays of one kind along their first axis."""
-    return torch.cat(list(arrays)) if isinstance(arrays[0], torch.Tensor) else np.concatenate(arrays)
+    if is_tensor(arrays[0]):
+        import torch
+
+        return torch.cat(list(arrays))
+    return np.concatenate(arrays)
 
 
 def dequantize(codes: Array, scales: Any) -> Array:
     """Return the float32 vectors ``(n, dim)`` of int8 codes ``(n, dim)`` and scales ``(n,)``."""
-    if isinstance(codes, torch.Tensor):
+    if is_tensor(codes):
         return codes.float() * scales[:, None]
     return codes.astype("float32") * scales[:, None]
 
@@ -157,10 +196,22 @@ def quantize(vectors: Array) -> tuple[Array, Array]:
 
     ``scale = max(abs(vector)) / 127``, so the error of each number is at most half a scale; a zero vector gets scale 0.
     """
+    import torch
+
     source = as_tensor(vectors).detach().float()
     scales = source.abs().amax(1) / 127 if source.numel() else source.new_zeros(len(source))
     codes = (source / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8)
     return (codes, scales) if isinstance(vectors, torch.Tensor) else (codes.numpy(), scales.numpy())
+
+
+def cast(vectors: Array, scales: Any, name: str) -> tuple[Array, Any]:
+    """Return vectors of the dtype `name`, and their scales, None unless it is int8; bfloat16 vectors are tensors."""
+    if name == "int8":
+        return quantize(vectors)
+    floats = vectors if scales is None else dequantize(vectors, scales)
+    if is_tensor(floats) or name == "bfloat16":
+        return as_tensor(floats).to(torch_dtype(name)), None
+    return floats.astype(name), None
 
 
 def check_vectors(vectors: Any) -> None:
@@ -171,13 +222,13 @@ def check_vectors(vectors: Any) -> None:
     EmbeddingsError
         If they are not a dense 2-D array or tensor of a supported dtype, or have dimension 0.
     """
-    if not isinstance(vectors, (np.ndarray, torch.Tensor)) or vectors.ndim != 2:
+    if not is_array(vectors) or vectors.ndim != 2:
         shape = getattr(vectors, "shape", None)
         raise EmbeddingsError(
             f"received vectors of type {type(vectors).__name__} and shape {shape}; expected a 2-D numpy array or torch "
             "tensor (total_tokens, dim). Use TokenEmbeddings.from_list for a list of matrices."
         )
-    if isinstance(vectors, torch.Tensor) and vectors.layout != torch.strided:
+    if is_tensor(vectors) and str(vectors.layout) != "torch.strided":
         raise EmbeddingsError(f"received vectors in the layout {vectors.layout}; give dense ones: vectors.to_dense().")
     if dtype_name(vectors) not in _ACCEPTED:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
@@ -193,18 +244,16 @@ def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     EmbeddingsError
         Unless they are non-decreasing integers from 0 to the number of tokens.
     """
-    given = offsets if isinstance(offsets, torch.Tensor) else np.asarray(offsets)
-    if isinstance(given, torch.Tensor):
-        integers = dtype_name(given).startswith(("int", "uint"))
-    else:
-        integers = given.dtype.kind in "iu"  # in any byte order
+    given = offsets if is_tensor(offsets) else np.asarray(offsets)
+    # The kind of a numpy dtype is the same in any byte order; its name is not.
+    integers = dtype_name(given).startswith(("int", "uint")) if is_tensor(given) else given.dtype.kind in "iu"
     if given.ndim != 1 or len(given) == 0 or not integers:
         raise EmbeddingsError(
             f"received offsets of dtype {given.dtype} and shape {tuple(given.shape)}; expected (n + 1,) integers from "
             "0."
         )
     # Copied before they are checked, so that no other thread can change them in between.
-    own = np.array(given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given)
+    own = np.array(given.detach().cpu().numpy() if is_tensor(given) else given)
     # Compared, not subtracted: the difference of large numbers may overflow and look positive.
     falling = np.flatnonzero(own[1:] < own[:-1])
     if own[0] != 0 or own[-1] != tokens or falling.size:
@@ -230,7 +279,7 @@ def checked_scales(scales: Any, vectors: Array) -> Array | None:
         raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")
     if scales is None:
         return None
-    if not isinstance(scales, (np.ndarray, torch.Tensor)) or tuple(scales.shape) != (len(vectors),):
+    if not is_array(scales) or tuple(scales.shape) != (len(vectors),):
         shape = tuple(getattr(scales, "shape", ()))
         raise EmbeddingsError(
             f"received scales of shape {shape} and type {type(scales).__name__}; expected an array of shape "
@@ -239,7 +288,7 @@ def checked_scales(scales: Any, vectors: Array) -> Array | None:
     if dtype_name(scales) not in _ACCEPTED - {"int8"}:
         raise EmbeddingsError(f"received scales of dtype {scales.dtype}; expected float32.")
     # Kernels read four bytes per scale without looking at the dtype.
-    if isinstance(vectors, torch.Tensor):
-        return as_tensor(scales).to(vectors.device, torch.float32)
-    array = scales.detach().cpu().float().numpy() if isinstance(scales, torch.Tensor) else scales
+    if is_tensor(vectors):
+        return as_tensor(scales).to(vectors.device, torch_dtype("float32"))
+    array = scales.detach().cpu().float().numpy() if is_tensor(scales) else scales
     return array.astype("float32", copy=False)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
 import numpy as np
-import torch
 
 from latelier.arrays import (
     DTYPES,
     Array,
     as_matrices,
     as_tensor,
+    cast,
     check_vectors,
     checked_offsets,
     checked_scales,
@@ -28,10 +28,13 @@ from latelier.arrays import (
     describe_matrix,
     dtype_name,
     is_array,
-    quantize,
+    is_tensor,
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.utils.ranges import lengths_to_offsets, rows_of
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Array", "TokenEmbeddings"]
 
@@ -173,8 +176,8 @@ class TokenEmbeddings(Sequence[Any]):
                 f"received padded embeddings of type {type(padded).__name__} and shape {shapes[0]}, and a mask of type "
                 f"{type(mask).__name__} and shape {shapes[1]}; expected (n, max_length, dim) and (n, max_length)."
             )
-        keep = mask.bool() if isinstance(mask, torch.Tensor) else np.asarray(mask, dtype=bool)
-        lengths = keep.sum(1).cpu().numpy() if isinstance(keep, torch.Tensor) else keep.sum(1)
+        keep = mask.bool() if is_tensor(mask) else np.asarray(mask, dtype=bool)
+        lengths = keep.sum(1).cpu().numpy() if is_tensor(keep) else keep.sum(1)
         return cls(padded[keep], lengths_to_offsets(lengths))
 
     @classmethod
@@ -245,12 +248,14 @@ class TokenEmbeddings(Sequence[Any]):
     @property
     def device(self) -> torch.device:
         """Device of the vectors; numpy arrays are on the CPU."""
-        return self.vectors.device if isinstance(self.vectors, torch.Tensor) else torch.device("cpu")
+        import torch
+
+        return self.vectors.device if self.is_torch else torch.device("cpu")
 
     @property
     def is_torch(self) -> bool:
         """Whether the vectors are a torch tensor rather than a numpy array."""
-        return isinstance(self.vectors, torch.Tensor)
+        return is_tensor(self.vectors)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -296,11 +301,11 @@ class TokenEmbeddings(Sequence[Any]):
         lengths = source.lengths
         width = int(lengths.max(initial=0))
         host_mask = np.arange(width) < lengths[:, None]
-        if isinstance(source.vectors, torch.Tensor):
-            mask = torch.from_numpy(host_mask).to(source.vectors.device)
+        if source.is_torch:
+            mask = as_tensor(host_mask).to(source.vectors.device)
             padded = source.vectors.new_zeros(len(self), width, self.dim)
             # index_put, not assignment into a view: it keeps the gradient of the packed vectors.
-            return padded.index_put(torch.nonzero(mask, as_tuple=True), source.vectors), mask
+            return padded.index_put(mask.nonzero(as_tuple=True), source.vectors), mask
         out = np.zeros((len(self), width, self.dim), dtype=source.vectors.dtype)
         out[host_mask] = source.vectors
         return out, host_mask
@@ -331,14 +336,16 @@ class TokenEmbeddings(Sequence[Any]):
         >>> small.vectors.tolist(), small[0].round(3).tolist()
         ([[64, -127]], [[0.5040000081062317, -1.0]])
         """
-        name = dtype_name(target) if isinstance(target, torch.dtype) else target
-        if isinstance(name, str) and name in ("numpy", "torch"):
+        name = target if isinstance(target, str) else str(target).removeprefix("torch.")
+        if name in ("numpy", "torch"):
             return self._numpy() if name == "numpy" else self._torch()
-        if isinstance(name, str) and name in DTYPES:
+        if name in DTYPES:
             return self._cast(name)
+        import torch
+
         moved = self._torch()
         try:
-            device = torch.device(name)
+            device = torch.device(target)  # type: ignore[arg-type]
             scales = None if moved.scales is None else moved.scales.to(device)
             return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
         except torch.cuda.OutOfMemoryError:
@@ -439,9 +446,9 @@ class TokenEmbeddings(Sequence[Any]):
             return NotImplemented
         if self.dtype != other.dtype or self.dim != other.dim or not np.array_equal(self.offsets, other.offsets):
             return False
-        mine, theirs = self._torch().to("cpu"), other._torch().to("cpu")
-        same = torch.equal(mine.vectors, theirs.vectors)
-        return same and (mine.scales is None or torch.equal(mine.scales, theirs.scales))
+        mine, theirs = self._numpy(), other._numpy()
+        same = np.array_equal(mine.vectors, theirs.vectors)
+        return same and (mine.scales is None or np.array_equal(mine.scales, theirs.scales))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -472,29 +479,22 @@ class TokenEmbeddings(Sequence[Any]):
             raise IndexError(f"text {index[outside][0]} is out of range: there are {len(self)} texts.")
         index = index.astype("int64") % max(len(self), 1)
         offsets, rows = lengths_to_offsets(self.lengths[index]), rows_of(self.offsets, index)
-        picked = torch.from_numpy(rows).to(self.device) if self.is_torch else rows
+        picked = as_tensor(rows).to(self.device) if self.is_torch else rows
         return TokenEmbeddings(self.vectors[picked], offsets, None if self.scales is None else self.scales[picked])
 
     def _numpy(self) -> TokenEmbeddings:
-        if not isinstance(self.vectors, torch.Tensor):
+        if not self.is_torch:
             return self
         source = self._cast("float32") if self.dtype == "bfloat16" else self  # numpy has no bfloat16
-        scales = None if source.scales is None else source.scales.detach().cpu().numpy()
-        return TokenEmbeddings(source.vectors.detach().cpu().numpy(), self.offsets, scales)
+        return TokenEmbeddings(source.vectors.detach().cpu().numpy(), self.offsets, source.scales)
 
     def _torch(self) -> TokenEmbeddings:
-        if isinstance(self.vectors, torch.Tensor):
+        if self.is_torch:
             return self
-        scales = None if self.scales is None else torch.as_tensor(np.ascontiguousarray(self.scales))
-        return TokenEmbeddings(as_tensor(self.vectors), self.offsets, scales)
+        return TokenEmbeddings(as_tensor(self.vectors), self.offsets, self.scales)
 
     def _cast(self, name: str) -> TokenEmbeddings:
         if self.dtype == name:
             return self
-        if name == "int8":
-            codes, scales = quantize(self.vectors)
-            return TokenEmbeddings(codes, self.offsets, scales)
-        vectors = self.vectors if self.scales is None else dequantize(self.vectors, self.scales)
-        if isinstance(vectors, torch.Tensor) or name == "bfloat16":
-            return TokenEmbeddings(as_tensor(vectors).to(DTYPES[name]), self.offsets)
-        return TokenEmbeddings(vectors.astype(name), self.offsets)
+        vectors, scales = cast(self.vectors, self.scales, name)
+        return TokenEmbeddings(vectors, self.offsets, scales)

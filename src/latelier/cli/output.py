@@ -137,10 +137,10 @@ def show_progress() -> bool:
 
 
 def quiet_loading() -> None:
-    """Turn off the progress bars of transformers, which appear even for a small model."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    """Turn off the progress bars of transformers, which appear even for a small model, without importing it."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers reads it when it is imported
+    if "transformers" in sys.modules:
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
 
 
 def _explanation_lines(explanation: Explanation) -> list[str]:

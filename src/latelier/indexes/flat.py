@@ -7,10 +7,9 @@ enough for tens of thousands of documents.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
@@ -19,9 +18,11 @@ from latelier.indexes.exact import BlockSize, score_blocks
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
-from latelier.scores.engines.packed import maxsim
 from latelier.scores.topk import TopK
 from latelier.utils.ranges import lengths_to_offsets
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Flat"]
 
@@ -106,6 +107,8 @@ class Flat(StoredIndex):
         return TokenEmbeddings(part.rows("vectors"), lengths_to_offsets(part.lengths))
 
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+        from latelier.scores.engines.packed import maxsim
+
         for part in parts:
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
             for positions, scores in score_blocks(part, vectors, queries, maxsim, self._block):

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from latelier.arrays import DTYPES, as_tensor
+from latelier.arrays import as_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
 from latelier.indexes.catalog import forks
@@ -91,7 +91,7 @@ class GpuSearch:
                 self._search_some(copies, queries[first : first + self._queries_at_once], best, first)
         except torch.cuda.OutOfMemoryError as error:
             numbers = sum(part.segment.tokens for part in parts) * queries.dim
-            size = numbers * DTYPES[self._dtype].itemsize / 2**30
+            size = numbers * torch_dtype(self._dtype).itemsize / 2**30
             raise LatelierError(
                 f"{self.device} has no room for this index, whose vectors take {size:,.1f} GiB there; leave out device="
                 " to search on the CPU."
@@ -130,7 +130,7 @@ class GpuSearch:
     def _upload(self, segment: Segment, dim: int) -> TokenEmbeddings:
         """Copy a segment to the device piece by piece; switch to float32 if its norms are too large."""
         whole = Part(segment, np.arange(len(segment)))
-        vectors = torch.empty(segment.tokens, dim, dtype=DTYPES[self._dtype], device=self.device)
+        vectors = torch.empty(segment.tokens, dim, dtype=torch_dtype(self._dtype), device=self.device)
         for positions in split_part(whole, self._upload_numbers // dim, len(segment)):
             piece = self._decode(Part(segment, positions))
             if _largest_norm(piece) > _HALF_NORM:

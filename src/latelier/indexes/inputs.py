@@ -12,9 +12,8 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
-from latelier.arrays import is_array
+from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.catalog.document_rows import StoredDocument
@@ -237,7 +236,7 @@ def _split(embeddings: Any, part_bytes: int) -> Iterator[list[Any] | TokenEmbedd
             continue
         waiting.append(item)
         # A sparse tensor has no size; `_matrix` rejects it.
-        is_sparse = isinstance(item, torch.Tensor) and item.layout != torch.strided
+        is_sparse = is_tensor(item) and str(item.layout) != "torch.strided"
         size += 0 if is_sparse else getattr(item, "nbytes", 0)
         if size >= part_bytes or len(waiting) >= _PART_DOCUMENTS:
             yield waiting
@@ -326,6 +325,7 @@ def _pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: s
 
     Examples
     --------
+    >>> import torch
     >>> items = [[[1.0, 2.0]], torch.ones(3, 2, dtype=torch.bfloat16)]
     >>> _pack(items, ["a", "b"], "float16", None)
     TokenEmbeddings(2 texts, 4 tokens, dim=2, float16, numpy)
@@ -352,10 +352,10 @@ def _pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: s
 
 def _matrix(item: Any, name: str) -> np.ndarray:
     """Return a matrix as a 2-D numpy array of a floating dtype, or raise an error."""
-    if isinstance(item, torch.Tensor):
+    if is_tensor(item):
         try:
             item = item.detach().cpu()
-            item = (item.float() if item.dtype == torch.bfloat16 else item).numpy()
+            item = (item.float() if dtype_name(item) == "bfloat16" else item).numpy()
         except (RuntimeError, TypeError) as error:  # sparse, quantized, on the device "meta", of an 8-bit float type
             raise EmbeddingsError(
                 f"{name} came with a torch tensor of {item.dtype}, {item.layout}, on {item.device}, which numpy cannot "

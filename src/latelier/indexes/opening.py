@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
@@ -10,6 +10,9 @@ from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.storage.storage import stored_settings
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["open"]
 

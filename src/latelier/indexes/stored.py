@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
-import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
@@ -18,7 +17,6 @@ from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.settings import UserSettings
 from latelier.indexes.catalog.values import as_id, as_ids, is_single_id
-from latelier.indexes.gpu import GpuSearch
 from latelier.indexes.inputs import DocumentBatches, prepare_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
@@ -30,6 +28,11 @@ from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_count
 from latelier.utils.progress import progress_bar
+
+if TYPE_CHECKING:
+    import torch
+
+    from latelier.indexes.gpu import GpuSearch
 
 __all__ = ["SEGMENT_BYTES", "StoredIndex"]
 
@@ -94,8 +97,7 @@ class StoredIndex(Index):
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         self.path = None if path is None else as_folder(path)
         self._segment_bytes = segment_bytes
-        self.device = resolve_device(device or "cpu")
-        self._gpu = None if self.device.type == "cpu" else GpuSearch(self.device, self._decode, self._gpu_dtype)
+        self._gpu = None if device is None else self._search_on(device)
         configuration = {"kind": self.kind, **configuration}
         self._storage = Storage(self.path, configuration, self._layout, read_only=read_only)
         for name, choices in self._choices.items():
@@ -264,7 +266,7 @@ class StoredIndex(Index):
             return f"{type(self).__name__}(closed or damaged, {where})"
         if snapshot.dim is None:
             return f"{type(self).__name__}(0 documents, {where})"
-        where += "" if self._gpu is None else f", searched on {self.device}"
+        where += "" if self._gpu is None else f", searched on {self._gpu.device}"
         return (
             f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={snapshot.dim}, "
             f"{self._describe()}, {where})"
@@ -308,6 +310,15 @@ class StoredIndex(Index):
         search(snapshot, snapshot.parts(allowed), packed, best)
         ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
         return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
+
+    def _search_on(self, device: str | torch.device) -> GpuSearch | None:
+        """Return the search on a GPU; None for the CPU."""
+        resolved = resolve_device(device)
+        if resolved.type == "cpu":
+            return None
+        from latelier.indexes.gpu import GpuSearch
+
+        return GpuSearch(resolved, self._decode, self._gpu_dtype)
 
     def _max_segment_tokens(self, dim: int) -> int:
         """Return the maximum number of tokens of a merged segment."""

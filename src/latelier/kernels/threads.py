@@ -1,6 +1,7 @@
 """Work on ranges of documents in several threads, for kernels that release the interpreter lock.
 
-The number of threads is torch's (`torch.set_num_threads`), the calling thread included. The threads take small ranges
+The number of threads is torch's (`torch.set_num_threads`), the calling thread included; without torch, which is not
+imported for it, ``OMP_NUM_THREADS`` or the number of cores. The threads take small ranges
 from one queue instead of one large share each, so a thread that loses its core on a busy machine delays the call by at
 most one small range.
 """
@@ -8,6 +9,7 @@ most one small range.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -15,9 +17,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-import torch
 
-__all__ = ["for_ranges"]
+__all__ = ["for_ranges", "thread_count"]
 
 # Multiplications of one range: about half a millisecond, far more than taking it from the queue.
 _RANGE_WORK = 1 << 25
@@ -47,7 +48,7 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     """
     documents = len(offsets) - 1
     tokens = int(offsets[-1] - offsets[0])
-    threads = torch.get_num_threads()
+    threads = thread_count()
     pieces = max(tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
     pieces = -(-pieces // threads) * threads if pieces > 1 else 1  # the same number for each thread
     cuts = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], pieces + 1)[1:-1])
@@ -65,6 +66,22 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
         wait(started)
     for helper in started:
         helper.result()  # raises what the function raised in a helper
+
+
+def thread_count() -> int:
+    """Return the number of threads to compute with.
+
+    Examples
+    --------
+    >>> thread_count() >= 1
+    True
+    """
+    if "torch" in sys.modules:
+        return int(sys.modules["torch"].get_num_threads())
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    if chosen.isdecimal():
+        return max(1, int(chosen))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _work(function: Callable[[int, int], None], ranges: deque[tuple[int, int]]) -> None:
@@ -85,7 +102,8 @@ def _after_fork_in_child() -> None:
     _pool.cache_clear()  # a forked child has the pool object but none of its threads
     # The same holds for torch's OpenMP threads: the child's next matrix product would wait for them forever. torch's
     # data loader sets its workers to one thread for the same reason.
-    torch.set_num_threads(1)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,9 +1,22 @@
 """Late-interaction models: texts in, one vector per token out."""
 
-from latelier.models.checkpoints.location import DEFAULT_MODEL
-from latelier.models.colbert import ColBERT
-from latelier.models.loading import load
-from latelier.models.pooling import pool_tokens
-from latelier.models.recipe import UNTRAINED, Recipe
+from typing import TYPE_CHECKING
+
+from latelier.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from latelier.models.checkpoints.location import DEFAULT_MODEL
+    from latelier.models.colbert import ColBERT
+    from latelier.models.loading import load
+    from latelier.models.pooling import pool_tokens
+    from latelier.models.recipe import UNTRAINED, Recipe
 
 __all__ = ["DEFAULT_MODEL", "UNTRAINED", "ColBERT", "Recipe", "load", "pool_tokens"]
+__getattr__ = lazy_names(
+    __name__,
+    **{"checkpoints.location": ("DEFAULT_MODEL",)},
+    colbert=("ColBERT",),
+    loading=("load",),
+    pooling=("pool_tokens",),
+    recipe=("UNTRAINED", "Recipe"),
+)

@@ -19,7 +19,7 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Normalize, Transformer
 from torch import Tensor, nn
 
-from latelier.arrays import DTYPES
+from latelier.arrays import torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
 from latelier.models.inputs import are_texts, checked_stream
@@ -122,7 +122,7 @@ class Window(NamedTuple):
         offsets = lengths_to_offsets(lengths)
         first = self.batches[0].vectors
         # int8 needs the vectors as computed: the scale of a token comes from them.
-        dtype = first.dtype if precision in (None, "int8") else DTYPES[precision]
+        dtype = first.dtype if precision in (None, "int8") else torch_dtype(precision)
         vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
         for batch in self.batches:
             vectors[torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)] = batch.vectors.to(dtype)
@@ -295,8 +295,8 @@ def encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, ba
     """
     if model.training:
         model.eval()
-    dtype = DTYPES.get(job.compute_dtype)
     decided = job.compute_dtype != "auto"
+    dtype = torch_dtype(job.compute_dtype) if decided else None
     for features in _tokenized(model, texts, job):
         used = used_positions(features)
         if not decided:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PureWindowsPath
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.checkpoints.location import DEFAULT_MODEL, resolve_name
-from latelier.models.colbert import ColBERT
 from latelier.models.inspection import check_plain
 from latelier.models.recipe import UNTRAINED
 from latelier.utils.describing import short
+
+if TYPE_CHECKING:
+    import torch
+
+    from latelier.models.colbert import ColBERT
 
 __all__ = ["load", "load_untrusted"]
 
@@ -46,6 +48,8 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
     >>> load(device="cpu").embedding_size
     384
     """
+    from latelier.models.colbert import ColBERT
+
     return ColBERT(model_name_or_path, device=device, recipe=UNTRAINED, **kwargs)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latelier.arrays import DTYPES
+from latelier.arrays import DTYPES, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.pooling import pool_tokens
@@ -117,7 +117,7 @@ class OutputForm:
             row = (row.float() if row.dtype == torch.bfloat16 else row).cpu().numpy()
         if self.precision is None or self.precision == "int8":
             return row
-        return row.to(DTYPES[self.precision]) if isinstance(row, Tensor) else row.astype(self.precision)
+        return row.to(torch_dtype(self.precision)) if isinstance(row, Tensor) else row.astype(self.precision)
 
 
 def _join(encoded: Any) -> TokenEmbeddings:

@@ -1,6 +1,14 @@
 """Searching documents by text: a model and an index behind one interface."""
 
-from latelier.retrieve.explanation import Explanation, TokenMatch, WordMatch
-from latelier.retrieve.retriever import Result, Retriever
+from typing import TYPE_CHECKING
+
+from latelier.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from latelier.retrieve.explanation import Explanation, TokenMatch, WordMatch
+    from latelier.retrieve.retriever import Result, Retriever
 
 __all__ = ["Explanation", "Result", "Retriever", "TokenMatch", "WordMatch"]
+__getattr__ = lazy_names(
+    __name__, explanation=("Explanation", "TokenMatch", "WordMatch"), retriever=("Result", "Retriever")
+)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Index
-from latelier.models import ColBERT
 from latelier.utils import is_count
 from latelier.utils.describing import cut, describe, short
+
+if TYPE_CHECKING:
+    from latelier.models import ColBERT
 
 __all__ = ["ModelIdentity", "check_option", "is_same_model", "model_fingerprint", "storable_options"]
 

@@ -17,9 +17,8 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
-from latelier.models import DEFAULT_MODEL, ColBERT, load
-from latelier.models.encoding import Job, packed_windows
-from latelier.models.loading import load_untrusted
+from latelier.models.checkpoints.location import DEFAULT_MODEL
+from latelier.models.loading import load, load_untrusted
 from latelier.retrieve.documents import OnExisting, document_chunks
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.model_identity import ModelIdentity
@@ -30,6 +29,8 @@ from latelier.utils.reading import check_unicode, is_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from latelier.models import ColBERT
 
 __all__ = ["Result", "Retriever"]
 
@@ -99,13 +100,11 @@ class Retriever:
     ) -> None:
         if not isinstance(model_options, (Mapping, type(None))):
             raise InvalidArgumentError(f"received {describe(model_options)} as model_options; expected a dict.")
-        if not isinstance(model, (ColBERT, str, os.PathLike, type(None))):
-            raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
         self.model_options = dict(model_options or {})
-        if isinstance(model, ColBERT):
+        if not isinstance(model, (str, os.PathLike, type(None))):
+            self.model_name, self.model = None, _checked_model(model)
             if device is not None or self.model_options:
                 raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
-            self.model_name, self.model = None, model
         else:
             self.model_name = _portable_name(DEFAULT_MODEL if model is None else model)
             self.model = load(self.model_name, device=device, **self.model_options)
@@ -435,11 +434,13 @@ class Retriever:
         return f"Retriever({model}, {self.index!r})"
 
     def _encode_queries(self, queries: Sequence[str]) -> Any:
-        return self.model.encode_query(list(queries), packed=True).to("cpu")
+        return self.model.encode_query(list(queries), packed=True).to("numpy")
 
     def _fill(
         self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, on_existing: OnExisting
     ) -> None:
+        from latelier.models.encoding import Job, packed_windows
+
         check_count("batch_size", batch_size)
         write = self.index.update if on_existing == "replace" else self.index.add
         chunks = document_chunks(
@@ -452,6 +453,15 @@ class Retriever:
             if self.index.dim is None:
                 self._identity.store_in(self.index)
             write(chunk.ids, embeddings, chunk.texts, chunk.metadata)
+
+
+def _checked_model(model: Any) -> ColBERT:
+    """Return a model that was given as an object, or raise an error for anything else."""
+    from latelier.models import ColBERT
+
+    if not isinstance(model, ColBERT):
+        raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
+    return model
 
 
 def _checked_queries(texts: Any) -> list[str]:

@@ -5,9 +5,14 @@ other than MaxSim is a module like `xtr`: it reads the same inputs and computes 
 and for distillation.
 """
 
-from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
-from latelier.scores.topk import top_k
-from latelier.scores.xtr import xtr_kd_scores, xtr_scores, xtr_scores_pairwise
+from typing import TYPE_CHECKING
+
+from latelier.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
+    from latelier.scores.ranking import top_k
+    from latelier.scores.xtr import xtr_kd_scores, xtr_scores, xtr_scores_pairwise
 
 __all__ = [
     "colbert_kd_scores",
@@ -18,3 +23,9 @@ __all__ = [
     "xtr_scores",
     "xtr_scores_pairwise",
 ]
+__getattr__ = lazy_names(
+    __name__,
+    colbert=("colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise"),
+    ranking=("top_k",),
+    xtr=("xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"),
+)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from latelier.arrays import as_tensor
+from latelier.arrays import is_array, is_tensor
 from latelier.errors import EmbeddingsError
 
 __all__ = ["Alignment", "align"]
@@ -53,14 +52,15 @@ def align(query: Any, document: Any) -> Alignment:
         )
     if not len(columns):
         raise EmbeddingsError("the document has no token, so there is nothing to align the query with.")
-    similarities, positions = (rows @ columns.T).max(dim=1)
-    return Alignment(positions.numpy(), similarities.numpy())
+    similarities = rows @ columns.T
+    return Alignment(similarities.argmax(axis=1), similarities.max(axis=1))
 
 
-def _matrix(value: Any, name: str) -> torch.Tensor:
-    if not isinstance(value, (np.ndarray, torch.Tensor)) or value.ndim != 2:
+def _matrix(value: Any, name: str) -> np.ndarray:
+    if not is_array(value) or value.ndim != 2:
         shape = getattr(value, "shape", None)
         raise EmbeddingsError(
             f"received a {name} of type {type(value).__name__} and shape {shape}; expected one (tokens, dim) matrix."
         )
-    return as_tensor(value).detach().cpu().float()
+    array = value.detach().cpu().float().numpy() if is_tensor(value) else value
+    return array.astype("float32", copy=False)

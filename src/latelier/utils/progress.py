@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tqdm import tqdm
-
 __all__ = ["Silent", "progress_bar"]
 
 
@@ -42,4 +40,8 @@ def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
     ...     type(bar).__name__
     'Silent'
     """
-    return tqdm(**options) if shown else nullcontext(Silent())
+    if not shown:
+        return nullcontext(Silent())
+    from tqdm import tqdm
+
+    return tqdm(**options)

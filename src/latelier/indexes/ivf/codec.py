@@ -12,13 +12,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.ivf.kernels.codes import (
-    CodedDocuments,
-    CodeShape,
-    decode_documents,
-    encode_tokens,
-    sign_words,
-)
+from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape, sign_words
 from latelier.indexes.storage.segments import Part, Segment, TokenArray
 from latelier.utils.ranges import lengths_to_offsets
 
@@ -86,6 +80,8 @@ class Codec(NamedTuple):
         embeddings
             The vectors, as float32.
         """
+        from latelier.indexes.ivf.kernels.codes import encode_tokens
+
         vectors = np.ascontiguousarray(embeddings.vectors)
         tokens, words = len(vectors), sign_words(self.dim)
         signs, scales = np.empty((tokens, words), dtype="uint32"), np.empty(tokens, dtype="uint16")
@@ -139,6 +135,8 @@ class Codec(NamedTuple):
                 f"the positions {part.positions.min()} to {part.positions.max()} are outside of a segment with "
                 f"{len(part.segment)} documents; verify() lists the damaged files."
             )
+        from latelier.indexes.ivf.kernels.codes import decode_documents
+
         documents = self.locate(part.segment)
         vectors = np.empty((int(part.lengths.sum()), self.dim), dtype="float32")
         decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors)

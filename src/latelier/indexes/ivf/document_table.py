@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
+from latelier.indexes.ivf.code_layout import CodedDocuments, byte_width
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.kernels.codes import CodedDocuments, byte_width, unpack_documents
 from latelier.indexes.storage.segments import Part
 
 __all__ = ["DocumentTable", "TokenRows"]
@@ -106,6 +106,8 @@ class DocumentTable:
 
     def unpack(self, ordinals: np.ndarray) -> TokenRows:
         """Return the tokens of some documents, one document after the other."""
+        from latelier.indexes.ivf.kernels.codes import unpack_documents
+
         tokens = self.count_tokens(ordinals)
         rows = TokenRows(np.empty((tokens, byte_width(self.codec.dim)), dtype="uint8"), np.empty(tokens, "float32"))
         unpack_documents(tuple(self.documents), ordinals, tuple(self.codec.shape), rows.codes, rows.scales)

@@ -11,21 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, StorageError
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.catalog import forks
+from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.ivf.inverted_lists import InvertedLists, append_documents
-from latelier.indexes.ivf.kernels.codes import BITS
-from latelier.indexes.ivf.maintenance import Maintenance, Thresholds, due_maintenance, train_lists
-from latelier.indexes.ivf.search import Scope, search_query
+from latelier.indexes.ivf.maintenance import Maintenance, Thresholds, due_maintenance
 from latelier.indexes.ivf.search_parameters import Effort, SearchParameters, advise, choose_search_parameters
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit
@@ -36,6 +33,11 @@ from latelier.indexes.warning import warn_caller, warn_of_damage
 from latelier.kernels.threads import for_ranges
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_count
+
+if TYPE_CHECKING:
+    import torch
+
+    from latelier.indexes.ivf.inverted_lists import InvertedLists
 
 __all__ = ["IVF"]
 
@@ -248,6 +250,8 @@ class IVF(StoredIndex):
         best: TopK,
         choose: Callable[..., SearchParameters] = _BALANCED,
     ) -> None:
+        from latelier.indexes.ivf.search import Scope, search_query
+
         if not parts:
             return
         table, lists = self._load(snapshot)
@@ -284,6 +288,8 @@ class IVF(StoredIndex):
 
     def _read_lists(self, snapshot: Snapshot) -> InvertedLists | None:
         """Return the stored inverted lists; ``None`` if there are none, or if they are damaged or of another dim."""
+        from latelier.indexes.ivf.inverted_lists import InvertedLists
+
         lists, damage = None, snapshot.ann_damage
         try:
             lists = None if snapshot.ann_data is None else InvertedLists.from_arrays(snapshot.ann_data)
@@ -314,6 +320,9 @@ class IVF(StoredIndex):
 
     def _maintain(self, *, compacting: bool = False) -> None:
         """Train the inverted lists or append to them, if that is due, and store them."""
+        from latelier.indexes.ivf.inverted_lists import append_documents
+        from latelier.indexes.ivf.training import train_lists
+
         snapshot = self._storage.snapshot()
         if not snapshot.documents:
             return

@@ -15,8 +15,8 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics
+from latelier.indexes.ivf.code_layout import byte_width
 from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.ivf.kernels.codes import byte_width
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
 from latelier.indexes.ivf.kernels.kmeans import group_rows

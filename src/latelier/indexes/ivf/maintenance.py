@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
-from latelier.indexes.ivf.kernels.codes import byte_width
-from latelier.indexes.ivf.training import train_centroids
 
-__all__ = ["Maintenance", "Thresholds", "due_maintenance", "train_lists"]
+if TYPE_CHECKING:
+    from latelier.indexes.ivf.inverted_lists import InvertedLists
+
+__all__ = ["Maintenance", "Thresholds", "due_maintenance"]
 
 
 class Maintenance(Enum):
@@ -92,18 +93,3 @@ def due_maintenance(
             return Maintenance.TRAIN
     tolerated = 0 if compacting else max(thresholds.append_tokens, int(tokens * thresholds.append_share))
     return Maintenance.APPEND if table.count_tokens(table.unlisted) > tolerated else Maintenance.NONE
-
-
-def train_lists(table: DocumentTable, memory: int) -> InvertedLists:
-    """Return inverted lists of the living documents, for newly trained centroids.
-
-    Parameters
-    ----------
-    table
-        Documents, at least one of them alive.
-    memory
-        Maximum size of the sample of tokens, in bytes.
-    """
-    ordinals = table.living[np.argsort(table.numbers[table.living], kind="stable")]
-    centroids = train_centroids(table, ordinals, most=memory // byte_width(table.codec.dim))
-    return build_lists(centroids, table, ordinals)

@@ -10,17 +10,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import torch
 
 from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics, pack_centroids
+from latelier.indexes.ivf.code_layout import byte_width
 from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
+from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.kmeans import add_rows, group_rows
 from latelier.indexes.ivf.search_parameters import size_factor
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
+from latelier.kernels.threads import thread_count
 
-__all__ = ["list_count", "train_centroids"]
+__all__ = ["list_count", "train_centroids", "train_lists"]
 
 # Tokens sampled per centroid, and iterations, for each level. Larger numbers take time and find no better centroids.
 _COARSE_SAMPLE, _FINE_SAMPLE = 64, 32
@@ -93,6 +95,21 @@ def train_centroids(table: DocumentTable, ordinals: np.ndarray, most: int = _MAX
     )
 
 
+def train_lists(table: DocumentTable, memory: int) -> InvertedLists:
+    """Return inverted lists of the living documents, for newly trained centroids.
+
+    Parameters
+    ----------
+    table
+        Documents, at least one of them alive.
+    memory
+        Maximum size of the sample of tokens, in bytes.
+    """
+    ordinals = table.living[np.argsort(table.numbers[table.living], kind="stable")]
+    centroids = train_centroids(table, ordinals, most=memory // byte_width(table.codec.dim))
+    return build_lists(centroids, table, ordinals)
+
+
 def _sample_rows(table: DocumentTable, ordinals: np.ndarray, most: int) -> TokenRows:
     """Return all tokens of every n-th document, with n such that there are about `most` tokens."""
     step = max(1.0, table.count_tokens(ordinals) / most)
@@ -136,7 +153,7 @@ def _scale(centroids: np.ndarray) -> float:
 
 
 def _map_in_threads(function: Callable[[int], np.ndarray], count: int) -> list[np.ndarray]:
-    threads = torch.get_num_threads()
+    threads = thread_count()
     if threads < 2:
         return list(map(function, range(count)))
     with ThreadPoolExecutor(threads) as pool:

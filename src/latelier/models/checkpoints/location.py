@@ -10,7 +10,6 @@ from pickle import UnpicklingError
 from typing import Any
 
 from latelier.errors import ModelLoadError
-from latelier.models.checkpoints.dense import without_conversion_warning
 from latelier.utils import resolve_device
 
 __all__ = ["DEFAULT_MODEL", "load_device", "loading", "resolve_name", "without_pickles"]
@@ -67,6 +66,8 @@ def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def loading(name: str | None) -> Iterator[str | None]:
     """Yield the folder or hub name to load, and turn errors of the loader into `ModelLoadError`."""
+    from latelier.models.checkpoints.dense import without_conversion_warning
+
     try:
         if name is not None:
             _check_folder(name)

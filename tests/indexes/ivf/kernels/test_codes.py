@@ -5,8 +5,9 @@ import pytest
 from coded_documents import DIMS, CodedSample, bit
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.ivf.code_layout import BITS, byte_width, sign_words
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.kernels.codes import BITS, byte_width, decode_documents, sign_words, unpack_documents
+from latelier.indexes.ivf.kernels.codes import decode_documents, unpack_documents
 
 pytestmark = pytest.mark.processor
 

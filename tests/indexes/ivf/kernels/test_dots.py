@@ -7,7 +7,7 @@ import pytest
 from coded_documents import CodedSample
 
 from latelier.indexes.ivf.centroids import pack_centroids
-from latelier.indexes.ivf.kernels.codes import BITS, byte_width
+from latelier.indexes.ivf.code_layout import BITS, byte_width
 from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids, rerank_scores
 from latelier.indexes.ivf.kernels.probing import NO_CENTROID
 from latelier.indexes.ivf.kernels.queries import quantise_query

@@ -25,27 +25,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
 from latelier.indexes.ivf.kernels.bit_planes import merge_planes, take_plane
 from latelier.indexes.ivf.kernels.memory import bits_of, copy_bytes, float_of, read_half
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import ROWS
 
 __all__ = [
-    "BITS",
-    "CodeShape",
-    "CodedDocuments",
     "TokenAddresses",
-    "byte_width",
     "decode_documents",
     "encode_tokens",
     "load_rows",
     "load_scales",
-    "sign_words",
     "token_addresses",
     "unpack_documents",
 ]
 
-BITS = (8, 4, 2, 1)
 # Steps of the uniform quantisers with 16 and 4 levels that have the least squared error for a normal distribution, in
 # standard deviations.
 _STEP_4, _STEP_2 = np.float32(0.3352), np.float32(0.9957)
@@ -57,61 +52,12 @@ _SMALLEST = np.float32(1e-37)
 _INFINITE = np.uint32(0xFF00)
 
 
-class CodeShape(NamedTuple):
-    """The sizes of a token's codes.
-
-    Attributes
-    ----------
-    bits
-        Bits per number.
-    dim
-        Dimension of the token vectors.
-    sign_words
-        Words of 32 bits of a sign code.
-    code_bytes
-        Bytes of a token's codes, without its sign code.
-    """
-
-    bits: int
-    dim: int
-    sign_words: int
-    code_bytes: int
-
-
-class CodedDocuments(NamedTuple):
-    """Where documents are in memory: int64 arrays with one number per document.
-
-    Attributes
-    ----------
-    signs, codes, scales
-        Addresses of the first token's sign code, codes (bytes or bit planes; unused at 1 bit) and scale. The other
-        tokens follow without gaps.
-    lengths
-        Number of tokens.
-    """
-
-    signs: np.ndarray
-    codes: np.ndarray
-    scales: np.ndarray
-    lengths: np.ndarray
-
-
 class TokenAddresses(NamedTuple):
     """Addresses of a token's sign code, codes and scale."""
 
     signs: int
     codes: int
     scales: int
-
-
-def sign_words(dim: int) -> int:
-    """Return the number of 32-bit words of a sign code."""
-    return -(-dim // 32)
-
-
-def byte_width(dim: int) -> int:
-    """Return the number of bytes of a token as kernels multiply it: the dim, rounded up to a multiple of 32."""
-    return 32 * sign_words(dim)
 
 
 @kernel()

@@ -14,13 +14,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.indexes.ivf.kernels.codes import (
-    CodedDocuments,
-    CodeShape,
-    load_rows,
-    load_scales,
-    token_addresses,
-)
+from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
+from latelier.indexes.ivf.kernels.codes import load_rows, load_scales, token_addresses
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
 from latelier.kernels.instruction_sets import multiply_bytes_of
 from latelier.kernels.int8_maxsim import emit_maxima

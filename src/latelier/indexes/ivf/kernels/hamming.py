@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.indexes.ivf.kernels.codes import CodedDocuments
+from latelier.indexes.ivf.code_layout import CodedDocuments
 from latelier.indexes.ivf.kernels.memory import prefetch
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat

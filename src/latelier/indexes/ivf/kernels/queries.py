@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.kernels.codes import byte_width, sign_words
+from latelier.indexes.ivf.code_layout import byte_width, sign_words
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import LANES
 
