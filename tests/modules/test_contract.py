@@ -16,12 +16,13 @@ from latelier import modules
 class Case(NamedTuple):
     """A class, arguments of its constructor, and a function that makes positional inputs of a dtype.
 
-    Inputs that are integers or masks have a dtype of their own. Outputs are a tensor or a tuple of tensors.
+    Inputs that are integers or masks have a dtype of their own. Inputs may be tuples of tensors; outputs are tensors or
+    tuples of tensors, nested or not.
     """
 
     cls: type[nn.Module]
     arguments: dict[str, Any]
-    inputs: Callable[[torch.dtype], tuple[Tensor, ...]]
+    inputs: Callable[[torch.dtype], tuple[Any, ...]]
 
 
 def sequences(*shapes: tuple[int, ...]) -> Callable[[torch.dtype], tuple[Tensor, ...]]:
@@ -40,6 +41,23 @@ def token_ids(vocabulary_size: int, *shape: int) -> Callable[[torch.dtype], tupl
     return draw
 
 
+def state_and_hidden_state(dtype: torch.dtype) -> tuple[Any, ...]:
+    """Inputs of a `DynamicsNetwork`: a state with an action, and the state of its LSTM."""
+    encoding, hidden, cell = sequences((3, 5, 2, 3), (1, 3, 4), (1, 3, 4))(dtype)
+    return encoding, (hidden, cell)
+
+
+DYNAMICS = {
+    "observation_shape": (3, 2, 3),
+    "action_encoding_dim": 1,
+    "num_channels": 5,
+    "reward_head_channels": 2,
+    "fc_reward_layers": (6, 6),
+    "output_support_size": 7,
+    "flatten_output_size_for_reward_head": 12,
+    "lstm_hidden_size": 4,
+    "last_linear_layer_init_zero": False,  # so that outputs depend on all other weights
+}
 JOINT = {"added_kv_proj_dim": 6, "context_pre_only": False, "qk_norm": "rms_norm", "out_context_dim": 10}
 CASES = {
     "Attention": Case(modules.Attention, {"query_dim": 8, "heads": 2, "dim_head": 4}, sequences((2, 3, 8))),
@@ -49,6 +67,12 @@ CASES = {
         sequences((2, 8, 2, 3), (2, 5, 6)),
     ),
     "Attention, joint": Case(modules.Attention, {"query_dim": 8, **JOINT}, sequences((2, 3, 8), (2, 4, 6))),
+    "DynamicsNetwork": Case(modules.DynamicsNetwork, DYNAMICS, state_and_hidden_state),
+    "DynamicsNetwork, layer norm": Case(
+        modules.DynamicsNetwork,
+        {**DYNAMICS, "observation_shape": (3, 20, 48), "downsample": True, "num_res_blocks": 2, "norm_type": "LN"},
+        state_and_hidden_state,
+    ),
     "FeedForward": Case(modules.FeedForward, {"dim": 4, "hidden_dim": 6}, sequences((2, 3, 4))),
     "RotaryPositions": Case(modules.RotaryPositions, {"dim": 4, "scale": 2.0, "alpha": 8.0}, sequences((2, 3, 4))),
     "SinusoidalPositions": Case(modules.SinusoidalPositions, {"dim": 4, "base": 100.0}, sequences((2, 3, 4))),
@@ -93,14 +117,23 @@ def weighted(request) -> Case:
     return CASES[request.param]
 
 
-def floating(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor.is_floating_point()]
+def leaves(values: Any) -> list[Tensor]:
+    """A tensor, or all tensors in a tuple and the tuples in it."""
+    return [tensor for value in values for tensor in leaves(value)] if isinstance(values, tuple) else [values]
+
+
+def moved(values: Any, device: str) -> Any:
+    """The same tensors on a device, in the same tuples."""
+    return tuple(moved(value, device) for value in values) if isinstance(values, tuple) else values.to(device)
+
+
+def floating(values: Any) -> list[Tensor]:
+    return [tensor for tensor in leaves(values) if tensor.is_floating_point()]
 
 
 def flat(out: Any) -> Tensor:
     """All outputs of a module, in float64."""
-    tensors = out if isinstance(out, tuple) else (out,)
-    return torch.cat([tensor.flatten().double() for tensor in tensors])
+    return torch.cat([tensor.flatten().double() for tensor in leaves(out)])
 
 
 def call(module: nn.Module, case: Case, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -158,8 +191,7 @@ def test_to_dtype(case, dtype):
     expected = call(module, case)
     assert module.to(dtype) is module
     assert {parameter.dtype for parameter in module.parameters()} <= {dtype}
-    out = module(*case.inputs(dtype))
-    assert {tensor.dtype for tensor in (out if isinstance(out, tuple) else (out,))} == {dtype}
+    assert {tensor.dtype for tensor in leaves(module(*case.inputs(dtype)))} == {dtype}
     # weights, inputs and a dozen intermediate results are rounded
     tolerance = 20 * torch.finfo(dtype).eps if dtype != torch.float64 else 1e-5
     torch.testing.assert_close(call(module, case, dtype), expected, rtol=tolerance, atol=tolerance)
@@ -167,8 +199,8 @@ def test_to_dtype(case, dtype):
 
 def test_to_device(case):
     module = build(case).to("meta")
-    out = module(*(tensor.to("meta") for tensor in case.inputs(torch.float32)))
-    assert {tensor.device.type for tensor in (out if isinstance(out, tuple) else (out,))} == {"meta"}
+    out = module(*moved(case.inputs(torch.float32), "meta"))
+    assert {tensor.device.type for tensor in leaves(out)} == {"meta"}
 
 
 @pytest.mark.gpu
@@ -177,7 +209,7 @@ def test_a_gpu_gives_the_same_numbers(case):
     module = build(case)
     inputs = case.inputs(torch.float32)
     expected = flat(module(*inputs))
-    found = flat(module.to("cuda")(*(tensor.to("cuda") for tensor in inputs)))
+    found = flat(module.to("cuda")(*moved(inputs, "cuda")))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -1,14 +1,17 @@
-"""Neural building blocks: `Attention` with the processors that compute it, and an encoder made of it."""
+"""Neural building blocks: `Attention`, an encoder made of it, and the dynamics network of EfficientZero."""
 
 from latelier.modules.attention import Attention
+from latelier.modules.dynamics import DynamicsNetwork
 from latelier.modules.feed_forward import FeedForward
 from latelier.modules.positions import RotaryPositions, SinusoidalPositions
 from latelier.modules.processors import ExplicitProcessor, FusedProcessor, Processor, SDPAProcessor, SlicedProcessor
 from latelier.modules.transformer_block import TransformerBlock
 from latelier.modules.transformer_encoder import TransformerEncoder
+from latelier.modules.value_support import ValueSupport
 
 __all__ = [
     "Attention",
+    "DynamicsNetwork",
     "ExplicitProcessor",
     "FeedForward",
     "FusedProcessor",
@@ -19,4 +22,5 @@ __all__ = [
     "SlicedProcessor",
     "TransformerBlock",
     "TransformerEncoder",
+    "ValueSupport",
 ]

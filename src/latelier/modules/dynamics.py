@@ -1,0 +1,321 @@
+"""`DynamicsNetwork`: the model of EfficientZero that predicts the next latent state and the sum of rewards so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latelier.errors import InvalidArgumentError
+from latelier.modules.arguments import show_arguments
+from latelier.modules.lstm_step import LSTMStep
+from latelier.modules.mlp import make_mlp
+from latelier.modules.residual import ResidualBlock
+from latelier.utils import check_count, count_entries
+from latelier.utils.describing import describe, short
+
+__all__ = ["DynamicsNetwork"]
+
+NormType: TypeAlias = Literal["BN", "LN"]
+HiddenState: TypeAlias = tuple[Tensor, Tensor]
+
+_DOWNSAMPLING = 16  # of the representation network of EfficientZero: four layers of stride 2
+_COUNTS = (
+    "action_encoding_dim",
+    "num_channels",
+    "reward_head_channels",
+    "output_support_size",
+    "flatten_output_size_for_reward_head",
+    "lstm_hidden_size",
+)
+
+
+class DynamicsNetwork(nn.Module):
+    """Dynamics network of EfficientZero (Ye et al. 2021, arXiv 2111.00210, appendix A).
+
+    From a latent state ``s`` and an action ``a``, both images, it predicts the next latent state, and by an LSTM over
+    the steps the *value prefix*: the sum of the rewards from the first step to this one, as logits over a support::
+
+        s'       = blocks(act(norm(conv([s, a])) + s))
+        h', c'   = LSTM(act(norm(conv1x1(s'))), (h, c))
+        logits   = MLP(act(norm(h')))
+
+    A `state_dict` of ``lzero.model.efficientzero_model.DynamicsNetwork`` (LightZero) with the same arguments loads as
+    it is, and the outputs are equal.
+
+    Parameters
+    ----------
+    observation_shape
+        Shape of an observation; the last two entries are its height and width, such as ``(12, 96, 96)``. Only
+        ``norm_type="LN"`` uses them.
+    action_encoding_dim
+        Channels of the action: the last ones of the input.
+    num_res_blocks
+        Number of residual blocks.
+    num_channels
+        Channels of the input: those of the latent state and of the action.
+    reward_head_channels
+        Channels that the 1x1 convolution makes of the latent state.
+    fc_reward_layers
+        Sizes of the hidden layers between the LSTM and the logits, which must be equal: LightZero gives all of them
+        the first size.
+    output_support_size
+        Number of logits; see `ValueSupport`.
+    flatten_output_size_for_reward_head
+        Inputs of the LSTM: ``reward_head_channels * height * width`` of the latent state.
+    downsample
+        Whether latent states are 16 times smaller than observations in height and width, rounded up.
+    lstm_hidden_size
+        Channels of the LSTM's hidden state.
+    last_linear_layer_init_zero
+        Start with a last layer of zeros, so that all logits are 0.
+    activation
+        Activation function, one instance for all places; None: a new ``nn.ReLU(inplace=True)``. (LightZero's default
+        is one instance for all networks.)
+    norm_type
+        ``"BN"``: batch norms. ``"LN"``: layer norms, except in the residual blocks and after the LSTM.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument has a value that is not listed here, or arguments do not fit each other.
+
+    Examples
+    --------
+    Latent states of 6 channels and actions of 2, as images of 3 x 3, from observations of 48 x 48:
+
+    >>> import torch
+    >>> from latelier.modules import DynamicsNetwork, ValueSupport
+    >>> _ = torch.manual_seed(0)
+    >>> dynamics = DynamicsNetwork(
+    ...     (3, 48, 48),
+    ...     num_channels=8,
+    ...     reward_head_channels=4,
+    ...     output_support_size=21,
+    ...     flatten_output_size_for_reward_head=4 * 3 * 3,
+    ...     downsample=True,
+    ...     lstm_hidden_size=16,
+    ... ).eval()
+    >>> state, hidden = torch.rand(5, 6, 3, 3), None
+    >>> for action in torch.rand(2, 5, 2, 3, 3):
+    ...     encoding = torch.cat([state, action], dim=1)
+    ...     state, hidden, logits = dynamics(encoding, hidden)
+    >>> state.shape, hidden[0].shape, logits.shape
+    (torch.Size([5, 6, 3, 3]), torch.Size([1, 5, 16]), torch.Size([5, 21]))
+
+    The last layer starts with zeros, so every value prefix is 0:
+
+    >>> ValueSupport(21).decode(logits.detach())
+    tensor([0., 0., 0., 0., 0.])
+    """
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        action_encoding_dim: int = 2,
+        num_res_blocks: int = 1,
+        num_channels: int = 64,
+        reward_head_channels: int = 64,
+        fc_reward_layers: Sequence[int] = (32,),
+        output_support_size: int = 601,
+        flatten_output_size_for_reward_head: int = 64,
+        downsample: bool = False,
+        lstm_hidden_size: int = 512,
+        last_linear_layer_init_zero: bool = True,
+        activation: nn.Module | None = None,
+        norm_type: NormType = "BN",
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__", "activation")}
+        super().__init__()
+        _check_arguments(arguments)
+        self.observation_shape, self.downsample = tuple(observation_shape), downsample
+        lists = {"observation_shape": self.observation_shape, "fc_reward_layers": tuple(fc_reward_layers)}
+        self._arguments = arguments | lists
+        self.action_encoding_dim, self.num_channels = action_encoding_dim, num_channels
+        self.reward_head_channels, self.output_support_size = reward_head_channels, output_support_size
+        self.flatten_output_size_for_reward_head = flatten_output_size_for_reward_head
+        self.lstm_hidden_size, self.norm_type = lstm_hidden_size, norm_type
+        self.activation = nn.ReLU(inplace=True) if activation is None else activation
+
+        state_channels = num_channels - action_encoding_dim
+        self.conv = nn.Conv2d(num_channels, state_channels, 3, padding=1, bias=False)
+        self.norm_common = self._make_norm(state_channels)
+        self.resblocks = nn.ModuleList(ResidualBlock(state_channels, self.activation) for _ in range(num_res_blocks))
+        self.conv1x1_reward = nn.Conv2d(state_channels, reward_head_channels, 1)
+        self.norm_reward = self._make_norm(reward_head_channels)
+        self.lstm = LSTMStep(flatten_output_size_for_reward_head, lstm_hidden_size)
+        self.norm_value_prefix = nn.BatchNorm1d(lstm_hidden_size)
+        self.fc_reward_head = make_mlp(
+            [lstm_hidden_size, *fc_reward_layers, output_support_size],
+            nn.BatchNorm1d if norm_type == "BN" else nn.LayerNorm,
+            self.activation,
+        )
+        if last_linear_layer_init_zero:
+            for parameter in self.fc_reward_head[-1].parameters():
+                nn.init.zeros_(parameter)
+
+    def _make_norm(self, channels: int) -> nn.Module:
+        """Return the norm of images of the size of latent states."""
+        if self.norm_type == "BN":
+            return nn.BatchNorm2d(channels)
+        return nn.LayerNorm([channels, *self._latent_size])
+
+    @property
+    def _latent_size(self) -> tuple[int, int]:
+        """Height and width of latent states, by the constructor's arguments."""
+        divisor = _DOWNSAMPLING if self.downsample else 1
+        height, width = self.observation_shape[-2:]
+        return math.ceil(height / divisor), math.ceil(width / divisor)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments that differ from their defaults; the activation is shown as a module."""
+        return show_arguments(self, self._arguments)
+
+    def forward(
+        self, state_action_encoding: Tensor, reward_hidden_state: HiddenState | None = None
+    ) -> tuple[Tensor, HiddenState, Tensor]:
+        """Predict one step.
+
+        Parameters
+        ----------
+        state_action_encoding
+            Latent state and action, concatenated: ``(b, num_channels, height, width)``.
+        reward_hidden_state
+            Hidden and cell state of the LSTM after the step before, ``(1, b, lstm_hidden_size)`` each; None: zeros, for
+            the first step.
+
+        Returns
+        -------
+        next_latent_state : Tensor
+            ``(b, num_channels - action_encoding_dim, height, width)``.
+        next_reward_hidden_state : tuple of Tensor
+            Hidden and cell state after this step, ``(1, b, lstm_hidden_size)`` each.
+        value_prefix : Tensor
+            Logits of the value prefix, ``(b, output_support_size)``; `ValueSupport` makes values of them.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a shape does not fit, or a batch of one is given in training mode, where batch norms need two.
+        """
+        self._check_encoding(state_action_encoding)
+        batch = len(state_action_encoding)
+        if reward_hidden_state is None:
+            zeros = state_action_encoding.new_zeros(1, batch, self.lstm_hidden_size)
+            reward_hidden_state = (zeros, zeros)
+        else:
+            self._check_hidden_state(reward_hidden_state, batch)
+
+        latent_state = state_action_encoding[:, : self.num_channels - self.action_encoding_dim]
+        next_latent_state = self.activation(self.norm_common(self.conv(state_action_encoding)) + latent_state)
+        for block in self.resblocks:
+            next_latent_state = block(next_latent_state)
+
+        reward = self.activation(self.norm_reward(self.conv1x1_reward(next_latent_state))).flatten(1)
+        next_hidden_state = self.lstm(reward, reward_hidden_state)
+        value_prefix = self.fc_reward_head(self.activation(self.norm_value_prefix(next_hidden_state[0].squeeze(0))))
+        return next_latent_state, next_hidden_state, value_prefix
+
+    @torch.no_grad()
+    def get_dynamic_mean(self) -> float:
+        """Return the mean absolute weight of the part that predicts the next latent state, for monitoring.
+
+        Returns
+        -------
+        float
+            Mean over the weights of `conv` and all parameters of `resblocks`, the norms' included.
+        """
+        return _flatten([self.conv.weight, *(weight for block in self.resblocks for weight in block.parameters())])[1]
+
+    @torch.no_grad()
+    def get_reward_mean(self) -> tuple[np.ndarray, float]:
+        """Return the weights of the part that predicts the value prefix, without the LSTM, for monitoring.
+
+        LightZero's method of this name looks for the head under another name, and raises an error.
+
+        Returns
+        -------
+        weights : np.ndarray
+            The weights of `conv1x1_reward` and all parameters of `fc_reward_head`, ``(n,)``.
+        mean : float
+            Mean of their absolute values.
+        """
+        return _flatten([self.conv1x1_reward.weight, *self.fc_reward_head.parameters()])
+
+    def _check_encoding(self, encoding: Tensor) -> None:
+        """Check the shape of a state-action encoding, and that its batch is large enough for training."""
+        shape = tuple(encoding.shape)
+        size = self._latent_size if self.norm_type == "LN" else shape[2:]
+        if len(shape) != 4 or shape[1] != self.num_channels or shape[2:] != size:
+            height, width = self._latent_size if self.norm_type == "LN" else ("height", "width")
+            raise InvalidArgumentError(
+                f"received a state_action_encoding of shape {shape}; expected (batch, {self.num_channels}, {height}, "
+                f"{width}): the latent state's channels, then the {self.action_encoding_dim} of the action."
+            )
+        flat = self.reward_head_channels * math.prod(size)
+        if flat != self.flatten_output_size_for_reward_head:
+            raise InvalidArgumentError(
+                f"received a state_action_encoding of {size[0]} x {size[1]}, which gives the reward head "
+                f"{self.reward_head_channels} * {size[0]} * {size[1]} = {flat} inputs; expected "
+                f"flatten_output_size_for_reward_head={self.flatten_output_size_for_reward_head}. Build the network "
+                f"with flatten_output_size_for_reward_head={flat}."
+            )
+        if self.norm_value_prefix.training and shape[0] < 2:
+            raise InvalidArgumentError(
+                f"received a batch of {shape[0]} in training mode; batch norm needs at least 2. Call eval() to predict."
+            )
+
+    def _check_hidden_state(self, state: HiddenState, batch: int) -> None:
+        """Check that a hidden state is a pair of tensors of the LSTM's shape."""
+        expected = (1, batch, self.lstm_hidden_size)
+        if not isinstance(state, (tuple, list)) or len(state) != 2 or not all(torch.is_tensor(part) for part in state):
+            raise InvalidArgumentError(
+                f"received {describe(type(state))} as reward_hidden_state; expected a pair of tensors of shape "
+                f"{expected}, or None."
+            )
+        shapes = [tuple(part.shape) for part in state]
+        if shapes != [expected, expected]:
+            raise InvalidArgumentError(
+                f"received a reward_hidden_state of shapes {shapes[0]} and {shapes[1]}; expected {expected} for both: "
+                "(1, batch, lstm_hidden_size)."
+            )
+
+
+def _flatten(parameters: Iterable[Tensor]) -> tuple[np.ndarray, float]:
+    """Return parameters as one array, and the mean of their absolute values, summed in float64."""
+    flat = torch.cat([parameter.flatten() for parameter in parameters]).cpu()
+    if flat.dtype == torch.bfloat16:  # unknown to numpy
+        flat = flat.float()
+    return flat.numpy(), flat.double().abs().mean().item()
+
+
+def _check_arguments(given: dict[str, Any]) -> None:
+    """Check the constructor's arguments, given by name."""
+    for name in _COUNTS:
+        check_count(name, given[name])
+    check_count("num_res_blocks", given["num_res_blocks"], least=0)
+    channels, action = given["num_channels"], given["action_encoding_dim"]
+    if channels <= action:
+        raise InvalidArgumentError(
+            f"received num_channels={channels} and action_encoding_dim={action}; expected more channels than those of "
+            "the action."
+        )
+    if given["norm_type"] not in get_args(NormType):
+        raise InvalidArgumentError(f"received norm_type={short(given['norm_type'])}; expected 'BN' or 'LN'.")
+    shape, layers = given["observation_shape"], given["fc_reward_layers"]
+    if count_entries(shape, "observation_shape", "a shape such as (12, 96, 96)") < 2:
+        raise InvalidArgumentError(f"received observation_shape={short(shape)}; expected (channels, height, width).")
+    for entry in shape[-2:]:
+        check_count("a height or width in observation_shape", entry)
+    count_entries(layers, "fc_reward_layers", "a list of sizes, such as [32]")
+    for entry in layers:
+        check_count("a size in fc_reward_layers", entry)
+    if len(set(layers)) > 1:
+        raise InvalidArgumentError(
+            f"received fc_reward_layers={short(layers)}; expected equal sizes. LightZero gives all layers the first "
+            f"size: for its weights, pass {[layers[0]] * len(layers)}."
+        )
