@@ -164,6 +164,7 @@ WRONG_ARGUMENTS = {
     "num_res_blocks": (-1, "received num_res_blocks=-1; expected an integer of at least 0"),
     "lstm_hidden_size": (0, "received lstm_hidden_size=0; expected an integer of at least 1"),
     "norm_type": (None, "received norm_type=None; expected 'BN' or 'LN'"),
+    "activation": (torch.relu, "expected a module, or None for ReLU"),
     "fc_reward_layers": ([8, 4], "received fc_reward_layers=[8, 4]; expected equal sizes"),
     "observation_shape": ((3,), "received observation_shape=(3,); expected (channels, height, width)"),
 }

@@ -45,7 +45,7 @@ class DynamicsNetwork(nn.Module):
         logits   = MLP(act(norm(h')))
 
     A `state_dict` of ``lzero.model.efficientzero_model.DynamicsNetwork`` (LightZero) with the same arguments loads as
-    it is, and the outputs are equal.
+    it is, and the outputs agree up to rounding.
 
     Parameters
     ----------
@@ -132,6 +132,8 @@ class DynamicsNetwork(nn.Module):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__", "activation")}
         super().__init__()
         _check_arguments(arguments)
+        if activation is not None and not isinstance(activation, nn.Module):
+            raise InvalidArgumentError(f"received activation={short(activation)}; expected a module, or None for ReLU.")
         self.observation_shape, self.downsample = tuple(observation_shape), downsample
         lists = {"observation_shape": self.observation_shape, "fc_reward_layers": tuple(fc_reward_layers)}
         self._arguments = arguments | lists
