@@ -159,6 +159,13 @@ def test_means_are_those_of_absolute_weights(dtype):
     np.testing.assert_array_equal(np.abs(weights), reward.numpy())
 
 
+def test_an_export_takes_any_batch_size():
+    network, batch = build(), torch.export.Dim("batch")
+    sizes = ({0: batch}, ({1: batch}, {1: batch}))
+    exported = torch.export.export(network, draw(batch=5), dynamic_shapes=sizes).module()
+    torch.testing.assert_close(exported(*draw(batch=9)), network(*draw(batch=9)))
+
+
 WRONG_ARGUMENTS = {
     "action_encoding_dim": (6, "received num_channels=6 and action_encoding_dim=6; expected more channels"),
     "num_res_blocks": (-1, "received num_res_blocks=-1; expected an integer of at least 0"),

@@ -205,7 +205,7 @@ class DynamicsNetwork(nn.Module):
             If a shape does not fit, or a batch of one is given in training mode, where batch norms need two.
         """
         self._check_encoding(state_action_encoding)
-        batch = len(state_action_encoding)
+        batch = state_action_encoding.shape[0]  # len() would make it a constant of an export
         if reward_hidden_state is None:
             zeros = state_action_encoding.new_zeros(1, batch, self.lstm_hidden_size)
             reward_hidden_state = (zeros, zeros)
