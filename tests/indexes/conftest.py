@@ -4,6 +4,7 @@ import pytest
 from index_helpers import on_device
 
 from latelier import indexes
+from latelier.kernels.first_use import FirstUse
 
 # One function per index, from the folder it may use.
 KINDS = {
@@ -15,6 +16,13 @@ KINDS = {
     "ivf-disk": lambda folder: indexes.IVF(folder),
     "ivf-disk-4-bit": lambda folder: indexes.IVF(folder, nbits=4),
 }
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    """Search by the kernels from the first search on; numpy's answers have tests of their own."""
+    monkeypatch.setattr(indexes.Flat, "_first_use", FirstUse(most_work=0))
+    monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=0))
 
 
 @pytest.fixture(params=KINDS)

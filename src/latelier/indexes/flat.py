@@ -18,6 +18,7 @@ from latelier.indexes.exact import BlockSize, score_blocks
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
+from latelier.kernels.first_use import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils.ranges import lengths_to_offsets
 
@@ -69,6 +70,8 @@ class Flat(StoredIndex):
 
     kind = "flat"
     _choices: ClassVar = {"dtype": _DTYPES}
+    # About a second of multiplications by numpy, which is as fast as the kernels for large matrices.
+    _first_use: ClassVar = FirstUse(most_work=1 << 33)
     # Limits the memory of a search.
     _block: ClassVar = BlockSize(tokens=1 << 15, scores=1 << 22)
 
@@ -107,9 +110,20 @@ class Flat(StoredIndex):
         return TokenEmbeddings(part.rows("vectors"), lengths_to_offsets(part.lengths))
 
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        from latelier.scores.engines.packed import maxsim
-
+        tokens = sum(int(part.lengths.sum()) for part in parts)
+        if not self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels):
+            from latelier.scores.engines.uncompiled import maxsim
+        else:
+            from latelier.scores.engines.packed import maxsim
         for part in parts:
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
             for positions, scores in score_blocks(part, vectors, queries, maxsim, self._block):
                 best.add(scores, part.segment.numbers[positions])
+
+
+def _load_kernels() -> None:
+    """Compile the kernels of a search, or load them from disk, by one small search."""
+    from latelier.scores.engines.packed import maxsim
+
+    one = TokenEmbeddings(np.ones((1, 1), dtype="float32"), [0, 1])
+    maxsim(one, one)

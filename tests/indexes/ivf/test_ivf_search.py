@@ -7,7 +7,8 @@ from ivf_helpers import DIM, collection, lists_of, recall
 from latelier import indexes
 from latelier.indexes.ivf import search as ivf_search
 from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.indexes.ivf.search import distance_variance, keep_likely
+from latelier.indexes.ivf.search import keep_likely
+from latelier.indexes.ivf.sign_tolerance import distance_variance
 
 pytestmark = pytest.mark.processor
 
@@ -71,7 +72,8 @@ def test_hamming_distances_of_equal_tokens_deviate_together():
 def test_variance_of_a_very_long_query_is_added_up_in_parts():
     """Of 1,500 tokens half are equal, and the others are equal too, orthogonal to the first and of norm 3."""
     rows = np.concatenate([np.eye(2, DIM, dtype="float32") * [[1], [3]]] * 750).astype("float32")
-    assert distance_variance(quantise_query(rows)) == pytest.approx(750**2 * (1 + 9), rel=1e-5)
+    query = quantise_query(rows)
+    assert distance_variance(query.vectors, query.norms) == pytest.approx(750**2 * (1 + 9), rel=1e-5)
 
 
 def test_all_documents_are_likely_for_a_query_of_zeros():

@@ -16,10 +16,10 @@ from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape, sign_wor
 from latelier.indexes.storage.segments import Part, Segment, TokenArray
 from latelier.utils.ranges import lengths_to_offsets
 
-__all__ = ["Codec"]
+__all__ = ["CODES", "SCALES", "SIGNS", "Codec"]
 
 # Names of the stored arrays.
-_SIGNS, _CODES, _SCALES = "signs", "codes", "scales"
+SIGNS, CODES, SCALES = "signs", "codes", "scales"
 
 
 class Codec(NamedTuple):
@@ -63,13 +63,13 @@ class Codec(NamedTuple):
         """
         words = sign_words(self.dim)
         layout: dict[str, TokenArray] = {
-            _SIGNS: TokenArray(np.dtype("uint32"), (words,)),
-            _SCALES: TokenArray(np.dtype("uint16"), ()),
+            SIGNS: TokenArray(np.dtype("uint32"), (words,)),
+            SCALES: TokenArray(np.dtype("uint16"), ()),
         }
         if self.bits == 8:
-            layout[_CODES] = TokenArray(np.dtype("uint8"), (self.dim,))
+            layout[CODES] = TokenArray(np.dtype("uint8"), (self.dim,))
         elif self.bits > 1:
-            layout[_CODES] = TokenArray(np.dtype("uint32"), (self.bits - 1, words))
+            layout[CODES] = TokenArray(np.dtype("uint32"), (self.bits - 1, words))
         return layout
 
     def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
@@ -88,9 +88,9 @@ class Codec(NamedTuple):
         codes = np.empty((tokens if self.bits == 8 else 0, self.dim), dtype="uint8")
         planes = np.empty((tokens if self.bits < 8 else 0, self.bits - 1, words), dtype="uint32")
         encode_tokens(vectors, self.bits, signs, codes, planes, scales)
-        stored = {_SIGNS: signs, _SCALES: scales}
+        stored = {SIGNS: signs, SCALES: scales}
         if self.bits > 1:
-            stored[_CODES] = codes if self.bits == 8 else planes
+            stored[CODES] = codes if self.bits == 8 else planes
         return stored
 
     def locate(self, segment: Segment) -> CodedDocuments:
@@ -113,12 +113,12 @@ class Codec(NamedTuple):
                     f"a segment's {name} are {array.dtype} {array.shape}, but {tokens} tokens of dim {self.dim} in "
                     f"{self.bits} bits take {dtype} {(tokens, *shape)}; verify() lists the damaged files."
                 )
-        codes = arrays[_CODES].ctypes.data if self.bits > 1 else 0
+        codes = arrays[CODES].ctypes.data if self.bits > 1 else 0
         first = segment.offsets[:-1]
         return CodedDocuments(
-            signs=arrays[_SIGNS].ctypes.data + first * (4 * self.shape.sign_words),
+            signs=arrays[SIGNS].ctypes.data + first * (4 * self.shape.sign_words),
             codes=codes + first * self.shape.code_bytes,
-            scales=arrays[_SCALES].ctypes.data + first * 2,
+            scales=arrays[SCALES].ctypes.data + first * 2,
             lengths=np.diff(segment.offsets),
         )
 

@@ -30,6 +30,7 @@ from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import StoredIndex
 from latelier.indexes.warning import warn_caller, warn_of_damage
+from latelier.kernels.first_use import FirstUse
 from latelier.kernels.threads import for_ranges
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_count
@@ -91,6 +92,8 @@ class IVF(StoredIndex):
     kind = "ivf"
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
+    # Comparing this many bits takes numpy about half a second.
+    _first_use: ClassVar = FirstUse(most_work=1 << 34)
     dtype = "float32"
 
     def __init__(
@@ -250,10 +253,30 @@ class IVF(StoredIndex):
         best: TopK,
         choose: Callable[..., SearchParameters] = _BALANCED,
     ) -> None:
-        from latelier.indexes.ivf.search import Scope, search_query
-
         if not parts:
             return
+        parameters = choose(best.k, queries.dim, tokens=snapshot.tokens)
+        prepare = partial(self._search_by_kernels, snapshot, parts, queries, TopK(len(queries), best.k), choose)
+        work = sum(int(part.lengths.sum()) for part in parts) * queries.num_tokens * queries.dim
+        if parameters.exact or self._first_use.is_over(work, prepare):
+            self._search_by_kernels(snapshot, parts, queries, best, choose)
+            return
+        from latelier.indexes.ivf.uncompiled import search_by_numpy
+
+        codec = Codec(self.nbits, queries.dim)
+        for i, vectors in enumerate(queries):
+            best.scores[i], best.numbers[i] = search_by_numpy(parts, codec, vectors, best.k, parameters)
+
+    def _search_by_kernels(
+        self,
+        snapshot: Snapshot,
+        parts: Sequence[Part],
+        queries: TokenEmbeddings,
+        best: TopK,
+        choose: Callable[..., SearchParameters],
+    ) -> None:
+        from latelier.indexes.ivf.search import Scope, search_query
+
         table, lists = self._load(snapshot)
         if sum(len(part.positions) for part in parts) == len(table.living):
             has_removed = len(table.living) < len(table.numbers)

@@ -12,7 +12,6 @@ documents it excludes, the more lists are probed.
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import NamedTuple
 
@@ -27,7 +26,8 @@ from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
 from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
-from latelier.indexes.ivf.search_parameters import SearchParameters
+from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
+from latelier.indexes.ivf.sign_tolerance import score_deviation
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 
@@ -35,7 +35,6 @@ __all__ = [
     "Found",
     "ProbedLists",
     "Scope",
-    "distance_variance",
     "find_candidates",
     "keep_best",
     "keep_likely",
@@ -45,8 +44,6 @@ __all__ = [
 
 # k + _MARGIN documents are scored in single precision, since scores in 8 bits may rank the last of them wrongly.
 _MARGIN = 4
-# The Hamming stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
-_FEW, _FEW_PER_HIT = 80, 8
 # Lists are probed only where
 #     eligible documents in lists > (_SCAN + widening) * candidates,
 # and otherwise the sign codes of all eligible documents are compared. `widening` is the factor by which a filter raises
@@ -57,10 +54,6 @@ _MIN_COARSE, _LISTS_PER_COARSE = 4, 8
 # Documents in one block of candidate selection, in which their sums, 4 bytes each, stay in the L2 cache.
 _BLOCK = 1 << 16
 _SCRATCH = threading.local()
-# The Hamming distances of two query tokens have the correlation cosine ** 8, which is below 0.06 if cosine < 0.7.
-_CORRELATION_POWER = 8
-# Rows of the matrix of cosines between query tokens that are computed at a time; limits the memory of long queries.
-_COSINE_ROWS = 1024
 
 
 class Scope(NamedTuple):
@@ -120,7 +113,7 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     """
     table, query, isa = scope.table, quantise_query(vectors), instruction_set().argument
     chosen = scope.eligible if parameters.exact else _candidates(scope, query, k, parameters)
-    if len(chosen) > (parameters.rerank or _FEW + _FEW_PER_HIT * k) and not parameters.exact:
+    if len(chosen) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
         scores = _score_signs(table, chosen, query)
         if parameters.rerank is None:
             chosen = keep_likely(chosen, scores, query, k, parameters.slack)
@@ -253,9 +246,7 @@ def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
 def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: QuantisedQuery, k: int, slack: float) -> np.ndarray:
     """Return the documents that may be among the k best, by the scores of their sign codes, in the given order.
 
-    A document is kept if ``score >= score of the k-th best - slack * standard deviation``. The bits of a good match
-    differ with probability 1/5 each, as if independently: for `dim` bits the Hamming distance has the standard
-    deviation ``sqrt(1/5 * 4/5 * dim) = 0.4 * sqrt(dim)``, the score ``0.4 * sqrt(dim * distance_variance(query))``.
+    A document is kept if ``score >= score of the k-th best - slack * score_deviation``.
 
     Parameters
     ----------
@@ -270,26 +261,7 @@ def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: QuantisedQuery, k
     slack
         Tolerance, in standard deviations.
     """
-    deviation = 0.4 * math.sqrt(query.vectors.shape[1] * distance_variance(query))
+    deviation = score_deviation(query.vectors, query.norms)
     kept = np.empty(len(chosen), dtype="int64")
     count = near_highest(scores, min(k, len(chosen)), slack * deviation, kept)
     return chosen[kept[:count]]
-
-
-def distance_variance(query: QuantisedQuery) -> float:
-    """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``.
-
-    This is the variance of a sum of Hamming distances weighted by norms, divided by the variance of one distance. The
-    variances of different tokens add up, but tokens that are nearly the same, such as the ``[MASK]`` tokens of query
-    expansion, match the same document tokens, so their distances are correlated.
-    """
-    norms = np.maximum(query.norms, np.float32(1e-30))
-    directions = query.vectors / norms[:, None]
-    longest = norms.max()  # factored out, since its square can exceed the largest float32
-    norms = norms / longest
-    total = 0.0
-    for first in range(0, len(norms), _COSINE_ROWS):
-        rows = slice(first, first + _COSINE_ROWS)
-        correlation = np.maximum(directions[rows] @ directions.T, 0) ** _CORRELATION_POWER
-        total += float(norms[rows] @ correlation @ norms)
-    return total * float(longest) ** 2

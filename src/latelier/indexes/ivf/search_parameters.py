@@ -11,7 +11,15 @@ import numpy as np
 from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import check_count
 
-__all__ = ["Effort", "EffortName", "SearchParameters", "advise", "choose_search_parameters", "size_factor"]
+__all__ = [
+    "Effort",
+    "EffortName",
+    "SearchParameters",
+    "advise",
+    "choose_search_parameters",
+    "most_without_signs",
+    "size_factor",
+]
 
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
 Effort: TypeAlias = "EffortName | float"
@@ -19,6 +27,8 @@ Effort: TypeAlias = "EffortName | float"
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # nprobe and candidates of effort 1.0, for k <= 25 and dim >= 128; benchmarks/index.py measures the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
+# The Hamming stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
+_FEW, _FEW_PER_HIT = 80, 8
 # Sign codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
 _SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
 # `SearchParameters.slack` of effort 1.0.
@@ -120,6 +130,17 @@ def choose_search_parameters(
         slack=_SLACK * factor**0.5,
         exact=effort == "exact",
     )
+
+
+def most_without_signs(k: int) -> int:
+    """Return the number of documents up to which the Hamming stage is left out: all are reranked at once.
+
+    Examples
+    --------
+    >>> most_without_signs(10)
+    160
+    """
+    return _FEW + _FEW_PER_HIT * k
 
 
 def size_factor(tokens: int) -> float:

@@ -1,0 +1,140 @@
+"""The search of one query by numpy alone, for the first searches of a process, see `latelier.kernels.first_use`.
+
+It compares the sign codes of all documents, whether they are in inverted lists or not, and scores the likely ones by
+their codes: stages 3 and 4 of `latelier.indexes.ivf.search`. It needs no numba, and one nanosecond per query token,
+document token and 64 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.ivf.code_layout import sign_words
+from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec
+from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
+from latelier.indexes.ivf.sign_tolerance import score_deviation
+from latelier.indexes.storage.segments import Part
+from latelier.scores.engines.uncompiled import maxsim
+from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+
+__all__ = ["decode_by_numpy", "search_by_numpy", "sign_scores_by_numpy"]
+
+# Document tokens that are compared at a time: their sign codes stay in a core's second-level cache.
+_BLOCK_TOKENS = 1 << 14
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def search_by_numpy(
+    parts: Sequence[Part], codec: Codec, vectors: np.ndarray, k: int, parameters: SearchParameters
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the best documents of one query.
+
+    Parameters
+    ----------
+    parts
+        The documents that may be found, at least one.
+    codec
+        The codec of the index.
+    vectors
+        ``(tokens, dim)`` float32, at least one token.
+    k
+        Maximum number of documents to return.
+    parameters
+        The search parameters, of which `rerank`, `slack` and `exact` are used.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Scores, best first, and catalog numbers; documents with equal scores by number.
+    """
+    counts = [len(part.positions) for part in parts]
+    chosen = np.arange(sum(counts))
+    if len(chosen) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
+        norms = np.minimum(np.sqrt(np.square(vectors, dtype="float64").sum(axis=1)), _LARGEST).astype("float32")
+        signs = _query_signs(vectors)
+        scores = np.concatenate([sign_scores_by_numpy(part, signs, norms) for part in parts])
+        if parameters.rerank is None:
+            edge = np.partition(scores, -k)[-k] - parameters.slack * score_deviation(vectors, norms)
+            chosen = np.flatnonzero(scores >= edge)
+        else:
+            chosen = np.sort(np.argsort(-scores, kind="stable")[: parameters.rerank])
+    query = TokenEmbeddings(vectors, [0, len(vectors)])
+    found = []
+    for part, first, count in zip(parts, lengths_to_offsets(counts), counts, strict=False):
+        mine = part.positions[chosen[(chosen >= first) & (chosen < first + count)] - first]
+        if len(mine):
+            scores = maxsim(query, decode_by_numpy(Part(part.segment, mine), codec))[0]
+            found.append((scores, part.segment.numbers[mine]))
+    scores, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.lexsort((numbers, -scores))[:k]
+    return scores[order], numbers[order]
+
+
+def sign_scores_by_numpy(part: Part, signs: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return ``-(sum over query tokens of norm * least Hamming distance)`` for each document, ``(documents,)`` float32.
+
+    Parameters
+    ----------
+    part
+        Some documents.
+    signs
+        ``(query_tokens, sign_words(dim))`` uint32: the query's sign codes.
+    norms
+        ``(query_tokens,)`` float32: the norms of its tokens.
+    """
+    rows, offsets = part.rows(SIGNS), lengths_to_offsets(part.lengths)
+    if rows.shape[1] % 2 == 0:  # half as many operations, on twice as wide words
+        rows, signs = rows.view("uint64"), signs.view("uint64")
+    scores = np.empty(len(part.positions), dtype="float32")
+    for first, last in split_by_rows(offsets, _BLOCK_TOKENS):
+        # One word of all tokens after the other: numpy's loops are then as long as the block.
+        words = np.ascontiguousarray(rows[offsets[first] : offsets[last]].T)
+        starts = offsets[first:last] - offsets[first]
+        total = np.zeros(last - first)
+        for token, norm in zip(signs, norms, strict=True):
+            distances = np.zeros(words.shape[1], dtype="uint16" if len(words) < 1024 else "uint32")
+            for word, bits in zip(words, token, strict=True):
+                distances += np.bitwise_count(word ^ bits)
+            total += float(norm) * np.minimum.reduceat(distances, starts)
+        scores[first:last] = -np.minimum(total, _LARGEST)
+    return scores
+
+
+def decode_by_numpy(part: Part, codec: Codec) -> TokenEmbeddings:
+    """Return the vectors of stored documents, as `Codec.decode` does."""
+    bits = part.rows(SCALES).astype("uint32")
+    # Infinity and NaN, which only a damaged file holds, are read as zero.
+    scales = (np.where(bits < 0xFF00, bits, 0).astype("uint32") << 15).view("float32")
+    if codec.bits == 8:
+        values = part.rows(CODES).astype("float32") - np.float32(128)
+    else:
+        planes = [part.rows(SIGNS)]
+        if codec.bits > 1:
+            planes += list(np.moveaxis(part.rows(CODES), 1, 0))  # the highest plane first
+        code = np.zeros((len(scales), codec.dim), dtype="int32")
+        for plane in planes:
+            code = 2 * code + _bits_of(plane, codec.dim)
+        values = (2 * code - (2**codec.bits - 1)).astype("float32")
+    return TokenEmbeddings(values * scales[:, None], lengths_to_offsets(part.lengths))
+
+
+def _query_signs(vectors: np.ndarray) -> np.ndarray:
+    """Return the sign codes of a query, ``(tokens, sign_words(dim))`` uint32: set for ``x >= -scale / 2``.
+
+    The scale of a token is its largest absolute number / 127, so a bit is set if the first digit of `QuantisedQuery` is
+    not negative.
+    """
+    edges = np.abs(vectors).max(axis=1, keepdims=True) * np.float32(-0.5 / 127)
+    packed = np.packbits(vectors >= edges, axis=1, bitorder="little")
+    signs = np.zeros((len(vectors), 4 * sign_words(vectors.shape[1])), dtype="uint8")
+    signs[:, : packed.shape[1]] = packed
+    return signs.view("<u4").astype("uint32")
+
+
+def _bits_of(words: np.ndarray, dim: int) -> np.ndarray:
+    """Return the bits of ``(tokens, words)`` uint32 as ``(tokens, dim)`` uint8, the lowest bit of a word first."""
+    octets = np.ascontiguousarray(words).astype("<u4").view("uint8")
+    return np.unpackbits(octets, axis=1, bitorder="little", count=dim)

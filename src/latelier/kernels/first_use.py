@@ -1,0 +1,78 @@
+"""The first searches of a process, which numpy answers while the kernels are compiled or loaded.
+
+Importing numba and loading compiled kernels from disk takes half a second, and compiling them takes several. A process
+that searches a small index once, such as a command, needs neither; one that searches again gets its answers from numpy
+until a thread has made the kernels ready.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+__all__ = ["FirstUse"]
+
+
+class FirstUse:
+    """Decides between numpy and the kernels for each search of one kind of index.
+
+    Parameters
+    ----------
+    most_work
+        Searches with more work than this use the kernels at once.
+
+    Examples
+    --------
+    >>> first_use = FirstUse(most_work=100)
+    >>> prepared = []
+    >>> [first_use.is_over(work=50, prepare=lambda: prepared.append(1)) for _ in range(2)]
+    [False, False]
+    >>> first_use.wait()
+    >>> first_use.is_over(work=50, prepare=list), prepared
+    (True, [1])
+    """
+
+    def __init__(self, most_work: int) -> None:
+        self._most_work = most_work
+        self._lock = threading.Lock()
+        self._searches = 0
+        self._is_over = not hasattr(np, "bitwise_count")  # numpy 1 would take too long
+        self._thread: threading.Thread | None = None
+
+    def is_over(self, work: int, prepare: Callable[[], object]) -> bool:
+        """Whether a search uses the kernels; from the second search on, a thread prepares them.
+
+        Parameters
+        ----------
+        work
+            The work of the search, in the unit of `most_work`.
+        prepare
+            Compiles or loads the kernels, for example by the same search. It runs in a thread that the process waits
+            for when it ends, so that the compiled kernels are on disk for the next one.
+        """
+        if self._is_over or work > self._most_work:
+            self._is_over = True
+            return True
+        with self._lock:
+            self._searches += 1
+            if self._searches == 2:
+                self._thread = threading.Thread(target=self._prepare, args=(prepare,), name="latelier-kernels")
+                self._thread.start()
+        return False
+
+    def wait(self) -> None:
+        """Wait until the thread that prepares the kernels has ended, if there is one."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def end(self) -> None:
+        """Use the kernels from now on."""
+        self._is_over = True
+
+    def _prepare(self, prepare: Callable[[], object]) -> None:
+        try:
+            prepare()
+        finally:  # an error is raised again by the next search, where it can be handled
+            self._is_over = True

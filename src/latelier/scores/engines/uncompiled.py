@@ -1,0 +1,44 @@
+"""MaxSim by numpy alone, for the first searches of a process, see `latelier.kernels.first_use`: no torch, no numba."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.utils.ranges import split_by_rows
+
+__all__ = ["maxsim"]
+
+# Similarities of one block: 1M float32 = 4 MiB, small enough for a cache and large enough for a product.
+_BLOCK_ELEMENTS = 1 << 20
+
+
+def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
+    """Score every query against every document.
+
+    Parameters
+    ----------
+    queries, documents
+        Packed numpy embeddings of one dim, of any floating dtype; each with at least one token.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(n_queries, n_documents)`` float32. The order of the sums, and so the last digits, may differ from those of
+        the compiled kernels.
+
+    Examples
+    --------
+    >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> matrices = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
+    >>> maxsim(queries, TokenEmbeddings.from_list(matrices))
+    array([[1., 0.]], dtype=float32)
+    """
+    rows = queries.vectors.astype("float32", copy=False)
+    scores = np.empty((len(queries), len(documents)), dtype="float32")
+    for first, last in split_by_rows(documents.offsets, max(1, _BLOCK_ELEMENTS // len(rows))):
+        begin, end = documents.offsets[first], documents.offsets[last]
+        similarities = rows @ documents.vectors[begin:end].astype("float32", copy=False).T
+        best = np.maximum.reduceat(similarities, documents.offsets[first:last] - begin, axis=1)
+        np.add.reduceat(best, queries.offsets[:-1], axis=0, out=scores[:, first:last])
+    return scores
