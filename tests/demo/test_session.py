@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from latelier import indexes
-from latelier.demo.session import MODEL_OPTIONS, build, cache_folder, demo_folder
+from latelier.demo.session import MODEL_OPTIONS, build, demo_folder
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.models import load
 
@@ -46,23 +46,3 @@ def test_the_folder_is_of_one_python_model_and_version():
     name = demo_folder().name
     assert name.startswith(f"demo-python{sys.version_info.major}.{sys.version_info.minor}.")
     assert "-all-MiniLM-L6-v2-latelier" in name
-
-
-@pytest.mark.parametrize(
-    ("platform", "variables", "expected"),
-    [
-        ("linux", {"LATELIER_CACHE": "/chosen"}, "/chosen"),
-        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/latelier"),
-        ("linux", {}, "/home/ada/.cache/latelier"),
-        ("darwin", {"XDG_CACHE_HOME": "/xdg"}, "/home/ada/Library/Caches/latelier"),
-        ("win32", {"LOCALAPPDATA": "/local"}, "/local/latelier"),
-        ("win32", {}, "/home/ada/AppData/Local/latelier"),
-    ],
-)
-def test_cache_folder_of_each_platform(monkeypatch, platform, variables, expected):
-    for name in ("LATELIER_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"HOME": "/home/ada", "USERPROFILE": "/home/ada", **variables}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", platform)
-    assert cache_folder().as_posix() == expected

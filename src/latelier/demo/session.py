@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +18,9 @@ from latelier.demo.corpus import standard_library_documents
 from latelier.errors import LatelierError, StorageError
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.retrieve import Explanation, Result, Retriever
+from latelier.utils.cache import cache_folder
 
-__all__ = ["MODEL_OPTIONS", "QUESTIONS", "Session", "build", "cache_folder", "demo_folder"]
+__all__ = ["MODEL_OPTIONS", "QUESTIONS", "Session", "build", "demo_folder"]
 
 QUESTIONS = (
     "parse command line arguments",
@@ -32,25 +31,6 @@ QUESTIONS = (
 )
 # A docstring begins with its subject: 64 tokens give the same answers in two thirds of the time.
 MODEL_OPTIONS: dict[str, Any] = {"max_length_document": 64}
-
-
-def cache_folder() -> Path:
-    """Return the folder for files that can be made again: ``LATELIER_CACHE``, or the platform's usual one.
-
-    Returns
-    -------
-    pathlib.Path
-        ``latelier`` in ``%LOCALAPPDATA%`` on Windows, ``~/Library/Caches/latelier`` on macOS, elsewhere
-        ``$XDG_CACHE_HOME/latelier`` or ``~/.cache/latelier``. It need not exist.
-    """
-    chosen = os.environ.get("LATELIER_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "latelier"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "latelier"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "latelier"
 
 
 def demo_folder() -> Path:

@@ -1,0 +1,187 @@
+"""An exported model encodes what the model itself encodes, without torch; damaged and foreign folders raise."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import LayerNorm
+
+from latelier.errors import InvalidArgumentError, ModelLoadError
+from latelier.models import ColBERT, Recipe
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+
+from latelier.models.exported import ExportedEncoder
+from latelier.models.exporting import export
+
+TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 40, "Über naïve café 東京"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    """One cache for these tests: each transformer is exported once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LATELIER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tiny):
+    """Models that differ in what surrounds the transformer; by their names."""
+    attending = Recipe(query_marker="", document_marker="", attend_to_expansion=True, skiplist=("says", "!"))
+    torch.manual_seed(0)
+    with_head = ColBERT.from_dense(tiny, device="cpu", max_length_query=9)
+    with_head.insert(1, Dense(48, 20, bias=True, activation_function=torch.nn.Tanh(), module_input_name=KEY))
+    shorter = ColBERT.from_dense(tiny, "orthogonal", 24, "cpu", truncate_dim=7, max_length_document=12)
+    shorter.prompts["query"] = "find: "
+    return {
+        "dense": ColBERT.from_dense(tiny, device="cpu"),
+        "recipe": ColBERT(tiny, 16, "cpu", max_length_query=14, max_length_document=33),
+        "attending": ColBERT(tiny, 16, "cpu", max_length_query=20, recipe=attending),
+        "head": with_head,
+        "truncated": shorter,
+    }
+
+
+KEY = "token_embeddings"
+
+
+@pytest.fixture(scope="module")
+def exported(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exports")
+    for name, model in models.items():
+        export(model, folder / name)
+    return {name: ExportedEncoder(folder / name, threads=1) for name in models}
+
+
+def assert_equal(encoder, model, atol=1e-5):
+    for task, encode in (("query", encoder.encode_queries), ("document", encoder.encode_documents)):
+        for computed, expected in zip(encode(TEXTS), model.encode(TEXTS, task=task), strict=True):
+            assert computed.dtype == np.float32
+            assert computed.shape == tuple(expected.shape)
+            np.testing.assert_allclose(computed, expected.numpy(), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["dense", "recipe", "attending", "head", "truncated"])
+def test_vectors_are_those_of_the_model(models, exported, name):
+    assert_equal(exported[name], models[name])
+    assert exported[name].embedding_size == (models[name].truncate_dim or models[name].embedding_size)
+
+
+@pytest.mark.parametrize("name", ["dense", "recipe", "attending"])
+def test_tokens_and_lengths_are_those_of_the_model(models, exported, name):
+    for text in TEXTS:
+        for is_query in (True, False):
+            assert exported[name].tokens(text, is_query) == models[name].tokens(text, is_query)
+    assert exported[name].max_length_query == models[name].max_length_query
+    assert exported[name].max_length_document == models[name].max_length_document
+
+
+def test_a_trained_size_is_exported(minilm, tmp_path):
+    model = ColBERT.from_dense(minilm, device="cpu")
+    export(model, tmp_path / "exported")
+    assert_equal(ExportedEncoder(tmp_path / "exported"), model)
+
+
+def test_int8_is_close_and_smaller(minilm, tmp_path):
+    model = ColBERT.from_dense(minilm, device="cpu")
+    export(model, tmp_path / "exported", compute_dtype="int8")
+    encoder = ExportedEncoder(tmp_path / "exported")
+    assert (encoder.compute_dtype, encoder.embedding_size) == ("int8", 384)
+    for computed, expected in zip(encoder.encode_documents(TEXTS), model.encode_document(TEXTS), strict=True):
+        cosines = torch.cosine_similarity(torch.from_numpy(computed), expected)
+        assert 0.9 < cosines.min() < 1
+    weights = sum(path.stat().st_size for path in (tmp_path / "exported").glob("encoder.onnx*"))
+    assert weights < 0.7 * sum(each.nbytes for each in model[0].model.parameters())
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = sys.modules["sentence_transformers"] = None
+from latelier.models.exported import ExportedEncoder
+print(ExportedEncoder(sys.argv[1], threads=1).encode_queries(["pear"])[0].shape)
+"""
+
+
+def test_neither_torch_nor_transformers_is_imported(exported):
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(exported["recipe"].folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.returncode) == ("(14, 16)\n", 0), done.stderr
+
+
+def test_no_texts_and_other_inputs(exported):
+    assert exported["dense"].encode_queries([]) == []
+    for texts in ("pear", ["pear", 3]):
+        with pytest.raises(InvalidArgumentError, match="give a list of str"):
+            exported["dense"].encode_queries(texts)
+    with pytest.raises(InvalidArgumentError, match="cannot tokenise these texts"):
+        exported["dense"].encode_queries(["\ud800"])
+
+
+def test_an_export_is_replaced_and_other_folders_are_not(models, exported, tmp_path):
+    folder = tmp_path / "exported"
+    export(models["dense"], folder)
+    export(models["recipe"], folder)
+    assert_equal(ExportedEncoder(folder), models["recipe"])
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("kept")
+    with pytest.raises(InvalidArgumentError, match="exists and is not an export"):
+        export(models["dense"], tmp_path / "notes")
+    assert (tmp_path / "notes" / "diary.txt").read_text() == "kept"
+
+
+def damage_description(folder):
+    (folder / "export.json").write_text("{")
+
+
+def forget_a_setting(folder):
+    described = json.loads((folder / "export.json").read_text())
+    del described["query"]["prompt"]
+    (folder / "export.json").write_text(json.dumps(described))
+
+
+def name_another_file(folder):
+    described = json.loads((folder / "export.json").read_text())
+    described["files"]["../elsewhere"] = {"bytes": 1, "sha256": ""}
+    (folder / "export.json").write_text(json.dumps(described))
+
+
+def damage_graph(folder):
+    graph = folder / "encoder.onnx"
+    graph.write_bytes(bytes(graph.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_description,
+        forget_a_setting,
+        name_another_file,
+        damage_graph,
+        lambda folder: (folder / "encoder.onnx.data").write_bytes(b"short"),
+        lambda folder: (folder / "heads.safetensors").unlink(),
+        lambda folder: (folder / "export.json").unlink(),
+    ],
+)
+def test_a_damaged_export_raises(exported, tmp_path, damage):
+    folder = shutil.copytree(exported["recipe"].folder, tmp_path / "damaged")
+    damage(folder)
+    with pytest.raises(ModelLoadError, match="could not load the model"):
+        ExportedEncoder(folder)
+
+
+def test_a_model_with_other_modules_is_not_exported(tiny, tmp_path):
+    model = ColBERT.from_dense(tiny, device="cpu")
+    model.insert(1, LayerNorm(48))
+    with pytest.raises(InvalidArgumentError, match="after the transformer it has LayerNorm, MultiVectorMask"):
+        export(model, tmp_path / "exported")
+    with pytest.raises(InvalidArgumentError, match="compute_dtype='int4'; expected 'float32' or 'int8'"):
+        export(model, tmp_path / "exported", compute_dtype="int4")
+    assert not (tmp_path / "exported").exists()
