@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from latelier.models.loading import load
     from latelier.models.pooling import pool_tokens
     from latelier.models.recipe import UNTRAINED, Recipe
+    from latelier.models.text_encoder import TextEncoder
+    from latelier.models.vocabulary import train_tokenizer
 
-__all__ = ["DEFAULT_MODEL", "UNTRAINED", "ColBERT", "Recipe", "load", "pool_tokens"]
+__all__ = ["DEFAULT_MODEL", "UNTRAINED", "ColBERT", "Recipe", "TextEncoder", "load", "pool_tokens", "train_tokenizer"]
 __getattr__ = lazy_names(
     __name__,
     **{"checkpoints.location": ("DEFAULT_MODEL",)},
@@ -19,4 +21,6 @@ __getattr__ = lazy_names(
     loading=("load",),
     pooling=("pool_tokens",),
     recipe=("UNTRAINED", "Recipe"),
+    text_encoder=("TextEncoder",),
+    vocabulary=("train_tokenizer",),
 )

@@ -1,7 +1,6 @@
 """`ColBERT`: a late-interaction model, one vector per token.
 
-A subclass of sentence-transformers' `MultiVectorEncoder`. Methods check their arguments and delegate: building to
-`construction`, reading to `checkpoints`, tokenising to `tokenization`, computing to `encoding` and `differentiable`.
+A subclass of sentence-transformers' `MultiVectorEncoder`, whose methods delegate to the other modules of this package.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from latelier.models.differentiable import embed_texts, score_pairs
 from latelier.models.inputs import read_inputs
 from latelier.models.lengths import check_lengths, max_length, set_max_lengths
 from latelier.models.outputs import OutputForm
+from latelier.models.own_modules import OWN_MODULES
 from latelier.models.pooling import check_pooling
 from latelier.models.recipe import Recipe, untrained_recipe
 from latelier.models.tokenization import check_preprocessing, check_task_is_known, scored_tokens, tokenization_errors
@@ -32,9 +32,8 @@ __all__ = ["ColBERT"]
 class ColBERT(MultiVectorEncoder):
     """ColBERT model: texts in, one normalised vector per token out.
 
-    Loads late-interaction checkpoints as they were trained (ours, PyLate's of any version, Stanford ColBERT's,
-    sentence-transformers'). Around a bare encoder or a dense sentence-transformers model it builds the ColBERT recipe,
-    which then needs training; for late interaction without training use `from_dense`.
+    Loads late-interaction checkpoints as they were trained: ours, PyLate's, Stanford ColBERT's, sentence-transformers'.
+    Around a bare or dense encoder it builds the ColBERT recipe, which needs training; `from_dense` needs none.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class ColBERT(MultiVectorEncoder):
     truncate_dim
         Default of the `truncate_dim` of `encode`, for models trained with ``dims``; not saved with the model.
     **kwargs
-        Further parameters of `sentence_transformers.MultiVectorEncoder`.
+        Further parameters of `sentence_transformers.MultiVectorEncoder`. A single encoder in `modules` gets the recipe.
 
     Raises
     ------
@@ -87,11 +86,11 @@ class ColBERT(MultiVectorEncoder):
         **kwargs: Any,
     ) -> None:
         options.check(type(self).__name__, kwargs, options.parameters_of(MultiVectorEncoder), ColBERT)
-        # A plain object: a module stored before nn.Module.__init__ would break nn.Sequential.
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
+        kwargs = location.without_pickles(self._construction.with_modules(kwargs))
         with location.loading(name) as found:
-            super().__init__(found, device=location.load_device(device, kwargs), **location.without_pickles(kwargs))
+            super().__init__(found, device=location.load_device(device, kwargs), **kwargs)
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
         self.truncate_dim = options.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
@@ -493,6 +492,7 @@ class ColBERT(MultiVectorEncoder):
             return super()._inference(inputs, device=device, **others)
         return encoding.encode_chunk(self, inputs, job, device)
 
+    _module_classes = OWN_MODULES
     _multi_process_worker = staticmethod(workers.encode_chunks)
     _get_worker_result = staticmethod(workers.take_result)
 

@@ -20,6 +20,7 @@ from latelier.models.checkpoints.layout import LoadedModules
 from latelier.models.checkpoints.registry import trained_heads
 from latelier.models.projection import fit_pca, orthogonal_weight
 from latelier.models.recipe import Recipe
+from latelier.models.text_encoder import TextEncoder
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 @dataclass
 class Construction:
     """Builds a pipeline around an encoder that has none, and remembers what it has built.
+
+    A plain object: a model stores it before ``nn.Module.__init__``, when a module would break `nn.Sequential`.
 
     Parameters
     ----------
@@ -111,7 +114,23 @@ class Construction:
         transformer = next(module for module in modules if isinstance(module, Transformer))
         return self.build(transformer, heads, prompts), module_kwargs
 
-    def build(self, transformer: Transformer, heads: list[Dense], prompts: dict[str, str | None]) -> list[nn.Module]:
+    def with_modules(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the constructor's options, with the pipeline of the recipe around a single encoder in ``modules``.
+
+        A longer list is a pipeline of the user's own, and taken as it is.
+        """
+        modules = options.get("modules")
+        if not isinstance(modules, (list, tuple)) or len(modules) != 1:
+            return dict(options)
+        (encoder,) = modules
+        if not isinstance(encoder, (Transformer, TextEncoder)):
+            return dict(options)
+        prompts = dict(options.get("prompts") or {})
+        return {**options, "modules": self.build(encoder, [], prompts), "prompts": prompts}
+
+    def build(
+        self, transformer: Transformer | TextEncoder, heads: list[Dense], prompts: dict[str, str | None]
+    ) -> list[nn.Module]:
         """Return the pipeline of a new late-interaction model, in sentence-transformers' own modules.
 
         Parameters
@@ -188,7 +207,7 @@ class Construction:
 
     def report(self, name: str | None, modules: nn.Sequential, embedding_size: int) -> None:
         """Warn about a new model that needs training, and about an `embedding_size` other than the model's."""
-        if self.is_fresh and self.recipe.projection == "learned":
+        if self.is_fresh and self.recipe.projection == "learned" and name is not None:
             kept = self.has_saved_head
             logger.warning(
                 "%s %s: ColBERT added markers%s query expansion%s that need training. To search without training, use "
@@ -240,7 +259,7 @@ def _projection(width: int, embedding_size: int, kind: str | None) -> Dense:
     )
 
 
-def _add_markers(transformer: Transformer, markers: list[str]) -> None:
+def _add_markers(transformer: Transformer | TextEncoder, markers: list[str]) -> None:
     """Make each marker one token of the vocabulary; empty ones are skipped.
 
     As plain text, "[Q] " is three word pieces of a BERT vocabulary. New rows of the embedding table start as the mean
@@ -259,6 +278,7 @@ def _add_markers(transformer: Transformer, markers: list[str]) -> None:
     before = table.weight.shape[0]
     if len(tokenizer) > before:
         mean = table.weight.detach().mean(dim=0)
-        table = transformer.model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        options = {} if isinstance(transformer, TextEncoder) else {"mean_resizing": False}
+        table = transformer.model.resize_token_embeddings(len(tokenizer), **options)
         with torch.no_grad():
             table.weight[before:] = mean

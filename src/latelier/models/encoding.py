@@ -26,6 +26,7 @@ from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import max_length
 from latelier.models.options import check_delegated_dtype, has_loop_options, prompt_errors
 from latelier.models.outputs import OutputForm
+from latelier.models.text_encoder import TextEncoder
 from latelier.utils import batch_by_tokens, check_count, resolve_device
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.progress import progress_bar
@@ -134,10 +135,10 @@ def encodes_by_budget(model: MultiVectorEncoder) -> bool:
     """Whether the loop of this module can encode a model's texts; if not, sentence-transformers encodes them.
 
     It cannot with flash attention, where a batch is flattened rather than padded, nor if the first module of the model
-    is not a `Transformer`.
+    is neither a `Transformer` nor a `TextEncoder`.
     """
     encoder = model[0]
-    return isinstance(encoder, Transformer) and not encoder.can_flatten_inputs
+    return isinstance(encoder, TextEncoder) or (isinstance(encoder, Transformer) and not encoder.can_flatten_inputs)
 
 
 def encode_rows(

@@ -22,7 +22,7 @@ __all__ = ["check_plain"]
 # Modules of sentence-transformers that only compute. Its Router and WordEmbeddings name further classes to import.
 _MODULE_TYPE = re.compile(
     r"sentence_transformers(\.\w+)+\.(Transformer|Dense|Normalize|Pooling|MultiVectorMask|LayerNorm|Dropout|"
-    r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense",
+    r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense|latelier\.models\.text_encoder\.TextEncoder",
     re.ASCII,
 )
 _WITH_WEIGHTS = ("Dense", "LayerNorm")
@@ -46,6 +46,7 @@ _REFERENCES = """
 auto_map auto_mapping base_model_name_or_path compression_config custom_pipelines gguf_file kernel_config
 processor_class quantization_config transformers_weights use_kernels
 """
+_TEXT_ENCODER_SETTINGS = "document_length max_seq_length model query_expansion query_length"
 _ATTENTION = (None, "eager", "sdpa")
 # Files with sentence-transformers' settings of the encoder: the current name, then those of its first versions.
 _SETTINGS = [
@@ -91,6 +92,8 @@ def check_plain(folder: Path) -> None:
         name = kind.rpartition(".")[2]
         if name == "Transformer":
             _check_encoder(inside)
+        if name == "TextEncoder":
+            _check_text_encoder(inside)
         if name in _WITH_WEIGHTS:
             _check_layer(inside)
 
@@ -111,23 +114,43 @@ def _check_encoder(folder: Path) -> None:
     for name in ("adapter_config.json", "processor_config.json", "preprocessor_config.json"):
         if (folder / name).exists():
             raise InvalidArgumentError(f"it has a {name}: an adapter or a processor, which names other models.")
-    config, tokenizer = _read_mapping(folder / "config.json"), _read_mapping(folder / "tokenizer_config.json")
-    for name, content in (("config.json", config), ("tokenizer_config.json", tokenizer)):
-        _check_keys(name, content)
-        known = content.get("tokenizer_class")
-        if known is not None and not (isinstance(known, str) and _TOKENIZER.fullmatch(known)):
-            raise InvalidArgumentError(f"{name} names the tokenizer {short(known)}, which is not a known one.")
+    config = _read_mapping(folder / "config.json")
+    _check_keys("config.json", config)
+    _check_tokenizer_class("config.json", config)
     if (kind := config.get("model_type")) not in _ENCODERS.split():
         raise InvalidArgumentError(f"config.json names the architecture {short(kind)}, which is not a known encoder.")
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or any(str(each).endswith("ForRetrieval") for each in architectures):
         raise InvalidArgumentError(f"config.json names the classes {short(architectures)}.")
-    if not (folder / "tokenizer.json").is_file():
-        raise InvalidArgumentError("it has no tokenizer.json.")
+    _check_tokenizer(folder)
     for name in _SETTINGS:
         _check_encoder_settings(name, _read_mapping(folder / name))
     if not (folder / "model.safetensors").is_file():
         _check_shards(folder)
+
+
+def _check_text_encoder(folder: Path) -> None:
+    """Check the folder of a `TextEncoder`: numbers, a tokenizer and weights."""
+    name, settings = "text_encoder_config.json", _read_mapping(folder / "text_encoder_config.json")
+    if unknown := settings.keys() - set(_TEXT_ENCODER_SETTINGS.split()):
+        raise InvalidArgumentError(f"{name} sets {', '.join(map(short, sorted(unknown)))}.")
+    _check_tokenizer(folder)
+    if not (folder / "model.safetensors").is_file():
+        raise InvalidArgumentError("it has no model.safetensors; other weights are pickles.")
+
+
+def _check_tokenizer(folder: Path) -> None:
+    name, content = "tokenizer_config.json", _read_mapping(folder / "tokenizer_config.json")
+    _check_keys(name, content)
+    _check_tokenizer_class(name, content)
+    if not (folder / "tokenizer.json").is_file():
+        raise InvalidArgumentError("it has no tokenizer.json.")
+
+
+def _check_tokenizer_class(name: str, content: dict[str, Any]) -> None:
+    known = content.get("tokenizer_class")
+    if known is not None and not (isinstance(known, str) and _TOKENIZER.fullmatch(known)):
+        raise InvalidArgumentError(f"{name} names the tokenizer {short(known)}, which is not a known one.")
 
 
 def _check_encoder_settings(name: str, settings: dict[str, Any]) -> None:

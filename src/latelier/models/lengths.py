@@ -9,6 +9,7 @@ from sentence_transformers.base.modules import Transformer
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.recipe import Recipe
+from latelier.models.text_encoder import TextEncoder
 from latelier.utils import encoder_limit, resolve_length
 
 __all__ = ["check_lengths", "encoder_module", "max_length", "set_max_lengths"]
@@ -17,11 +18,13 @@ _DEFAULT_QUERY_LENGTH = 32
 _DEFAULT_DOCUMENT_LENGTH = 350
 
 
-def encoder_module(model: MultiVectorEncoder) -> Transformer:
+def encoder_module(model: MultiVectorEncoder) -> Transformer | TextEncoder:
     """Return the encoder module; a model made of other modules (``modules=[...]``) has no length caps."""
     module = model[0]
-    if not isinstance(module, Transformer):
-        raise LatelierError(f"the first module of this model is a {type(module).__name__}, not a Transformer.")
+    if not isinstance(module, (Transformer, TextEncoder)):
+        raise LatelierError(
+            f"the first module of this model is a {type(module).__name__}, not a Transformer or a TextEncoder."
+        )
     return module
 
 
@@ -32,7 +35,7 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
     if expansion:
         return int(expansion["length"])
     cap = encoder.query_length if task == "query" else encoder.document_length
-    return cap or encoder_limit(encoder.config) or int(model.max_seq_length or 0)
+    return cap or _limit(encoder) or int(model.max_seq_length or 0)
 
 
 def check_lengths(model: MultiVectorEncoder, texts: Sequence[str], task: str) -> None:
@@ -61,9 +64,9 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
         What the model was built by; None for a checkpoint, which has lengths of its own.
     """
     encoder = model[0] if len(model) else None
-    if not isinstance(encoder, Transformer):
+    if not isinstance(encoder, (Transformer, TextEncoder)):
         return
-    limit = encoder_limit(encoder.config)
+    limit = _limit(encoder)
     default = encoder.document_length if recipe is None else _DEFAULT_DOCUMENT_LENGTH
     encoder.document_length = resolve_length("max_length_document", document, default, limit)
     expansion = encoder.query_expansion
@@ -79,3 +82,8 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
     elif recipe is not None or query is not None:
         encoder.query_length = None  # expanded queries have the expansion's length, which a smaller cap contradicts
         encoder.query_expansion = {**expansion, "length": length}
+
+
+def _limit(encoder: Transformer | TextEncoder) -> int | None:
+    """Return the longest input that an encoder reads, or None where it has no limit."""
+    return encoder.max_seq_length if isinstance(encoder, TextEncoder) else encoder_limit(encoder.config)

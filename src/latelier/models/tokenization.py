@@ -15,6 +15,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.inputs import is_group
 from latelier.models.lengths import encoder_module
 from latelier.models.options import check
+from latelier.models.text_encoder import TextEncoder
 
 __all__ = ["check_preprocessing", "check_task_is_known", "scored_tokens", "tokenization_errors"]
 
@@ -25,9 +26,11 @@ _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
 def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping[str, Any]) -> None:
     """Raise an error for options that the encoder would ignore, and for groups of texts.
 
-    An encoder that is not sentence-transformers' `Transformer` is the user's own, and may have options of its own.
+    An encoder that is neither `Transformer` nor `TextEncoder` is the user's own, and may have options of its own.
     """
-    if not options.keys() <= _OPTIONS and isinstance(model[0], Transformer):
+    if isinstance(model[0], TextEncoder):
+        check("preprocess", options, ("task", "max_length"))
+    elif not options.keys() <= _OPTIONS and isinstance(model[0], Transformer):
         check("preprocess", options, _OPTIONS.union(model.get_model_kwargs()))
     if isinstance(inputs, (list, tuple)) and any(map(is_group, inputs)):
         raise InvalidArgumentError(

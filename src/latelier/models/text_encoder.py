@@ -1,0 +1,253 @@
+"""`TextEncoder`: a tokenizer and a `TransformerEncoder`, as the first module of a model to train from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sentence_transformers.base.modules import InputModule
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from latelier.errors import InvalidArgumentError
+from latelier.modules import TransformerEncoder
+from latelier.utils import check_count
+from latelier.utils.describing import describe, short
+
+__all__ = ["TextEncoder"]
+
+# Options of sentence-transformers' loader that a plain file of weights has no use for.
+_LOADER_OPTIONS = {"use_safetensors", "weights_only"}
+
+
+class TextEncoder(InputModule):
+    """A tokenizer and a `TransformerEncoder`: texts in, one vector per token out.
+
+    ``ColBERT(modules=[encoder])`` builds the ColBERT recipe around it. As the only module that is not in
+    sentence-transformers, it loads there with ``trust_remote_code=True``, and in `ColBERT` as it is.
+
+    Parameters
+    ----------
+    model
+        The encoder.
+    tokenizer
+        A tokenizer of transformers with a padding token, such as that of `train_tokenizer`, with no more tokens than
+        the encoder has embeddings.
+    max_seq_length
+        Maximum number of tokens that the encoder reads, special tokens included.
+    query_length, document_length
+        Maximum number of tokens of queries and of documents; None: `max_seq_length`. `ColBERT` sets them.
+    query_expansion
+        As of `sentence_transformers.base.modules.Transformer`, with the strategy ``"fixed"``: ``length`` is the number
+        of tokens of every query, ``attend`` whether the encoder attends to the added ones, ``token`` what is added
+        (None: the mask token). `ColBERT` sets it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument has another type or value.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT, TextEncoder, train_tokenizer
+    >>> from latelier.modules import TransformerEncoder
+    >>> texts = ["a pear and a fig", "figs and pears"]
+    >>> tokenizer = train_tokenizer(texts, vocabulary_size=200)
+    >>> encoder = TransformerEncoder(len(tokenizer), dim=32, heads=2)
+    >>> model = ColBERT(
+    ...     modules=[TextEncoder(encoder, tokenizer)],
+    ...     embedding_size=16,
+    ...     device="cpu",
+    ... )
+    >>> model.tokens("a fig", is_query=False)
+    ['[CLS]', '[D] ', 'a', 'fig', '[SEP]']
+    >>> model.encode_document(texts, packed=True)
+    TokenEmbeddings(2 texts, 14 tokens, dim=16, float32, cpu)
+    """
+
+    config_file_name = "text_encoder_config.json"
+    config_keys = ["max_seq_length", "query_length", "document_length", "query_expansion"]  # noqa: RUF012 (as in the base)
+    tokenizer: PreTrainedTokenizerBase
+
+    def __init__(
+        self,
+        model: TransformerEncoder,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int = 512,
+        *,
+        query_length: int | None = None,
+        document_length: int | None = None,
+        query_expansion: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, TransformerEncoder):
+            raise InvalidArgumentError(f"received {describe(model)} as model; expected a TransformerEncoder.")
+        if not isinstance(tokenizer, PreTrainedTokenizerBase) or tokenizer.pad_token_id is None:
+            raise InvalidArgumentError(
+                f"received {describe(tokenizer)} as tokenizer; expected one of transformers with a padding token. "
+                "PreTrainedTokenizerFast(tokenizer_object=..., pad_token=...) makes one of a tokenizers.Tokenizer."
+            )
+        size = model.get_input_embeddings().num_embeddings
+        if len(tokenizer) > size:
+            raise InvalidArgumentError(
+                f"received a tokenizer with {len(tokenizer)} tokens for an encoder with {size} embeddings; expected a "
+                f"TransformerEncoder(vocabulary_size={len(tokenizer)}, ...)."
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.max_seq_length = check_count("max_seq_length", max_seq_length)
+        self.query_length = check_count("query_length", query_length, optional=True)
+        self.document_length = check_count("document_length", document_length, optional=True)
+        self.query_expansion = query_expansion
+
+    @property
+    def query_expansion(self) -> dict[str, Any] | None:
+        """How queries are expanded, or None; checked when it is set."""
+        return self._query_expansion
+
+    @query_expansion.setter
+    def query_expansion(self, value: dict[str, Any] | None) -> None:
+        if value is not None:
+            value = {"attend": False, "token": None, **value}
+            if value.keys() != {"strategy", "attend", "token", "length"} or value["strategy"] != "fixed":
+                raise InvalidArgumentError(
+                    f"received query_expansion={short(value)}; expected 'strategy': 'fixed', 'length', and optionally "
+                    "'attend' and 'token'."
+                )
+            check_count("the length of query_expansion", value["length"])
+            token = self.tokenizer.mask_token if value["token"] is None else value["token"]
+            if token not in self.tokenizer.get_vocab():
+                raise InvalidArgumentError(
+                    f"received query_expansion with the token {token!r}, which is not in the vocabulary; expected one "
+                    "of its tokens, or None for the mask token of a tokenizer that has one."
+                )
+        self._query_expansion = value
+
+    def get_embedding_dimension(self) -> int:
+        """Return the number of channels of the token vectors."""
+        return self.model.dim
+
+    def preprocess(  # type: ignore[override]
+        self,
+        inputs: Sequence[str],
+        prompt: str | None = None,
+        task: str | None = None,
+        max_length: int | None = None,
+    ) -> dict[str, Any]:
+        """Tokenise texts.
+
+        Parameters
+        ----------
+        inputs
+            The texts.
+        prompt
+            What to put before each.
+        task
+            ``"query"``, ``"document"`` or None: which length cap to apply, and whether to expand.
+        max_length
+            Cap instead of that of the task; expanded queries keep their length.
+
+        Returns
+        -------
+        dict
+            ``input_ids`` and ``attention_mask``, ``(n, tokens)``; for expanded queries ``query_expansion_positions``,
+            True at added tokens.
+        """
+        texts = [(prompt or "") + text for text in inputs]
+        expansion = self.query_expansion if task == "query" else None
+        cap = expansion["length"] if expansion else max_length or self._cap(task)
+        encoded = self.tokenizer(
+            texts,
+            padding="max_length" if expansion else True,
+            truncation=True,
+            max_length=min(cap, self.max_seq_length),
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
+        features = dict(encoded)
+        return _expand(features, expansion, self.tokenizer) if expansion else features
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Add ``token_embeddings`` ``(n, tokens, dim)`` to features of `preprocess`.
+
+        Parameters
+        ----------
+        features
+            ``input_ids`` and ``attention_mask``, and any others, which are kept.
+        **kwargs
+            Not used; sentence-transformers passes those of other modules.
+        """
+        return {**features, "token_embeddings": self.model(features["input_ids"], features["attention_mask"])}
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the constructor's arguments as JSON, those of the encoder under ``model``."""
+        return {**super().get_config_dict(), "model": self.model.arguments}
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save weights, tokenizer and settings to a folder.
+
+        Parameters
+        ----------
+        output_path
+            The folder.
+        safe_serialization
+            Write safetensors rather than a pickle.
+        *args, **kwargs
+            Not used; sentence-transformers passes those of other modules.
+        """
+        self.save_config(output_path)
+        self.save_tokenizer(output_path)
+        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        model_name_or_path: str,
+        subfolder: str = "",
+        token: bool | str | None = None,
+        cache_folder: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        backend: str = "torch",
+        model_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> TextEncoder:
+        """Load what `save` wrote, from a folder or the Hugging Face hub.
+
+        Parameters
+        ----------
+        model_name_or_path, subfolder, token, cache_folder, revision, local_files_only
+            As in `sentence_transformers.base.modules.Module.load`.
+        backend, model_kwargs
+            Only ``"torch"``, and no options: the encoder is not one of transformers.
+        **kwargs
+            Not used; sentence-transformers passes those of other modules.
+        """
+        if backend != "torch" or set(model_kwargs or ()) - _LOADER_OPTIONS:
+            raise InvalidArgumentError(
+                f"received backend={backend!r} and model_kwargs={model_kwargs}; a TextEncoder has the backend 'torch' "
+                "alone, and no model_kwargs. model.half() and model.bfloat16() change its dtype."
+            )
+        place: dict[str, Any] = {"subfolder": subfolder, "token": token, "cache_folder": cache_folder}
+        place |= {"revision": revision, "local_files_only": local_files_only}
+        config = cls.load_config(model_name_or_path, **place)
+        encoder = TransformerEncoder(**config.pop("model"))
+        folder = cls.load_dir_path(model_name_or_path, **place)
+        module = cls(encoder, AutoTokenizer.from_pretrained(folder, local_files_only=True), **config)
+        loaded: TextEncoder = cls.load_torch_weights(model_name_or_path, **place, model=module)
+        return loaded
+
+    def _cap(self, task: str | None) -> int:
+        cap = {"query": self.query_length, "document": self.document_length}.get(task or "")
+        return cap or self.max_seq_length
+
+
+def _expand(features: dict[str, Any], expansion: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Replace the padding of queries by mask tokens, as sentence-transformers' `Transformer` does."""
+    mask: Tensor = features["attention_mask"]
+    added = mask == 0
+    token = tokenizer.mask_token if expansion["token"] is None else expansion["token"]
+    features["input_ids"] = features["input_ids"].masked_fill(added, tokenizer.convert_tokens_to_ids(token))
+    features["query_expansion_positions"] = added
+    features["attention_mask"] = torch.ones_like(mask) if expansion["attend"] else mask
+    return features

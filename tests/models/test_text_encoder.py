@@ -1,0 +1,202 @@
+"""A model around a random encoder: tokenised as sentence-transformers does it, trained, saved and loaded."""
+
+import json
+
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from transformers import AutoTokenizer
+
+from latelier.errors import InvalidArgumentError
+from latelier.losses import Contrastive
+from latelier.models import ColBERT, Recipe, TextEncoder, train_tokenizer
+from latelier.models.loading import load_untrusted
+from latelier.modules import TransformerEncoder
+from latelier.scores import colbert_scores
+
+TEXTS = ["The quick brown fox jumps over the lazy dog.", "A fox!", "", "Figs, pears & (some) apples; no foxes."]
+
+
+def encoder(**options):
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(TEXTS, 300)
+    return TextEncoder(TransformerEncoder(len(tokenizer), dim=16, heads=2), tokenizer, **options)
+
+
+def model(recipe=None, **options):
+    return ColBERT(modules=[encoder()], embedding_size=8, device="cpu", recipe=recipe, **options)
+
+
+def assert_equal_lists(left, right):
+    assert [tuple(a.shape) for a in left] == [tuple(b.shape) for b in right]
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_encoder_gets_the_recipe():
+    colbert = model(max_length_query=12, max_length_document=9)
+    assert [type(module) for module in colbert] == [TextEncoder, Dense, MultiVectorMask, Normalize]
+    assert colbert.tokens("A fox?") == ["[CLS]", "[Q] ", "a", "fox", "?", "[SEP]", *["[MASK]"] * 6]
+    # [CLS] [D] figs , pears & ( some [SEP]
+    assert colbert.tokens(TEXTS[3], is_query=False) == ["[CLS]", "[D] ", "figs", "pears", "some", "[SEP]"]
+    assert (colbert.max_length_query, colbert.max_length_document, colbert.embedding_size) == (12, 9, 8)
+    assert [len(rows) for rows in colbert.encode_query(TEXTS)] == [12] * 4
+    rows = colbert.encode_document(TEXTS[0])
+    torch.testing.assert_close(rows.norm(dim=-1), torch.ones(len(rows)))
+
+
+def test_another_recipe():
+    recipe = Recipe(query_marker="", document_marker="", query_expansion=False, skiplist=(), projection=None)
+    colbert = ColBERT(modules=[encoder()], device="cpu", recipe=recipe)
+    assert colbert.tokens("A fox?") == ["[CLS]", "a", "fox", "?", "[SEP]"]
+    assert [type(module) for module in colbert] == [TextEncoder, MultiVectorMask, Normalize]
+    assert colbert.embedding_size == 16
+
+
+def test_a_list_of_modules_is_taken_as_it_is():
+    parts = [encoder(), MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
+    colbert = ColBERT(modules=parts, device="cpu")
+    assert list(colbert) == parts
+    assert colbert.tokens("A fox?") == ["[CLS]", "a", "fox", "?", "[SEP]"]
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_features_are_those_of_sentence_transformers(tiny, attend):
+    theirs = Transformer(tiny)
+    ours = TextEncoder(TransformerEncoder(len(theirs.tokenizer), dim=8, heads=2), AutoTokenizer.from_pretrained(tiny))
+    for each in (theirs, ours):
+        each.document_length = 7
+        each.query_expansion = {"strategy": "fixed", "attend": attend, "length": 9}
+    for task in ("query", "document", None):
+        expected, found = (each.preprocess(TEXTS, prompt="search: ", task=task) for each in (theirs, ours))
+        assert found.keys() == expected.keys() - {"modality", "prompt_length", "token_type_ids"}
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("recipe", [None, Recipe(attend_to_expansion=True), Recipe(query_expansion=False)], ids=str)
+def test_sentence_transformers_loads_what_was_saved(recipe, tmp_path):
+    colbert = model(recipe, max_length_query=11, max_length_document=20)
+    colbert.save(tmp_path)
+    ours = ColBERT(str(tmp_path), device="cpu")
+    plain = MultiVectorEncoder(str(tmp_path), device="cpu", trust_remote_code=True)
+    untrusted = load_untrusted(str(tmp_path), device="cpu")
+    for loaded in (ours, plain, untrusted):
+        assert_equal_lists(loaded.encode_query(TEXTS), colbert.encode_query(TEXTS))
+        assert_equal_lists(loaded.encode_document(TEXTS), colbert.encode_document(TEXTS))
+    assert (ours.max_length_query, ours.max_length_document) == (11, 20)
+    assert repr(ours) == repr(colbert)
+    assert ColBERT(str(tmp_path), max_length_document=8, device="cpu").max_length_document == 8
+
+
+def test_a_saved_folder_holds_no_pickle(tmp_path):
+    model().save(tmp_path)
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".json", ".safetensors", ".md", ".txt"}
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (
+            "tokenizer_config.json",
+            {"auto_map": {"AutoTokenizer": "evil.Tokenizer"}},
+            "tokenizer_config.json has 'auto_ma",
+        ),
+        ("text_encoder_config.json", {"evil": 1}, "text_encoder_config.json sets 'evil'"),
+    ],
+)
+def test_an_untrusted_folder_is_inspected(file, change, message, tmp_path):
+    model().save(tmp_path)
+    settings = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps({**settings, **change}))
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_untrusted(str(tmp_path), device="cpu")
+
+
+def test_one_batch_or_many_and_streams():
+    colbert = model()
+    alone = [colbert.encode_document(text) for text in TEXTS]
+    assert_equal_lists(colbert.encode_document(TEXTS), alone)
+    assert_equal_lists(list(colbert.encode_stream(TEXTS)), alone)
+    assert_equal_lists(
+        colbert.encode_document(TEXTS, compute_dtype="float32"), MultiVectorEncoder.encode_document(colbert, TEXTS)
+    )
+
+
+def test_training_reaches_every_weight_and_separates_the_texts():
+    colbert = model(max_length_query=12).train()
+    queries, documents = ["brown dog", "pears and apples"], [TEXTS[0], TEXTS[3]]
+    loss, optimizer = Contrastive(colbert), torch.optim.AdamW(colbert.parameters(), lr=1e-2)
+    features = [colbert.tokenize(queries, is_query=True), colbert.tokenize(documents, is_query=False)]
+    values = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        value = loss([dict(each) for each in features])
+        value.backward()
+        assert [name for name, weights in colbert.named_parameters() if weights.grad is None] == []
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] < 0.1 < values[0]
+    scores = colbert_scores(colbert.eval().encode_query(queries), colbert.encode_document(documents))
+    assert scores.argmax(dim=1).tolist() == [0, 1]
+
+
+def test_the_vocabulary_is_learned_and_repeatable():
+    tokenizer = train_tokenizer(TEXTS * 3, 300)
+    assert tokenizer.tokenize("The FOXES jumps!") == ["the", "foxes", "jumps", "!"]
+    assert tokenizer.decode(tokenizer("a quick fox")["input_ids"]) == "[CLS] a quick fox [SEP]"
+    assert tokenizer.get_vocab() == train_tokenizer(iter(TEXTS * 3), 300).get_vocab()
+    assert len(tokenizer) <= 300
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+    assert "[UNK]" not in tokenizer.tokenize("zyzzyva q7x {~}")
+    assert train_tokenizer(TEXTS, 300, lowercase=False).tokenize("The the") == ["The", "the"]
+
+
+def test_the_vocabulary_holds_frequent_characters_of_any_script():
+    texts = ["Straße, Größe", "søster «søster»", "寿命 長"] * 3 + [chr(code) * 2 for code in range(0x1200, 0x1380)]
+    tokenizer = train_tokenizer(texts, 300)
+    assert tokenizer.tokenize("søster«ß命寿") == ["søster", "«", "ß", "命", "寿"]
+    assert tokenizer.tokenize(chr(0x137F)) == ["[UNK]"]  # too rare
+    vocabularies = [train_tokenizer(texts, 300).get_vocab() for _ in range(3)]
+    assert vocabularies[0] == vocabularies[1] == vocabularies[2]
+
+
+def test_a_tokenizer_of_another_model_is_taken(tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    network = TransformerEncoder(len(tokenizer), dim=8, heads=2)
+    colbert = ColBERT(modules=[TextEncoder(network, tokenizer)], device="cpu")
+    assert colbert.tokens("unhealthy", is_query=False) == ["[CLS]", "[D] ", "un", "##hea", "##lth", "##y", "[SEP]"]
+    assert network.arguments["vocabulary_size"] == len(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TextEncoder(torch.nn.Identity(), None), "as model; expected a TransformerEncoder"),
+        (lambda: TextEncoder(TransformerEncoder(9), "bert"), "as tokenizer; expected one of transformers"),
+        (lambda: TextEncoder(TransformerEncoder(9), train_tokenizer(TEXTS)), "tokens for an encoder with 9 embeddings"),
+        (lambda: encoder(max_seq_length=0), "received max_seq_length=0"),
+        (lambda: encoder(query_expansion={"strategy": "min", "length": 4}), "expected 'strategy': 'fixed'"),
+        (lambda: encoder(query_expansion={"strategy": "fixed", "length": 0}), "length of query_expansion=0"),
+        (
+            lambda: encoder(query_expansion={"strategy": "fixed", "length": 4, "token": "?!"}),
+            r"the token '\?!', which is not in the vocabulary",
+        ),
+        (lambda: model(max_length_document=600), "max_length_document=600, but this encoder reads at most 512"),
+        (lambda: model().tokenize(["a"], padding=True), "preprocess has no argument 'padding'"),
+        (lambda: model().tokenize([("a", "b")]), "cannot make features of these inputs"),
+        (lambda: train_tokenizer([]), "received no words to learn a vocabulary from"),
+        (lambda: train_tokenizer("one text"), "received one text to learn a vocabulary from"),
+        (lambda: train_tokenizer(TEXTS, 199), "received vocabulary_size=199; expected an integer of at least 200"),
+    ],
+)
+def test_wrong_arguments_raise(make, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+def test_loading_with_options_of_other_encoders_raises(tmp_path):
+    model().save(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="a TextEncoder has the backend 'torch' alone, and no model_kwargs"):
+        ColBERT(str(tmp_path), device="cpu", model_kwargs={"attn_implementation": "eager"})
