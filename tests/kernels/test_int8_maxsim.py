@@ -10,15 +10,13 @@ pytestmark = pytest.mark.processor
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS.values(), ids=INSTRUCTION_SETS)
-@pytest.mark.parametrize("words", [1, 8, 32])
-def test_scores_equal_the_double_loop(isa, words):
+@pytest.mark.parametrize("dim", [1, 32, 50, 128])
+def test_scores_equal_the_double_loop(isa, dim):
     if not isa.is_supported:
         pytest.skip(f"this processor does not support {isa.name}")
-    rng = np.random.default_rng(words)
+    rng = np.random.default_rng(dim)
     lengths, query_lengths = [1, 0, 7, 8, 9, 33], [5, 0, 40]
-    codes, query_codes = (
-        rng.integers(-127, 128, size=(sum(n), 4 * words)).astype("int8") for n in (lengths, query_lengths)
-    )
+    codes, query_codes = (rng.integers(-127, 128, size=(sum(n), dim)).astype("int8") for n in (lengths, query_lengths))
     scales, query_scales = (rng.random(sum(n), dtype="float32") for n in (lengths, query_lengths))
     offsets, query_offsets = (np.cumsum([0, *n]) for n in (lengths, query_lengths))
     queries = pack_queries(query_codes, query_scales, query_offsets)

@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 
-from latelier.kernels import jit, segment_max
+from latelier.kernels import jit, ward
 
 
 def test_what_cannot_be_cached_is_compiled_all_the_same():
@@ -17,15 +17,15 @@ def test_what_cannot_be_cached_is_compiled_all_the_same():
 
 def test_a_file_run_by_itself_leaves_nothing_in_the_cache_that_others_could_not_load(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    use = "import doctest; from latelier.kernels import segment_max; assert doctest.testmod(segment_max).failed == 0"
-    for command in (["-m", "doctest", segment_max.__file__], ["-c", use]):
+    use = "import doctest; from latelier.kernels import ward; assert doctest.testmod(ward).failed == 0"
+    for command in (["-m", "doctest", ward.__file__], ["-c", use]):
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_cache_that_names_a_class_of_an_older_version_is_compiled_anew(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    use = "import doctest; from latelier.kernels import segment_max; assert doctest.testmod(segment_max).failed == 0"
+    use = "import doctest; from latelier.kernels import ward; assert doctest.testmod(ward).failed == 0"
 
     def run():
         done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=300, env=environment)
@@ -36,7 +36,7 @@ def test_a_cache_that_names_a_class_of_an_older_version_is_compiled_anew(tmp_pat
     for path in indexes:
         with path.open("rb") as file:
             version = pickle.load(file)
-        gone = b"clatelier.kernels.segment_max\nNoSuchClass\n."  # what pickle writes for a class, by name
+        gone = b"clatelier.kernels.ward\nNoSuchClass\n."  # what pickle writes for a class, by name
         path.write_bytes(pickle.dumps(version) + gone)
     assert indexes
     run()

@@ -1,9 +1,8 @@
 """The instruction sets that kernels are written for, and the choice of one; no other module chooses.
 
-`instruction_set` returns the best one that the processor has and numba may compile for. ``NUMBA_CPU_FEATURES`` and
-``NUMBA_CPU_NAME=generic`` exclude instructions, so that compiled kernels can be shared between machines; LLVM ends the
-process when a kernel asks for an excluded one. A kernel that multiplies bytes takes `InstructionSet.argument`, whose
-numba type differs between instruction sets: the kernel is compiled, and cached on disk, once for each.
+`instruction_set` returns the best one that the processor has and numba may compile for. A kernel takes
+`InstructionSet.argument`, whose numba type differs between instruction sets: the kernel is compiled, and cached on
+disk, once for each.
 """
 
 from __future__ import annotations
@@ -11,16 +10,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import TypeAlias
+from functools import cache, cached_property, partial
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 from numba.core import types
+from numba.extending import intrinsic
 
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.multiply import avx512vnni, generic
+from latelier.kernels.multiply import dotprod, neon, pairs, vnni
+from latelier.kernels.multiply.floats import Tile
+from latelier.kernels.processor import has_features
+from latelier.kernels.simd import constant
 
-__all__ = ["INSTRUCTION_SETS", "InstructionSet", "instruction_set", "multiply_bytes_of", "supported"]
+__all__ = [
+    "INSTRUCTION_SETS",
+    "InstructionSet",
+    "has_wide_rows",
+    "instruction_set",
+    "instruction_set_of",
+    "supported",
+    "tile_groups",
+    "tile_rows",
+]
 
 # See `latelier.kernels.multiply`.
 _MultiplyBytes: TypeAlias = Callable[..., list[ir.Value]]
@@ -29,7 +41,7 @@ _VARIABLE = "LATELIER_KERNELS"
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """An instruction set, with its multiplication of bytes.
+    """An instruction set, and what the kernels for it are made of.
 
     Parameters
     ----------
@@ -40,17 +52,19 @@ class InstructionSet:
     features
         The processor features it needs, by LLVM's names.
     multiply_bytes
-        Emits the multiplication, see `latelier.kernels.multiply`.
-    has_one_pass
-        Whether MaxSim in one pass (`float_maxsim`, `int8_maxsim`) is written for it. Elsewhere scores are matrix
-        products in blocks, then `segment_max_sum`.
+        Emits the multiplication of integers, see `latelier.kernels.multiply`.
+    wide_rows
+        Whether `multiply_bytes` takes rows of 16-bit numbers rather than of bytes.
+    tile
+        Sums of `float_maxsim` that are computed together.
     """
 
     name: str
     number: int
     features: tuple[str, ...]
     multiply_bytes: _MultiplyBytes = field(repr=False)
-    has_one_pass: bool = False
+    wide_rows: bool
+    tile: Tile
 
     @cached_property
     def argument(self) -> tuple[int, ...]:
@@ -63,22 +77,28 @@ class InstructionSet:
     @property
     def is_supported(self) -> bool:
         """Whether the processor has the instructions and numba may use them."""
-        return _has(*self.features)
+        return has_features(*self.features)
 
     @property
     def multiplies_bfloat16(self) -> bool:
         """Whether `float_maxsim` can multiply bfloat16 without widening it: twice as fast as float32."""
-        return self.has_one_pass and _has("avx512bf16")
+        return "avx512f" in self.features and has_features("avx512bf16")
 
 
-# The best one first. A new one is a module in `multiply` and a line here.
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = ("avx512f", "avx512bw")
+
+# The best one of a processor first. A new one is a line here, and a module in `multiply` if it needs one.
 INSTRUCTION_SETS = {
     known.name: known
     for known in (
-        InstructionSet(
-            "avx512vnni", 2, ("avx512f", "avx512bw", "avx512vnni"), avx512vnni.multiply_bytes, has_one_pass=True
-        ),
-        InstructionSet("generic", 1, (), generic.multiply_bytes),
+        InstructionSet("avx512vnni", 2, (*_AVX512, "avx512vnni"), vnni.multiply_bytes_512, False, Tile(8, 2)),
+        InstructionSet("avx512", 3, _AVX512, partial(pairs.multiply_bytes, width=32), True, Tile(8, 2)),
+        InstructionSet("avxvnni", 4, (*_AVX2, "avxvnni"), vnni.multiply_bytes_256, False, Tile(6)),
+        InstructionSet("avx2", 5, _AVX2, partial(pairs.multiply_bytes, width=16), True, Tile(6)),
+        InstructionSet("dotprod", 6, ("neon", "dotprod"), dotprod.multiply_bytes, False, Tile(4, by_element=True)),
+        InstructionSet("neon", 7, ("neon",), neon.multiply_bytes, False, Tile(4, by_element=True)),
+        InstructionSet("generic", 1, (), partial(pairs.multiply_bytes, width=8), True, Tile(2)),
     )
 }
 
@@ -125,33 +145,36 @@ def supported() -> tuple[InstructionSet, ...]:
     return tuple(known for known in INSTRUCTION_SETS.values() if known.is_supported)
 
 
-@cache
-def _has(*features: str) -> bool:
-    """Whether the processor has these features and numba may use them."""
-    import llvmlite.binding as llvm
-    import numba
-
-    allowed = vars(numba.config).get("CPU_FEATURES")  # such as "+avx2,+fma,-avx512f"; None: all that the processor has
-    try:
-        found = {name for name, has in llvm.get_host_cpu_features().items() if has}
-    except RuntimeError:  # LLVM does not know the features on this platform
-        return not features
-    return found.issuperset(features) and (
-        allowed is None or {f"+{name}" for name in features} <= {*allowed.split(",")}
-    )
-
-
-def multiply_bytes_of(argument: types.BaseTuple) -> _MultiplyBytes:
-    """Return the multiplication of an instruction set, given the numba type of its `InstructionSet.argument`.
+def instruction_set_of(argument: types.BaseTuple) -> InstructionSet:
+    """Return an instruction set, given the numba type of its `InstructionSet.argument`.
 
     Examples
     --------
     >>> from numba import typeof
     >>> chosen = instruction_set()
-    >>> multiply_bytes_of(typeof(chosen.argument)) is chosen.multiply_bytes
+    >>> instruction_set_of(typeof(chosen.argument)) is chosen
     True
     """
-    return _BY_NUMBER[len(argument)].multiply_bytes
+    return _BY_NUMBER[len(argument)]
 
 
 _BY_NUMBER = {known.number: known for known in INSTRUCTION_SETS.values()}
+
+
+def _constant(read: Callable[[InstructionSet], int]) -> Any:
+    """Make the function that a kernel reads a number of its instruction set with; it costs no time when it runs."""
+
+    @intrinsic
+    def number(typing_context: Any, isa: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            return constant(read(instruction_set_of(isa)))
+
+        return types.int64(isa), generate
+
+    return number
+
+
+# Of the instruction set with the argument `isa`: rows and groups of its tile; whether rows are wide.
+tile_rows = _constant(lambda isa: isa.tile.rows)
+tile_groups = _constant(lambda isa: isa.tile.groups)
+has_wide_rows = _constant(lambda isa: int(isa.wide_rows))

@@ -1,7 +1,7 @@
 """Int8 MaxSim in one pass: no matrix of similarities is ever written.
 
-Sixteen query tokens fill the lanes of a vector register, eight document tokens are scored at a time, and the running
-maximum stays in a register too. The multiplication takes unsigned by signed bytes, see `latelier.kernels.multiply`, so
+Groups of sixteen query tokens fill the lanes of registers, eight document tokens are scored at a time, and the running
+maximum stays in registers too. The multiplication takes unsigned by signed numbers, see `latelier.kernels.multiply`, so
 document codes are shifted by 128 while the eight before them are multiplied.
 """
 
@@ -15,10 +15,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.kernels.conversion import INT8, convert_meanwhile, convert_rows
-from latelier.kernels.instruction_sets import multiply_bytes_of
+from latelier.kernels.conversion import INT8, WIDE_INT8, convert_meanwhile, convert_rows
+from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
 from latelier.kernels.jit import kernel
-from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, splat
+from latelier.kernels.simd import FLOATS, LANES, ROWS, STEP, at, constant, splat
 
 __all__ = ["Documents", "Queries", "emit_maxima", "pack_queries", "score_range"]
 
@@ -33,7 +33,7 @@ class Documents(NamedTuple):
     Parameters
     ----------
     codes
-        ``(tokens, words * 4)`` int8.
+        ``(tokens, dim)`` int8.
     scales
         ``(tokens,)`` float32.
     offsets
@@ -83,8 +83,8 @@ def emit_maxima(
     isa
         The numba type of `InstructionSet.argument`.
     places
-        Addresses of the rows ``(8, words * 4)`` uint8, of their scales ``(8,)`` float32 and of the maxima ``(16,)``
-        float32.
+        Addresses of the rows ``(8, words * 4)``, as `InstructionSet.multiply_bytes` takes them, of their scales
+        ``(8,)`` float32 and of the maxima ``(16,)`` float32.
     digits
         For each digit of the query's numbers, the highest first, addresses of sixteen packed query tokens ``(words, 16,
         4)`` int8 and of their starting sums ``(16,)`` int32.
@@ -94,7 +94,7 @@ def emit_maxima(
         Emits what else to do for each word, from the number of the word.
     """
     rows, scales, best = places
-    sums = multiply_bytes_of(isa)(builder, rows, digits, words, ROWS, meanwhile)
+    sums = instruction_set_of(isa).multiply_bytes(builder, rows, digits, words, ROWS, meanwhile)
     highest = builder.load(at(builder, best, FLOATS), align=4)
     unit = ir.Constant(FLOATS, [_DIGIT] * LANES)
     for r in range(ROWS):
@@ -132,7 +132,8 @@ def _raise_maxima_and_convert(
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         places, query, following = (cgutils.unpack_tuple(builder, arguments[i]) for i in (1, 2, 4))
-        convert = convert_meanwhile(builder, [INT8], constant(INT8), following)
+        kind = WIDE_INT8 if instruction_set_of(isa).wide_rows else INT8
+        convert = convert_meanwhile(builder, [kind], constant(kind), 4 * ROWS, following)
         emit_maxima(builder, isa, places, [query], arguments[3], convert)
         return context.get_dummy_value()
 
@@ -159,12 +160,12 @@ def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> 
     >>> codes = np.array([[1, 2, 3], [0, 0, -1]], dtype="int8")
     >>> queries = pack_queries(codes, np.ones(2, dtype="float32"), np.array([0, 2]))
     >>> queries.packed.shape, queries.packed[0, 0, :2].tolist()
-    ((1, 1, 16, 4), [[1, 2, 3, 0], [0, 0, -1, 0]])
+    ((1, 4, 16, 4), [[1, 2, 3, 0], [0, 0, -1, 0]])
     >>> queries.start[0, :2].tolist()
     [-768, 128]
     """
     tokens, dim = codes.shape
-    groups, words = -(-tokens // LANES), -(-dim // 4)
+    groups, words = -(-tokens // LANES), -(-dim // (4 * STEP)) * STEP
     padded = np.zeros((groups * LANES, words * 4), dtype=np.int8)
     padded[:tokens, :dim] = codes
     start = -128 * padded.astype(np.int32).sum(axis=1, dtype=np.int32)
@@ -191,18 +192,19 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
     """
     codes, scales, offsets = documents
     packed, start, query_scales, query_offsets = queries
-    width = packed.shape[1] * 4
+    dim = codes.shape[1]
     best = np.empty(packed.shape[0] * LANES, dtype=np.float32)
-    buffers, few_scales = np.empty((2, ROWS, width // 4), dtype=np.int32), np.empty(ROWS, dtype=np.float32)
+    words = packed.shape[1] * (1 + has_wide_rows(isa))
+    buffers, few_scales = np.zeros((2, ROWS, words), dtype=np.int32), np.empty(ROWS, dtype=np.float32)
     for d in range(len(offsets) - 1):
         begin, end = offsets[d], offsets[d + 1]
         best[:] = -np.inf
-        codes_at, scales_at = np.int64(codes.ctypes.data) + begin * width, np.int64(scales.ctypes.data) + begin * 4
+        codes_at, scales_at = np.int64(codes.ctypes.data) + begin * dim, np.int64(scales.ctypes.data) + begin * 4
         if 0 < end - begin < ROWS:
             for r in range(ROWS):  # copies of the last scale fill up to eight
                 few_scales[r] = scales[min(begin + r, end - 1)]
             scales_at = np.int64(few_scales.ctypes.data)
-        _maxima(isa, (codes_at, scales_at, end - begin), packed, start, buffers, best)
+        _maxima(isa, (codes_at, dim, scales_at, end - begin), packed, start, buffers, best)
         for q in range(len(query_offsets) - 1):
             total = 0.0
             for i in range(query_offsets[q], query_offsets[q + 1]):
@@ -213,32 +215,37 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
 @kernel()
 def _maxima(
     isa: tuple[int, ...],
-    document: tuple[int, int, int],
+    document: tuple[int, int, int, int],
     packed: np.ndarray,
     start: np.ndarray,
     buffers: np.ndarray,
     best: np.ndarray,
 ) -> None:
-    """Update the maxima ``best`` with a document: address of its codes, of at least eight scales, number of tokens."""
-    codes, scales, tokens = document
+    """Update the maxima ``best`` with a document: address of its codes, dim, address of at least eight scales, tokens.
+
+    `buffers` ``(2, 8, words)`` int32 hold the rows that are multiplied and those that are converted meanwhile; numbers
+    beyond the dim are zeros there, or any others, since the query's are zeros.
+    """
+    codes, dim, scales, tokens = document
     words = packed.shape[1]
-    width = words * 4
     query_at, start_at, best_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data), np.int64(best.ctypes.data)
+    row = (WIDE_INT8 if has_wide_rows(isa) else INT8, dim, dim)
+    in_step = dim == 4 * words  # rows are as long as those in the buffer, so that they can be converted meanwhile
     for token in range(0, tokens, ROWS):
         # The last step starts eight rows before the end and scores some rows twice, which changes no maximum.
         first, after = max(0, min(token, tokens - ROWS)), min(token + ROWS, tokens - ROWS)
         step = token // ROWS % 2
         rows, target = np.int64(buffers[step].ctypes.data), np.int64(buffers[1 - step].ctypes.data)
-        if token == 0:
-            convert_rows(codes, min(ROWS, tokens), INT8, codes + ROWS * width, buffers[0])
-        # The last step has no next rows: it converts this buffer into the other one, which is not read again.
-        coming = codes + after * width if token + ROWS < tokens else rows
+        if token == 0 or not in_step:
+            convert_rows(codes + first * dim, min(ROWS, tokens), row, buffers[step])
+        # Without next rows to convert, it converts this buffer into the other one, which is not read again.
+        coming = codes + after * dim if in_step and token + ROWS < tokens else rows
         for g in range(packed.shape[0]):
             lanes = g * LANES * 4  # bytes
             places = (rows, scales + first * 4, best_at + lanes)
             query = (query_at + lanes * words, start_at + lanes)
             if g == 0:
-                following = (coming, target, codes + (after + ROWS) * width)
+                following = (coming, target, codes + (after + ROWS) * dim)
                 _raise_maxima_and_convert(isa, places, query, words, following)  # type: ignore[call-arg]
             else:
                 _raise_maxima(isa, places, query, words)  # type: ignore[call-arg]  # numba adds the typing context

@@ -1,13 +1,33 @@
-"""Helpers of the kernels that emit LLVM's vector instructions: sixteen 32-bit lanes, one query token in each."""
+"""Helpers of the kernels that emit LLVM's vector instructions: sixteen 32-bit lanes, one query token in each.
+
+LLVM splits a vector of sixteen lanes into as many registers as the processor needs for it: one with AVX-512, two with
+AVX2, four with SSE and NEON.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
-__all__ = ["FLOATS", "INTS", "LANES", "ROWS", "at", "constant", "declare", "emit_prefetch", "load_words", "splat"]
+__all__ = [
+    "FLOATS",
+    "INTS",
+    "LANES",
+    "ROWS",
+    "STEP",
+    "at",
+    "constant",
+    "declare",
+    "emit_prefetch",
+    "load_words",
+    "shuffle",
+    "splat",
+]
 
-LANES = 16  # SIMD lanes of a register: query tokens
-ROWS = 8  # document tokens scored together; the sums of each fill one register
+LANES = 16  # lanes of a vector: query tokens
+ROWS = 8  # document tokens that are scored together where numbers are integers
+STEP = 4  # rows are padded to a multiple of this many words, so that loops are unrolled without a remainder
 
 INTS = ir.VectorType(ir.IntType(32), LANES)
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
@@ -30,9 +50,14 @@ def at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
 
 def splat(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
     """Return a vector with the same value in every lane."""
-    undefined = ir.Constant(kind, ir.Undefined)
-    single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(single, undefined, ir.Constant(INTS, [0] * LANES))
+    single = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    return shuffle(builder, single, [0] * kind.count)
+
+
+def shuffle(builder: ir.IRBuilder, first: ir.Value, places: Sequence[int], second: ir.Value | None = None) -> ir.Value:
+    """Return the elements at `places` of a vector, or of two vectors one after the other."""
+    second = ir.Constant(first.type, ir.Undefined) if second is None else second
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places)))
 
 
 def load_words(builder: ir.IRBuilder, rows: ir.Value, words: ir.Value, index: ir.Value, count: int) -> list[ir.Value]:

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.instruction_sets import InstructionSet, instruction_set
-from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
+from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.threads import for_ranges
 from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
-from latelier.scores.engines.packed import document_blocks
 from latelier.scores.inputs import Side
 
 __all__ = ["Int8Engine", "maxsim"]
@@ -68,23 +66,19 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """
     left, right = (side.to("cpu").to("int8").to("numpy") for side in (queries, documents))
     scores = np.empty((len(left), len(right)), dtype=np.float32)
-    isa = instruction_set()
-    if isa.has_one_pass and left.num_tokens:
-        _score_in_one_pass(isa, left, right, scores)
+    if left.num_tokens:
+        _score_codes(left, right, scores)
     else:
-        _score_products(left, right, scores)
+        scores[:] = np.where(right.lengths, 0, -np.inf)
     return scores
 
 
-def _score_in_one_pass(
-    isa: InstructionSet, queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray
-) -> None:
+def _score_codes(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
     from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
 
+    isa = instruction_set()
     packed = pack_queries(queries.vectors, np.ascontiguousarray(queries.scales), queries.offsets)
-    # The kernel reads words of four bytes.
-    codes = np.pad(documents.vectors, ((0, 0), (0, -documents.dim % 4))) if documents.dim % 4 else documents.vectors
-    codes, offsets = np.ascontiguousarray(codes), documents.offsets
+    codes, offsets = np.ascontiguousarray(documents.vectors), documents.offsets
     token_scales = np.ascontiguousarray(documents.scales)
 
     def score(first: int, last: int) -> None:
@@ -92,15 +86,3 @@ def _score_in_one_pass(
         score_range(isa.argument, tuple(block), tuple(packed), scores, first)
 
     for_ranges(score, offsets, queries.vectors.size)
-
-
-def _score_products(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: np.ndarray) -> None:
-    """Score by float32 products: exact for int8 codes of up to 1,040 dims, where ``127 * 127 * dim < 2**24``."""
-    columns = torch.from_numpy(queries.vectors).float().T.contiguous()
-    query_scales = torch.from_numpy(queries.scales)
-    for first, last in document_blocks(documents.offsets, columns.shape[1]):
-        block = documents[first:last]
-        similarities = torch.from_numpy(block.vectors).float() @ columns
-        similarities *= torch.from_numpy(block.scales)[:, None]
-        similarities *= query_scales  # rounding keeps order, so scaling before the maximum changes nothing
-        segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores, NO_POSITIONS, first)

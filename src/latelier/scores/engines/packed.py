@@ -1,9 +1,7 @@
 """The engine ``"packed"``: MaxSim on packed embeddings on the CPU, with gradients where they are needed.
 
-Where the instruction set has it, one kernel multiplies and takes the maxima in one pass (`kernels.float_maxsim`).
-Elsewhere the query tokens of a batch are the columns of one matrix product and the document tokens its rows, in blocks
-small enough that the similarities are still in cache when their maximum is taken. Sums are float32 for every dtype, so
-a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
+One kernel multiplies and takes the maxima in one pass (`kernels.float_maxsim`), in several threads, each on its own
+documents. Sums are float32 for every dtype, so a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
 
 For gradients, the forward pass stores the position of the best token, never a similarity, and the backward pass adds
 the rows at those positions: memory is inputs + scores + one number per query token and document.
@@ -18,11 +16,9 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.instruction_sets import InstructionSet, instruction_set
+from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.maxsim_backward import Packed, add_document_gradients, add_query_gradients
-from latelier.kernels.segment_max import NO_POSITIONS, segment_max_sum
 from latelier.kernels.threads import for_ranges
 from latelier.scores.engines.addressed import AddressedDocuments
 from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
@@ -30,11 +26,9 @@ from latelier.scores.engines.graphs import outside_graphs
 from latelier.scores.inputs import Side
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["PackedEngine", "document_blocks", "maxsim", "maxsim_list", "score_into"]
+__all__ = ["PackedEngine", "maxsim", "maxsim_list", "score_into"]
 
-# Similarities of one block: 256k float32 = 1 MiB, what a core's second-level cache holds.
-_BLOCK_ELEMENTS = 1 << 18
-# More query tokens than this are scored in several passes, so that a block keeps at least 256 document tokens.
+# More query tokens than this are scored in several passes: 512 KiB of 128 float32 each, in the second-level cache.
 _QUERY_TOKENS = 1024
 # One addition in the backward pass, whose rows are fetched from memory, takes the time of this many multiplications.
 _ADDITION = 8
@@ -96,7 +90,7 @@ def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> 
     Documents that the kernel cannot read at their addresses are copied together in blocks, which are still in cache
     when they are scored.
     """
-    addressed = AddressedDocuments.of_list(documents) if instruction_set().has_one_pass else None
+    addressed = AddressedDocuments.of_list(documents)
     if addressed is not None:
         return maxsim(queries, addressed)
     offsets = lengths_to_offsets([len(document) for document in documents])
@@ -108,9 +102,9 @@ def score_into(
     scores: np.ndarray,
     queries: TokenEmbeddings,
     documents: TokenEmbeddings | AddressedDocuments,
-    positions: np.ndarray = NO_POSITIONS,
+    positions: np.ndarray | None = None,
 ) -> None:
-    """Score every query against every document, by the fastest kernel that the processor supports.
+    """Score every query against every document.
 
     Parameters
     ----------
@@ -119,60 +113,36 @@ def score_into(
     queries, documents
         As in `maxsim`.
     positions
-        ``(query tokens, d)`` int32, written in place as in `segment_max_sum`; or `NO_POSITIONS`.
+        ``(query tokens, d)`` int32, written in place: the best token's position in the document (the first of equal
+        ones), -1 for a document without tokens.
     """
-    isa = instruction_set()
-    if isa.has_one_pass and not isinstance(documents, AddressedDocuments):
+    if not isinstance(documents, AddressedDocuments):
         documents = AddressedDocuments.of_packed(documents)
     for first, last in split_by_rows(queries.offsets, _QUERY_TOKENS):
-        tokens = slice(queries.offsets[first], queries.offsets[last]) if positions.size else slice(None)
-        share = scores[first:last], queries[first:last]
-        if isinstance(documents, AddressedDocuments):
-            _score_in_one_pass(isa, *share, documents, positions[tokens])
-        else:
-            _score_products(*share, documents, positions[tokens])
+        tokens = slice(queries.offsets[first], queries.offsets[last])
+        of_share = positions[tokens] if positions is not None else None
+        _score_share(scores[first:last], queries[first:last], documents, of_share)
 
 
-def _score_in_one_pass(
-    isa: InstructionSet,
-    scores: np.ndarray,
-    queries: TokenEmbeddings,
-    documents: AddressedDocuments,
-    positions: np.ndarray,
+def _score_share(
+    scores: np.ndarray, queries: TokenEmbeddings, documents: AddressedDocuments, positions: np.ndarray | None
 ) -> None:
     from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS
-    from latelier.kernels.float_maxsim import Documents, Queries, pack_queries, score_range
+    from latelier.kernels.float_maxsim import NO_POSITIONS, Documents, Queries, pack_queries, score_range
 
+    isa = instruction_set()
     pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
     packed = pack_queries(queries.vectors.detach().contiguous().view(torch.int16).numpy() if pairs else _rows(queries))
     columns = tuple(Queries(packed, queries.offsets))
-    numbers = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
+    kind = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
+    row = kind, documents.dim // 2 if pairs else documents.dim, documents.row_bytes
+    where = NO_POSITIONS if positions is None else positions
 
     def score(first: int, last: int) -> None:
-        block = Documents(documents.addresses[first:last], documents.lengths[first:last], documents.row_bytes, numbers)
-        score_range(tuple(block), columns, scores, positions, first)
+        block = Documents(documents.addresses[first:last], documents.lengths[first:last], *row)
+        score_range(isa.argument, tuple(block), columns, scores, where, first)
 
     for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
-
-
-def _score_products(
-    scores: np.ndarray, queries: TokenEmbeddings, documents: TokenEmbeddings, positions: np.ndarray
-) -> None:
-    columns = torch.from_numpy(_rows(queries).copy()).T  # (dim, query tokens)
-    width = columns.shape[1]
-    buffer = torch.empty(0)
-    for first, last in document_blocks(documents.offsets, width):
-        block = documents[first:last]
-        if buffer.numel() < block.num_tokens * width:
-            buffer = torch.empty(block.num_tokens * width)
-        similarities = buffer[: block.num_tokens * width].view(block.num_tokens, width)
-        torch.mm(as_tensor(_rows(block)), columns, out=similarities)
-        segment_max_sum(similarities.numpy(), block.offsets, queries.offsets, scores, positions, first)
-
-
-def document_blocks(offsets: np.ndarray, query_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of documents whose similarities with `query_tokens` query tokens stay in cache."""
-    return split_by_rows(offsets, max(1, _BLOCK_ELEMENTS // max(query_tokens, 1)))
 
 
 def _rows(embeddings: TokenEmbeddings) -> np.ndarray:

@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
 from latelier.indexes.ivf.kernels.codes import load_rows, load_scales, token_addresses
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
-from latelier.kernels.instruction_sets import multiply_bytes_of
+from latelier.kernels.conversion import widen_bytes
+from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
@@ -32,9 +33,9 @@ def _max_of(count: int) -> Any:
     def max_of_rows(typing_context: Any, isa: Any, places: Any, words: Any, groups: Any) -> Any:
         """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
 
-        `places` are five addresses: of the rows ``(8, words * 4)`` uint8; of their scales ``(8,)`` float32; of a group
-        of the query's first digits ``(words, 16, 4)`` int8, and of its starting sums ``(16,)`` int32, in both of which
-        the next digits are `groups` groups further; and of the maxima ``(16,)`` float32.
+        `places` are five addresses: of the rows ``(8, words * 4)`` from `_as_multiplied`; of their scales ``(8,)``
+        float32; of a group of the query's first digits ``(words, 16, 4)`` int8, and of its starting sums ``(16,)``
+        int32, in both of which the next digits are `groups` groups further; and of the maxima ``(16,)`` float32.
         """
         signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
@@ -65,8 +66,8 @@ _max_of_first_digits, _max_of_all_digits = _max_of(1), _max_of(3)
 def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, words: Any) -> Any:
     """Write for eight rows the centroid with the highest dot product, and that product; of equal ones, the first.
 
-    `places` are five addresses: of the rows ``(8, words * 4)`` uint8, of the centroids ``(groups, words, 16, 4)`` int8,
-    of their starting sums ``(groups, 16)`` int32, and of the two results ``(8,)`` int32.
+    `places` are five addresses: of the rows ``(8, words * 4)`` from `_as_multiplied`, of the centroids ``(groups,
+    words, 16, 4)`` int8, of their starting sums ``(groups, 16)`` int32, and of the two results ``(8,)`` int32.
     """
     signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
 
@@ -80,7 +81,9 @@ def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, wo
             lanes_at = builder.add(lanes, builder.mul(builder.mul(loop.index, words), constant(4 * LANES)))
             start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
             number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
-            for r, total in enumerate(multiply_bytes_of(isa)(builder, rows, [(lanes_at, start_at)], words, ROWS)):
+            for r, total in enumerate(
+                instruction_set_of(isa).multiply_bytes(builder, rows, [(lanes_at, start_at)], words, ROWS)
+            ):
                 highest = builder.load(best[r])
                 higher = builder.icmp_signed(">", total, highest)
                 builder.store(builder.select(higher, total, highest), best[r])
@@ -125,7 +128,7 @@ def _dots_of(count: int) -> Any:
                 )
                 for g in range(count)
             ]
-            for g, total in enumerate(multiply_bytes_of(isa)(builder, row, groups, words, 1)):
+            for g, total in enumerate(instruction_set_of(isa).multiply_bytes(builder, row, groups, words, 1)):
                 builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
             return context.get_dummy_value()
 
@@ -138,10 +141,19 @@ _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 
 
 @kernel()
-def _dots_of_row(isa: tuple[int, ...], row: np.ndarray, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
-    """Write ``out[g, lane]``, the dot product of one row ``(words * 4,)`` with every centroid."""
+def _as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
+    """Return the address of rows of bytes as the instruction set multiplies them: in `wide`, if that is 16 bits."""
+    if not has_wide_rows(isa):  # type: ignore[call-arg]  # numba adds the typing context
+        return rows
+    widen_bytes(rows, np.int64(wide.ctypes.data), len(wide))  # type: ignore[call-arg]
+    return np.int64(wide.ctypes.data)
+
+
+@kernel()
+def _dots_of_row(isa: tuple[int, ...], row_at: int, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
+    """Write ``out[g, lane]``, the dot product of one row, at its address from `_as_multiplied`, with every centroid."""
     groups, words = packed.shape[0], packed.shape[1]
-    row_at, lanes_at = np.int64(row.ctypes.data), np.int64(packed.ctypes.data)
+    lanes_at = np.int64(packed.ctypes.data)
     start_at, out_at = np.int64(start.ctypes.data), np.int64(out.ctypes.data)
     g = 0
     while g < groups:
@@ -173,11 +185,13 @@ def centroid_dots(
     out
         ``(n, groups, 16)`` int32, written: the groups of a row's ranges, one range after the other.
     """
+    wide = np.empty(rows.shape[1], dtype=np.uint16)  # used in each turn, as numba frees it after its last use by name
     for n in range(len(rows)):
+        row_at = _as_multiplied(isa, np.int64(rows[n].ctypes.data), wide)
         g = 0
         for m in range(ranges.shape[1]):
             first, last = ranges[n, m, 0], ranges[n, m, 1]
-            _dots_of_row(isa, rows[n], packed[first:last], start[first:last], out[n, g : g + last - first])
+            _dots_of_row(isa, row_at, packed[first:last], start[first:last], out[n, g : g + last - first])
             g += last - first
 
 
@@ -208,7 +222,7 @@ def nearest_centroids(
     """
     groups, words = packed.shape[0], packed.shape[1]
     width = words * 4
-    block = np.empty((ROWS, width), dtype=np.uint8)
+    block, wide = np.empty((ROWS, width), dtype=np.uint8), np.empty(ROWS * width, dtype=np.uint16)
     best, where = np.empty(ROWS, dtype=np.int32), np.empty(ROWS, dtype=np.int32)
     best_at, where_at = np.int64(best.ctypes.data), np.int64(where.ctypes.data)
     for first in range(0, len(order), ROWS):
@@ -217,6 +231,7 @@ def nearest_centroids(
             here = np.int64(rows.ctypes.data) + order[first] * width
         else:
             here = _copy_rows(rows, order, first, count, block)
+        here = _as_multiplied(isa, here, wide)
         places = (here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), where_at, best_at)
         _nearest_of_rows(isa, places, groups, words)  # type: ignore[call-arg]
         for r in range(count):
@@ -279,7 +294,7 @@ def rerank_scores(
     packed, start, query_scales = query
     width = 32 * shape.sign_words
     groups = packed.shape[1]
-    rows = np.empty((ROWS, width), dtype=np.uint8)
+    rows, wide = np.empty((ROWS, width), dtype=np.uint8), np.empty(ROWS * width, dtype=np.uint16)
     row_scales = np.empty(ROWS, dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
     rows_at, scales_at = np.int64(rows.ctypes.data), np.int64(row_scales.ctypes.data)
@@ -308,6 +323,7 @@ def rerank_scores(
             else:
                 block_at = rows_at
                 load_rows(here, shape, count, rows, row_scales)
+            block_at = _as_multiplied(isa, block_at, wide)
             for g in range(groups):
                 group_at, sums_at = packed_at + g * width * LANES, start_at + 4 * LANES * g
                 places = (block_at, scales_at, group_at, sums_at, best_at + 4 * LANES * g)

@@ -1,0 +1,52 @@
+"""What the processor can do, as far as numba may use it.
+
+``NUMBA_CPU_FEATURES`` and ``NUMBA_CPU_NAME=generic`` exclude instructions, so that compiled kernels can be shared
+between machines; LLVM ends the process when a kernel asks for an excluded one.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+
+__all__ = ["has_features"]
+
+# LLVM does not list the dot product among the features of every system; by the processor's name, it knows that these
+# have it: Apple's M1 and later, Arm's server processors since 2019, and the Raspberry Pi 5.
+_WITH_DOT_PRODUCT = ("apple-m", "neoverse-", "cortex-a76")
+
+
+@cache
+def has_features(*names: str) -> bool:
+    """Return whether the processor has all of these features and numba may use them.
+
+    Parameters
+    ----------
+    *names
+        Features by LLVM's names, such as ``"avx2"`` or ``"neon"``.
+
+    Examples
+    --------
+    >>> has_features(), has_features("no such feature")
+    (True, False)
+    """
+    import numba
+
+    allowed = vars(numba.config).get("CPU_FEATURES")  # such as "+avx2,+fma,-avx512f"; None: all that the processor has
+    return _found().issuperset(names) and (allowed is None or {f"+{name}" for name in names} <= {*allowed.split(",")})
+
+
+@cache
+def _found() -> frozenset[str]:
+    """Return the features of the processor that LLVM names or that its name implies."""
+    import llvmlite.binding as llvm
+
+    try:
+        found = {name for name, has in llvm.get_host_cpu_features().items() if has}
+    except RuntimeError:  # LLVM does not know the features on this platform, such as macOS on Apple's processors
+        found = set()
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        found.add("neon")  # each of them has it
+        if llvm.get_host_cpu_name().startswith(_WITH_DOT_PRODUCT):
+            found.add("dotprod")
+    return frozenset(found)
