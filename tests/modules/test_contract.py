@@ -16,13 +16,15 @@ from latelier import modules
 class Case(NamedTuple):
     """A class, arguments of its constructor, and a function that makes positional inputs of a dtype.
 
-    Inputs that are integers or masks have a dtype of their own. Inputs may be tuples of tensors; outputs are tensors or
-    tuples of tensors, nested or not.
+    Inputs that are integers or masks have a dtype of their own. Inputs may be tuples of tensors or dicts of them;
+    outputs are tensors, or tuples or dicts of tensors, nested or not. If some parameters start at zero, so that others
+    have no effect yet, the tests give them random values.
     """
 
     cls: type[nn.Module]
     arguments: dict[str, Any]
     inputs: Callable[[torch.dtype], tuple[Any, ...]]
+    starts_at_zero: bool = False
 
 
 def sequences(*shapes: tuple[int, ...]) -> Callable[[torch.dtype], tuple[Tensor, ...]]:
@@ -47,6 +49,12 @@ def state_and_hidden_state(dtype: torch.dtype) -> tuple[Any, ...]:
     return encoding, (hidden, cell)
 
 
+def features(dtype: torch.dtype) -> tuple[dict[str, Tensor]]:
+    """Features of a batch in a pipeline of sentence-transformers, with masks that have holes."""
+    mask = torch.tensor([[True, True, False, True, True], [False, True, True, False, True]])
+    return ({"token_embeddings": torch.randn(2, 5, 6).to(dtype), "attention_mask": mask},)
+
+
 DYNAMICS = {
     "observation_shape": (3, 2, 3),
     "action_encoding_dim": 1,
@@ -67,6 +75,12 @@ CASES = {
         sequences((2, 8, 2, 3), (2, 5, 6)),
     ),
     "Attention, joint": Case(modules.Attention, {"query_dim": 8, **JOINT}, sequences((2, 3, 8), (2, 4, 6))),
+    "AttentionPooling": Case(
+        modules.AttentionPooling,
+        {"dim": 6, "num_vectors": 3, "heads": 2, "dim_head": 4, "hidden_dim": 5},
+        features,
+        starts_at_zero=True,
+    ),
     "DynamicsNetwork": Case(modules.DynamicsNetwork, DYNAMICS, state_and_hidden_state),
     "DynamicsNetwork, layer norm": Case(
         modules.DynamicsNetwork,
@@ -103,7 +117,11 @@ DROPOUT = {
 
 def build(case: Case) -> nn.Module:
     torch.manual_seed(0)
-    return case.cls(**case.arguments).eval()
+    module = case.cls(**case.arguments).eval()
+    for parameter in module.parameters() if case.starts_at_zero else ():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.3)
+    return module
 
 
 @pytest.fixture(params=CASES)
@@ -118,12 +136,15 @@ def weighted(request) -> Case:
 
 
 def leaves(values: Any) -> list[Tensor]:
-    """A tensor, or all tensors in a tuple and the tuples in it."""
-    return [tensor for value in values for tensor in leaves(value)] if isinstance(values, tuple) else [values]
+    """A tensor, or all tensors in a tuple or a dict and those inside it."""
+    inner = values.values() if isinstance(values, dict) else values
+    return [tensor for value in inner for tensor in leaves(value)] if isinstance(values, (tuple, dict)) else [values]
 
 
 def moved(values: Any, device: str) -> Any:
-    """The same tensors on a device, in the same tuples."""
+    """The same tensors on a device, in the same tuples and dicts."""
+    if isinstance(values, dict):
+        return {name: moved(value, device) for name, value in values.items()}
     return tuple(moved(value, device) for value in values) if isinstance(values, tuple) else values.to(device)
 
 
@@ -191,7 +212,7 @@ def test_to_dtype(case, dtype):
     expected = call(module, case)
     assert module.to(dtype) is module
     assert {parameter.dtype for parameter in module.parameters()} <= {dtype}
-    assert {tensor.dtype for tensor in leaves(module(*case.inputs(dtype)))} == {dtype}
+    assert {tensor.dtype for tensor in floating(module(*case.inputs(dtype)))} == {dtype}
     # weights, inputs and a dozen intermediate results are rounded
     tolerance = 20 * torch.finfo(dtype).eps if dtype != torch.float64 else 1e-5
     torch.testing.assert_close(call(module, case, dtype), expected, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""Ward clustering of each document's tokens, and the mean of each cluster.
+"""Ward clustering of each document's tokens, which may have weights, and the mean of each cluster.
 
 The nearest-neighbour chain algorithm, O(n**2): each cluster of the chain is the nearest of the one before it, and when
 the last two are each other's nearest, they are merged. This gives the same merges as the greedy algorithm, but not in
@@ -14,7 +14,7 @@ import numpy as np
 
 from latelier.kernels.jit import kernel
 
-__all__ = ["pool_documents"]
+__all__ = ["cluster_documents", "pool_documents"]
 
 
 @kernel("contract", "reassoc")
@@ -50,19 +50,15 @@ def pool_documents(
     >>> pooled.tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    longest = 0
-    for d in range(len(offsets) - 1):
-        longest = max(longest, offsets[d + 1] - offsets[d] - protected)
-    scratch = np.empty(longest * longest, dtype=np.float64)
+    scratch = _scratch(offsets, protected)
+    ones = np.ones(0, dtype=np.float32)
     for d in range(len(offsets) - 1):
         rows = vectors[offsets[d] + protected : offsets[d + 1]]
         means = pooled[pooled_offsets[d] + protected : pooled_offsets[d + 1]]
         n = len(rows)
         if n == 0:
             continue
-        distances = scratch[: n * n].reshape(n, n)
-        _square_distances(rows, distances)
-        labels = _cut(_merge(distances), len(means))
+        labels = _labels(rows, ones, len(means), scratch)
         for token in range(n):
             mean = means[labels[token]]
             for k in range(len(mean)):
@@ -76,6 +72,77 @@ def pool_documents(
             if square > 0:
                 means[c] *= np.float32(1 / np.sqrt(square))  # the sum has the direction of the mean
     return -1
+
+
+@kernel("contract", "reassoc")
+def cluster_documents(
+    vectors: np.ndarray, offsets: np.ndarray, clusters: np.ndarray, weights: np.ndarray, labels: np.ndarray
+) -> None:
+    """Cluster each document's tokens.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32, contiguous.
+    offsets
+        ``(documents + 1,)`` int64 into ``vectors``.
+    clusters
+        ``(documents,)`` int64: the number of clusters of each document, from 1 to its number of tokens; not read for
+        a document without tokens.
+    weights
+        ``(tokens,)`` float32, positive: a token of weight ``w`` counts as ``w`` equal tokens. ``(0,)``: all have 1.
+    labels
+        ``(tokens,)`` int64, written: each token's cluster, numbered per document in the order of their first tokens.
+
+    Examples
+    --------
+    >>> vectors = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype="float32")
+    >>> labels, weights = np.zeros(3, dtype="int64"), np.array([9, 1, 0.1], dtype="float32")
+    >>> cluster_documents(vectors, np.array([0, 3]), np.array([2]), np.ones(0, dtype="float32"), labels)
+    >>> labels.tolist()
+    [0, 0, 1]
+    >>> cluster_documents(vectors, np.array([0, 3]), np.array([2]), weights, labels)
+    >>> labels.tolist()
+    [0, 1, 1]
+    """
+    scratch = _scratch(offsets, 0)
+    for d in range(len(offsets) - 1):
+        first, end = offsets[d], offsets[d + 1]
+        if end > first:
+            own = weights[first:end] if len(weights) else weights
+            labels[first:end] = _labels(vectors[first:end], own, clusters[d], scratch)
+
+
+@kernel()
+def _scratch(offsets: np.ndarray, protected: int) -> np.ndarray:
+    """Return memory for the distances of the longest document."""
+    longest = 0
+    for d in range(len(offsets) - 1):
+        longest = max(longest, offsets[d + 1] - offsets[d] - protected)
+    return np.empty(longest * longest, dtype=np.float64)
+
+
+@kernel("contract", "reassoc")
+def _labels(rows: np.ndarray, weights: np.ndarray, clusters: int, scratch: np.ndarray) -> np.ndarray:
+    """Return each token's cluster; `weights` are those of the rows, or empty."""
+    n = len(rows)
+    distances = scratch[: n * n].reshape(n, n)
+    _square_distances(rows, distances)
+    sizes = np.ones(n)
+    if len(weights):
+        sizes[:] = weights
+        _weight(distances, sizes)
+    return _cut(_merge(distances, sizes), clusters)
+
+
+@kernel("contract")
+def _weight(distances: np.ndarray, sizes: np.ndarray) -> None:
+    """Multiply squared distances by ``2 a b / (a + b)``: what it costs to merge clusters of the sizes a and b."""
+    n = len(sizes)
+    for i in range(n):
+        for j in range(n):
+            if i != j:
+                distances[i, j] *= 2 * sizes[i] * sizes[j] / (sizes[i] + sizes[j])
 
 
 @kernel("contract", "reassoc")
@@ -125,15 +192,14 @@ def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
 
 
 @kernel("contract")
-def _merge(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Merge until one cluster is left; ``distances (n, n)`` is overwritten.
+def _merge(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Merge until one cluster is left; ``distances (n, n)`` and ``sizes (n,)`` are overwritten.
 
     Returns, for each of the n - 1 merges, its squared height and the first tokens of both clusters: the earlier one,
     then the later one. Each token but 0 is the later one exactly once.
     """
     n = len(distances)
     keys = distances.view(np.int64)
-    sizes = np.ones(n)
     tokens = np.arange(n)  # first token of each cluster
     chain = np.empty(n, dtype=np.int64)
     heights, earlier, later = np.empty(n - 1), np.empty(n - 1, dtype=np.int64), np.empty(n - 1, dtype=np.int64)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from sentence_transformers import MultiVectorEncoder
 
-from latelier.models import encoding, options, workers
+from latelier.models import compression, encoding, options
 from latelier.models.checkpoints import location
 from latelier.models.checkpoints.pylate import LayoutName, is_layout, save_for_pylate
 from latelier.models.construction import DEFAULT_EMBEDDING_SIZE, Construction
@@ -20,7 +20,7 @@ from latelier.models.differentiable import embed_texts, score_pairs
 from latelier.models.inputs import read_inputs
 from latelier.models.lengths import check_lengths, max_length, set_max_lengths
 from latelier.models.outputs import OutputForm
-from latelier.models.own_modules import OWN_MODULES
+from latelier.models.overrides import Overrides
 from latelier.models.pooling import check_pooling
 from latelier.models.recipe import Recipe, untrained_recipe
 from latelier.models.tokenization import check_preprocessing, check_task_is_known, scored_tokens, tokenization_errors
@@ -29,7 +29,7 @@ from latelier.utils.reading import as_path
 __all__ = ["ColBERT"]
 
 
-class ColBERT(MultiVectorEncoder):
+class ColBERT(Overrides):
     """ColBERT model: texts in, one normalised vector per token out.
 
     Loads late-interaction checkpoints as they were trained: ours, PyLate's, Stanford ColBERT's, sentence-transformers'.
@@ -434,6 +434,21 @@ class ColBERT(MultiVectorEncoder):
         self._construction.fit_projection(self, texts, batch_size, show_progress_bar)
         return self
 
+    def compress_documents(self, num_vectors: int = 16, **kwargs: Any) -> ColBERT:
+        """Pool each document into at most `num_vectors` vectors from now on, and return the model itself.
+
+        Adds an `AttentionPooling` to the pipeline. Untrained, it pools by Ward's method; train it with the losses of
+        this library. It is saved with the model.
+
+        Parameters
+        ----------
+        num_vectors, **kwargs
+            As in `latelier.modules.AttentionPooling`.
+        """
+        options.check("compress_documents", kwargs, compression.ARGUMENTS, self.compress_documents)
+        compression.compress_documents(self, num_vectors, **kwargs)
+        return self
+
     def save(
         self, path: str | os.PathLike[str], *args: Any, layout: LayoutName = "sentence-transformers", **kwargs: Any
     ) -> None:
@@ -472,29 +487,3 @@ class ColBERT(MultiVectorEncoder):
         """
         self._construction.check_vocabulary_is_saved(type(self).__name__)
         super().add_adapter(*args, **kwargs)
-
-    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
-        return self._construction.complete(model_name_or_path, loaded, False, self._legacy.prefixes, self.prompts)
-
-    def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
-        return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
-
-    def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
-        self._construction.note_saved_head(modules)
-        return modules, module_kwargs
-
-    def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:
-        """Encode in a worker process, where `encoding` has sent a job; or as sentence-transformers does."""
-        if job is None:
-            return super()._inference(inputs, device=device, **others)
-        return encoding.encode_chunk(self, inputs, job, device)
-
-    _module_classes = OWN_MODULES
-    _multi_process_worker = staticmethod(workers.encode_chunks)
-    _get_worker_result = staticmethod(workers.take_result)
-
-    def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
-        return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)

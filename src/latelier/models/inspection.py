@@ -19,13 +19,15 @@ from latelier.utils.reading import parse_json
 
 __all__ = ["check_plain"]
 
-# Modules of sentence-transformers that only compute. Its Router and WordEmbeddings name further classes to import.
+# Modules of sentence-transformers, and ours, that only compute. sentence-transformers' Router and WordEmbeddings name
+# further classes to import.
 _MODULE_TYPE = re.compile(
     r"sentence_transformers(\.\w+)+\.(Transformer|Dense|Normalize|Pooling|MultiVectorMask|LayerNorm|Dropout|"
-    r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense|latelier\.models\.text_encoder\.TextEncoder",
+    r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense|"
+    r"latelier\.(models\.text_encoder\.TextEncoder|modules\.attention_pooling\.AttentionPooling)",
     re.ASCII,
 )
-_WITH_WEIGHTS = ("Dense", "LayerNorm")
+_WITH_WEIGHTS = ("AttentionPooling", "Dense", "LayerNorm")
 _MODEL_TYPES = {None, "ColBERT", "MultiVectorEncoder", "SentenceTransformer"}
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation\.\w+|linear\.Identity)", re.ASCII)
 

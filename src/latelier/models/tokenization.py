@@ -12,6 +12,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.models.compression import has_pooling
 from latelier.models.inputs import is_group
 from latelier.models.lengths import encoder_module
 from latelier.models.options import check
@@ -67,8 +68,16 @@ def check_task_is_known(model: MultiVectorEncoder, task: str | None) -> None:
 
 
 def scored_tokens(model: MultiVectorEncoder, features: dict[str, Any]) -> list[str]:
-    """Return the tokens of the first text that have a vector in its embedding, after the model's skiplist."""
+    """Return the tokens of the first text that have a vector in its embedding, after the model's skiplist.
+
+    Raises
+    ------
+    LatelierError
+        If the model pools texts of this task.
+    """
     task = features["task"]
+    if has_pooling(model, task):
+        raise LatelierError(f"this model pools the tokens of a {task}: its vectors stand for several tokens each.")
     for module in model:
         if isinstance(module, MultiVectorMask):
             features = module(features, task=task)
@@ -79,4 +88,5 @@ def scored_tokens(model: MultiVectorEncoder, features: dict[str, Any]) -> list[s
 def _treats_tasks_differently(model: MultiVectorEncoder) -> bool:
     prompts = {model.prompts.get("query") or "", model.prompts.get("document") or ""}
     skips = any(isinstance(module, MultiVectorMask) and module.skiplist_words for module in model)
-    return prompts != {""} or encoder_module(model).query_expansion is not None or skips
+    differ = skips or has_pooling(model, "query") != has_pooling(model, "document")
+    return differ or prompts != {""} or encoder_module(model).query_expansion is not None

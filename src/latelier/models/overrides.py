@@ -1,0 +1,45 @@
+"""`Overrides`: private methods of sentence-transformers that `ColBERT` replaces: loading modules, worker processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sentence_transformers import MultiVectorEncoder
+
+from latelier.models import encoding, workers
+from latelier.models.construction import Construction
+from latelier.models.own_modules import OWN_MODULES
+
+__all__ = ["Overrides"]
+
+
+class Overrides(MultiVectorEncoder):
+    """Base class of `ColBERT`, without methods of its own for users."""
+
+    _construction: Construction
+
+    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, False, self._legacy.prefixes, self.prompts)
+
+    def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
+
+    def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
+        self._construction.note_saved_head(modules)
+        return modules, module_kwargs
+
+    def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:
+        """Encode in a worker process, where `encoding` has sent a job; or as sentence-transformers does."""
+        if job is None:
+            return super()._inference(inputs, device=device, **others)
+        return encoding.encode_chunk(self, inputs, job, device)
+
+    _module_classes = OWN_MODULES
+    _multi_process_worker = staticmethod(workers.encode_chunks)
+    _get_worker_result = staticmethod(workers.take_result)
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
+        return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)

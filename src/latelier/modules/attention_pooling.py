@@ -1,0 +1,196 @@
+"""`AttentionPooling`: a document's token vectors, pooled into a fixed number of vectors by learned attention."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from sentence_transformers.multi_vector_encoder.modules.token_pooling import BaseTokenPooling
+from torch import Tensor, nn
+
+from latelier.errors import InvalidArgumentError
+from latelier.modules.attention import Attention
+from latelier.modules.clustering import ward_clusters
+from latelier.utils import check_count
+
+__all__ = ["AttentionPooling"]
+
+# Largest log weight of a token: exp(4) = 55 equal tokens. Ward's method stays well conditioned.
+_MAX_LOG_WEIGHT = 4.0
+# Initial penalty on the attention logits of tokens outside a vector's own cluster.
+_PENALTY = 2.0
+
+
+class AttentionPooling(BaseTokenPooling):
+    """Pool the token vectors of each document into at most `num_vectors` vectors, by clusters and learned attention.
+
+    Every document then takes the same space, whatever its length. Untrained, the module is Ward's method: its vectors
+    are the means of Ward's clusters of the document's tokens. Training changes three things, each of which starts with
+    no effect, so it starts from Ward's quality: the weight of a token, an attention from each cluster to all tokens,
+    and a learned query of each vector in that attention::
+
+        u_i = x_i / |x_i|                                   token vectors
+        w_i = exp(MLP(u_i))                                 weights, 1 at first
+        C_1 .. C_k = Ward's clusters of u, weighted by w    k = min(tokens, num_vectors)
+        m_j = normalised sum of w_i u_i over C_j
+        v_j = m_j + Attention(m_j + q_j, u)                 output projection 0 at first, q_j = 0
+
+    The attention adds to its logits a learned penalty, one per head, for tokens outside the cluster. No gradient flows
+    through the choice of clusters; weights get theirs through the sums, and the next clusters use the changed weights.
+
+    It is a module of a sentence-transformers pipeline, after the scoring mask and before the normalisation;
+    `latelier.models.ColBERT.compress_documents` puts it there. Queries pass unchanged.
+
+    Parameters
+    ----------
+    dim
+        Dimensions of the token vectors.
+    num_vectors
+        Maximum number of vectors of a document. A document with fewer scored tokens keeps one vector per token.
+    heads, dim_head
+        Heads of the attention, and channels of each.
+    hidden_dim
+        Hidden units of the network that weighs tokens.
+    tasks
+        Tasks of the texts that are pooled; default ``["document"]``, which texts without a task are too.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a number is not a positive integer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from latelier.modules import AttentionPooling
+    >>> pooling = AttentionPooling(dim=2, num_vectors=2)
+    >>> tokens = [[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0], [0.8, 0.6]]
+    >>> with torch.inference_mode():
+    ...     pooling.pool([torch.tensor(tokens), torch.tensor(tokens[:1])])
+    [tensor([[ 0.8638,  0.5039],
+            [-1.0000,  0.0000]]), tensor([[1., 0.]])]
+    """
+
+    config_keys: ClassVar[list[str]] = ["dim", "num_vectors", "heads", "dim_head", "hidden_dim", "tasks"]
+
+    def __init__(
+        self,
+        dim: int,
+        num_vectors: int = 16,
+        heads: int = 4,
+        dim_head: int = 32,
+        hidden_dim: int = 128,
+        *,
+        tasks: str | list[str] | None = None,
+    ) -> None:
+        super().__init__(tasks=tasks)
+        self.dim = check_count("dim", dim)
+        self.num_vectors = check_count("num_vectors", num_vectors)
+        self.heads, self.dim_head = check_count("heads", heads), check_count("dim_head", dim_head)
+        self.hidden_dim = check_count("hidden_dim", hidden_dim)
+        self.importance = nn.Sequential(nn.Linear(dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, 1))
+        self.queries = nn.Parameter(torch.empty(num_vectors, dim))
+        self.penalty = nn.Parameter(torch.empty(heads))
+        self.attention = Attention(dim, dim, heads=heads, dim_head=dim_head)
+        output = self.attention.to_out[0]  # type: ignore[index]
+        for parameter in (*self.importance[2].parameters(), self.queries, *output.parameters()):
+            nn.init.zeros_(parameter)
+        nn.init.constant_(self.penalty, _PENALTY)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments that differ from their defaults."""
+        defaults = inspect.signature(type(self).__init__).parameters
+        given = self.get_config_dict() | {"tasks": None if self.tasks == ["document"] else self.tasks}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value != defaults[name].default)
+
+    __repr__ = nn.Module.__repr__  # that of sentence-transformers leaves out the parts
+
+    def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
+        """Pool the documents of a batch.
+
+        Parameters
+        ----------
+        features
+            ``token_embeddings (n, tokens, dim)`` of any length, and ``attention_mask (n, tokens)``, which tokens are
+            scored; other features pass unchanged.
+        task
+            The texts' task; texts of a task that is not pooled pass unchanged.
+
+        Returns
+        -------
+        dict
+            The features, with ``token_embeddings (n, num_vectors, dim)`` and the bool ``attention_mask
+            (n, num_vectors)``: a document of ``k`` scored tokens has ``min(k, num_vectors)`` vectors, in the order of
+            their clusters' first tokens; the rows after them are zero.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the token vectors have another number of dimensions.
+        """
+        if not self.applies_to(task):
+            return features
+        tokens, mask = features["token_embeddings"], features["attention_mask"].bool()
+        if tokens.shape[-1] != self.dim:
+            raise InvalidArgumentError(
+                f"received token vectors of {tokens.shape[-1]} dimensions; this AttentionPooling was made for "
+                f"{self.dim}."
+            )
+        vectors, kept = self._pool(tokens, mask)
+        return {**features, "token_embeddings": vectors.to(tokens.dtype), "attention_mask": kept}
+
+    def pool_one(self, embedding: Tensor) -> Tensor:
+        """Pool one document ``(tokens, dim)`` into ``(at most num_vectors, dim)``."""
+        mask = torch.ones(1, len(embedding), dtype=torch.bool, device=embedding.device)
+        pooled = self({"token_embeddings": embedding[None], "attention_mask": mask})
+        return F.normalize(pooled["token_embeddings"][0, pooled["attention_mask"][0]], dim=-1)
+
+    def log_weights(self, tokens: Tensor) -> Tensor:
+        """Return ``log w_i``, between -4 and 4, of token vectors ``(..., dim)``; shape ``(...)``."""
+        scaled = F.normalize(tokens, dim=-1) * self.dim**0.5  # entries of about 1, as linear layers expect
+        return self.importance(scaled).squeeze(-1).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save arguments and weights to a folder, as other modules of sentence-transformers do."""
+        self.save_config(output_path)
+        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+
+    @classmethod
+    def load(
+        cls,
+        model_name_or_path: str,
+        subfolder: str = "",
+        token: bool | str | None = None,
+        cache_folder: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        **kwargs: Any,
+    ) -> AttentionPooling:
+        """Load what `save` wrote; sentence-transformers calls this with the folder or name of the whole model."""
+        place: dict[str, Any] = {
+            "subfolder": subfolder,
+            "token": token,
+            "cache_folder": cache_folder,
+            "revision": revision,
+            "local_files_only": local_files_only,
+        }
+        pooling = cls(**cls.load_config(model_name_or_path, **place))
+        cls.load_torch_weights(model_name_or_path, model=pooling, **place)
+        return pooling
+
+    def _pool(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return vectors ``(n, num_vectors, dim)``, not normalised, and which of them are a document's."""
+        unit = F.normalize(tokens, dim=-1)
+        weights = self.log_weights(unit).exp()
+        clusters = ward_clusters(unit.detach(), mask, weights.detach(), self.num_vectors)
+        # (n, num_vectors, tokens): whether a token is in a vector's own cluster
+        own = clusters[:, None, :] == torch.arange(self.num_vectors, device=mask.device)[:, None]
+        kept = own.any(dim=-1)
+        means = F.normalize(torch.where(own, weights[:, None], 0).to(unit.dtype) @ unit, dim=-1)
+        outside = -self.penalty[:, None, None] * ~own[:, None]  # (n, heads, num_vectors, tokens)
+        bias = outside.masked_fill(~mask[:, None, None], float("-inf"))
+        scale = self.dim**0.5  # entries of about 1, as linear layers expect
+        update = self.attention(means * scale + self.queries, unit * scale, bias)
+        return torch.where(kept[..., None], means + update, 0), kept

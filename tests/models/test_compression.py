@@ -1,0 +1,168 @@
+"""Models that pool their documents: encoding, saving, searching and training with an `AttentionPooling` inside."""
+
+import json
+
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.losses import Contrastive, Distillation
+from latelier.models import ColBERT, pool_tokens
+from latelier.models.loading import load_untrusted
+from latelier.modules import AttentionPooling
+
+DOCUMENTS = [
+    "Fruits and vegetables are healthy, and many of them taste sweet.",
+    "Planes fly over the ocean at night while the passengers sleep.",
+    "Rain",
+    "",
+    "The library keeps old maps of the harbour, drawn by hand in ink.",
+]
+QUERIES = ["healthy food", "old maps of a port"]
+ROWS = 4
+
+
+def disturb(model: ColBERT) -> ColBERT:
+    """Give the pooling small random weights."""
+    torch.manual_seed(0)
+    for parameter in pooling_of(model).parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def pooling_of(model: ColBERT) -> AttentionPooling:
+    return next(module for module in model if isinstance(module, AttentionPooling))
+
+
+@pytest.fixture(scope="module")
+def compressed(shallow):
+    """A model that pools its documents, with random weights of the pooling."""
+    return disturb(ColBERT.from_dense(shallow, device="cpu").compress_documents(ROWS, heads=2))
+
+
+@pytest.fixture(scope="module")
+def saved(compressed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "compressed"
+    compressed.save(folder)
+    return folder
+
+
+def test_untrained_documents_are_pooled_by_wards_method_and_queries_are_not(shallow, dense):
+    model = ColBERT.from_dense(shallow, device="cpu")
+    assert model.compress_documents(ROWS) is model
+    whole = dense.encode_document(DOCUMENTS, packed=True)
+    pooled = model.encode_document(DOCUMENTS, packed=True)
+    assert whole.lengths.tolist() == [15, 14, 3, 2, 17]
+    assert pooled.lengths.tolist() == [4, 4, 3, 2, 4]
+    assert torch.allclose(pooled[4], pool_tokens(whole[4:], 4, protected_tokens=0)[0], atol=1e-5)
+    assert torch.allclose(pooled[2], whole[2], atol=1e-5)
+    for ours, theirs in zip(model.encode_query(QUERIES), dense.encode_query(QUERIES), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_pooling_reads_what_is_scored_and_is_normalised(tiny):
+    """It comes after the projection and the skiplist: punctuation is in no cluster."""
+    model = ColBERT(tiny, 16, "cpu").compress_documents(64)
+    kinds = [type(module).__name__ for module in model]
+    assert kinds == ["Transformer", "Dense", "MultiVectorMask", "AttentionPooling", "Normalize"]
+    plain, marked = model.encode_document(["maps old", "maps, old!"])
+    assert len(plain) == len(marked) == 5
+    assert torch.allclose(marked.norm(dim=1), torch.ones(5))
+
+
+@pytest.mark.parametrize("load", [ColBERT, lambda folder: MultiVectorEncoder(folder, trust_remote_code=True)])
+def test_saved_models_give_the_same_vectors(compressed, saved, load):
+    loaded = load(str(saved))
+    assert [type(module) for module in loaded] == [Transformer, MultiVectorMask, AttentionPooling, Normalize]
+    assert repr(pooling_of(loaded)) == repr(pooling_of(compressed))
+    for encode in ("encode_document", "encode_query"):
+        expected = getattr(compressed, encode)(DOCUMENTS)
+        found = getattr(loaded, encode)(DOCUMENTS)
+        assert [len(rows) for rows in found] == [len(rows) for rows in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.allclose(ours.cpu(), theirs, atol=1e-5)
+
+
+def test_modules_json_names_the_class_and_no_code_is_needed(saved):
+    types = [module["type"] for module in json.loads((saved / "modules.json").read_text())]
+    assert types[2] == "latelier.modules.attention_pooling.AttentionPooling"
+    assert json.loads((saved / "2_AttentionPooling" / "config.json").read_text()) == {
+        "dim": 384,
+        "num_vectors": ROWS,
+        "heads": 2,
+        "dim_head": 32,
+        "hidden_dim": 128,
+        "tasks": ["document"],
+    }
+    assert load_untrusted(str(saved), "cpu").encode_document(DOCUMENTS[0]).shape == (ROWS, 384)
+
+
+def test_a_pickle_in_place_of_the_weights_is_rejected(compressed, tmp_path):
+    compressed.save(tmp_path)
+    (tmp_path / "2_AttentionPooling" / "model.safetensors").rename(
+        tmp_path / "2_AttentionPooling" / "pytorch_model.bin"
+    )
+    with pytest.raises(InvalidArgumentError, match=r"2_AttentionPooling has no model\.safetensors"):
+        load_untrusted(str(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
+def test_an_index_takes_the_vectors(compressed, tmp_path, kind):
+    with kind(str(tmp_path / "index")) as index:
+        index.add(list("abcde"), compressed.encode_document(DOCUMENTS, packed=True))
+        hits = index.search(compressed.encode_query(QUERIES, packed=True), k=1)
+    assert [found[0].id for found in hits] == ["a", "e"]
+
+
+def test_every_way_to_encode_agrees(compressed):
+    expected = compressed.encode_document(DOCUMENTS, packed=True)
+    streamed = TokenEmbeddings.concatenate(list(compressed.encode_stream(DOCUMENTS, packed=True)))
+    assert streamed.lengths.tolist() == expected.lengths.tolist()
+    assert torch.allclose(streamed.vectors, expected.vectors, atol=1e-5)
+    assert compressed.encode_document(DOCUMENTS, packed=True, pool_factor=2, protected_tokens=0).lengths.max() == 2
+    half = compressed.encode_document(DOCUMENTS, packed=True, compute_dtype="bfloat16").to("float32")
+    assert half.lengths.tolist() == expected.lengths.tolist()
+    # The clusters of a text may change in half precision; most of its vectors stay close to one.
+    assert (half[4] @ expected[4].T).max(dim=1).values.median() > 0.98
+    with torch.no_grad():
+        forward = compressed(texts=DOCUMENTS[:1], is_query=False)["embeddings"]
+    assert torch.allclose(forward[0, :ROWS], expected[0], atol=1e-5)
+    assert not forward[0, ROWS:].any()
+
+
+@pytest.mark.parametrize("make_loss", [Contrastive, lambda model: Distillation(model, normalize_scores=False)])
+def test_losses_train_the_pooling(shallow, make_loss):
+    model = disturb(ColBERT.from_dense(shallow, device="cpu").compress_documents(ROWS)).train()
+    documents = DOCUMENTS[:1] + DOCUMENTS[4:]
+    features = [model.tokenize(QUERIES, is_query=True)]
+    if make_loss is Contrastive:
+        loss = make_loss(model)([*features, model.tokenize(documents, is_query=False)], None)
+    else:
+        columns = [model.tokenize(column, is_query=False) for column in (documents, documents[::-1])]
+        loss = make_loss(model)([*features, *columns], torch.tensor([[5.0, 1.0], [5.0, 1.0]]))
+    loss.backward()
+    assert all(parameter.grad.any() for parameter in pooling_of(model).parameters())
+
+
+def test_training_without_a_task_would_pool_queries(compressed, shallow):
+    model = ColBERT.from_dense(shallow, device="cpu").compress_documents(ROWS).train()
+    features = {name: value for name, value in model.tokenize(QUERIES).items() if name != "task"}
+    with pytest.raises(LatelierError, match="do not say whether they are queries or documents"):
+        model(features)
+
+
+def test_what_a_pooled_document_cannot_do_is_said(compressed, tmp_path):
+    assert compressed.tokens("old maps") == ["[CLS]", "old", "maps", "[SEP]"]
+    with pytest.raises(LatelierError, match="this model pools the tokens of a document"):
+        compressed.tokens("old maps", is_query=False)
+    with pytest.raises(InvalidArgumentError, match=r"PyLate's layout holds .* AttentionPooling, Normalize"):
+        compressed.save(tmp_path, layout="pylate")
+    with pytest.raises(InvalidArgumentError, match="pools its documents already"):
+        compressed.compress_documents(8)
+    with pytest.raises(InvalidArgumentError, match="no argument 'vectors'; did you mean 'num_vectors'"):
+        compressed.compress_documents(vectors=8)

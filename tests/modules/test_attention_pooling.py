@@ -1,0 +1,213 @@
+"""`AttentionPooling` against a loop over documents and clusters; untrained, it is Ward's method."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.models import pool_tokens
+from latelier.modules import AttentionPooling
+from latelier.modules.clustering import ward_clusters
+
+DIM = 8
+
+
+def trained(num_vectors: int = 3, **arguments) -> AttentionPooling:
+    """A module with random parameters in place of those that start at zero."""
+    torch.manual_seed(0)
+    pooling = AttentionPooling(DIM, num_vectors, heads=2, dim_head=4, hidden_dim=5, **arguments).eval()
+    for parameter in pooling.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.3)
+    return pooling
+
+
+def batch(*lengths: int, holes: bool = False) -> dict[str, torch.Tensor]:
+    """Features of documents with these numbers of tokens; with holes, masked tokens stand between them."""
+    torch.manual_seed(1)
+    width = max(lengths, default=0) * (2 if holes else 1)
+    mask = torch.zeros(len(lengths), width, dtype=torch.bool)
+    for row, length in zip(mask, lengths, strict=True):
+        row[torch.randperm(width)[:length] if holes else slice(length)] = True
+    return {"token_embeddings": torch.randn(len(lengths), width, DIM) * 3, "attention_mask": mask}
+
+
+def rows(features: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [
+        vectors[mask] for vectors, mask in zip(features["token_embeddings"], features["attention_mask"], strict=True)
+    ]
+
+
+def naive(pooling: AttentionPooling, tokens: torch.Tensor) -> torch.Tensor:
+    """One document ``(tokens, dim)``, cluster by cluster and head by head, by the formulas of the docstring."""
+    units = [token / token.norm() for token in tokens]
+    scaled = [unit * DIM**0.5 for unit in units]
+    weights = [pooling.importance(each).clamp(-4, 4).exp() for each in scaled]
+    labels = naive_ward(units, [weight.item() for weight in weights], pooling.num_vectors)
+    out = []
+    attention = pooling.attention
+    for cluster in range(max(labels) + 1):
+        mean = sum(w * u for w, u, label in zip(weights, units, labels, strict=True) if label == cluster)
+        mean = mean / mean.norm()
+        query = attention.to_q(mean * DIM**0.5 + pooling.queries[cluster]).view(2, 4)
+        keys = [attention.to_k(each).view(2, 4) for each in scaled]
+        values = [attention.to_v(each).view(2, 4) for each in scaled]
+        heads = []
+        for head in range(2):
+            logits = [query[head] @ key[head] / 4**0.5 for key in keys]
+            outside = [label != cluster for label in labels]
+            logits = [z - pooling.penalty[head] * far for z, far in zip(logits, outside, strict=True)]
+            shares = torch.stack(logits).softmax(0)
+            heads.append(sum(share * value[head] for share, value in zip(shares, values, strict=True)))
+        out.append(mean + attention.to_out[0](torch.cat(heads)))
+    return torch.stack(out)
+
+
+def naive_ward(units: list[torch.Tensor], weights: list[float], clusters: int) -> list[int]:
+    """Merge the two clusters whose union costs least, until the wanted number is left; label by first tokens.
+
+    The squared distance of two clusters is ``2 a b / (a + b)`` times that of their means, for the weights a and b. It
+    is computed from all pairs of tokens: with d(A, B) for the weighted mean of the squared distances, the squared
+    distance of the means is ``d(A, B) - d(A, A) / 2 - d(B, B) / 2``.
+    """
+    square = [[float(1 - u @ v) ** 2 if u is not v else 0.0 for v in units] for u in units]
+
+    def between(left: list[int], right: list[int]) -> float:
+        total = sum(weights[i] * weights[j] * square[i][j] for i in left for j in right)
+        return total / (sum(weights[i] for i in left) * sum(weights[j] for j in right))
+
+    def cost(left: list[int], right: list[int]) -> float:
+        a, b = sum(weights[i] for i in left), sum(weights[j] for j in right)
+        gap = between(left, right) - between(left, left) / 2 - between(right, right) / 2
+        return 2 * a * b / (a + b) * gap
+
+    found = [[i] for i in range(len(units))]
+    while len(found) > clusters:
+        pairs = [(i, j) for i in range(len(found)) for j in range(i)]
+        i, j = min(pairs, key=lambda pair: cost(found[pair[0]], found[pair[1]]))
+        found[j] += found.pop(i)
+    found.sort(key=min)
+    return [next(c for c, members in enumerate(found) if i in members) for i in range(len(units))]
+
+
+def test_untrained_it_is_wards_method():
+    features = batch(20, 40)
+    documents = TokenEmbeddings.from_list([F.normalize(each, dim=-1) for each in rows(features)])
+    pooled = AttentionPooling(DIM, 10)(dict(features))
+    first, second = rows(pooled)
+    torch.testing.assert_close(first, pool_tokens(documents, 2, protected_tokens=0)[0])
+    torch.testing.assert_close(second, pool_tokens(documents, 4, protected_tokens=0)[1])
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_numbers_are_those_of_the_loop(holes):
+    pooling, features = trained(), batch(9, 1, 4, 3, holes=holes)
+    pooled = pooling(dict(features))
+    assert pooled["attention_mask"].sum(dim=1).tolist() == [3, 1, 3, 3]
+    for vectors, tokens in zip(rows(pooled), rows(features), strict=True):
+        torch.testing.assert_close(vectors, naive(pooling, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_change_the_clusters():
+    unit = F.normalize(batch(12)["token_embeddings"], dim=-1)
+    mask = torch.ones(1, 12, dtype=torch.bool)
+    equal = ward_clusters(unit, mask, torch.ones(1, 12), 4)
+    weights = torch.linspace(0.02, 50, 12)[None]
+    assert ward_clusters(unit, mask, weights, 4)[0].tolist() == naive_ward(list(unit[0]), weights[0].tolist(), 4)
+    assert not torch.equal(ward_clusters(unit, mask, weights, 4), equal)
+
+
+def test_a_token_of_weight_3_counts_as_three_tokens():
+    unit = F.normalize(batch(10)["token_embeddings"], dim=-1)[0]
+    weights = torch.tensor([3.0, *[1.0] * 9])
+    repeated = torch.cat([unit[:1], unit[:1], unit])
+    once = ward_clusters(unit[None], torch.ones(1, 10, dtype=torch.bool), weights[None], 4)[0]
+    thrice = ward_clusters(repeated[None], torch.ones(1, 12, dtype=torch.bool), torch.ones(1, 12), 4)[0]
+    assert once.tolist() == thrice[2:].tolist()
+
+
+@pytest.mark.parametrize("make", [AttentionPooling, lambda dim, k: trained(k)], ids=["untrained", "trained"])
+def test_short_and_empty_documents_have_no_vectors_to_spare(make):
+    features = batch(0, 1, 2, 5)
+    pooled = make(DIM, 4)(dict(features))
+    assert pooled["attention_mask"].tolist() == [
+        [False] * 4,
+        [True] + [False] * 3,
+        [True, True, False, False],
+        [True] * 4,
+    ]
+    assert not pooled["token_embeddings"][~pooled["attention_mask"]].any()
+    untrained = AttentionPooling(DIM, 4)(dict(features))
+    torch.testing.assert_close(rows(untrained)[2], F.normalize(rows(features)[2], dim=-1))
+
+
+def test_no_documents_and_no_tokens():
+    for shape in ((0, 5), (2, 0)):
+        mask = torch.ones(shape, dtype=torch.bool)
+        pooled = trained()({"token_embeddings": torch.zeros(*shape, DIM), "attention_mask": mask})
+        assert pooled["token_embeddings"].shape == (shape[0], 3, DIM)
+        assert not pooled["attention_mask"].any()
+        assert not pooled["token_embeddings"].any()
+
+
+def test_a_document_does_not_depend_on_its_batch():
+    pooling, features = trained(), batch(9, 30, 2)
+    together = pooling(dict(features))["token_embeddings"]
+    for i in range(3):
+        alone = pooling({name: value[i : i + 1] for name, value in features.items()})["token_embeddings"]
+        torch.testing.assert_close(alone, together[i : i + 1])
+
+
+def test_queries_pass_unchanged():
+    features = batch(5)
+    assert AttentionPooling(DIM, 2)(features, task="query") is features
+    assert AttentionPooling(DIM, 2)(dict(features), task="document")["token_embeddings"].shape == (1, 2, DIM)
+    assert AttentionPooling(DIM, 2, tasks=["query"])(dict(features), task="query")["attention_mask"].shape == (1, 2)
+    assert AttentionPooling(DIM, 2, tasks="query")(features, task=None) is features
+
+
+def test_gradients_pass_by_empty_documents():
+    pooling, features = trained().train(), batch(0, 7, 1)
+    features["token_embeddings"].requires_grad_()
+    pooling(dict(features))["token_embeddings"].pow(3).sum().backward()
+    gradient = features["token_embeddings"].grad
+    assert gradient.isfinite().all()
+    assert gradient.any(dim=-1).tolist() == features["attention_mask"].tolist()
+    assert all(parameter.grad.any() for parameter in pooling.parameters())
+
+
+def test_half_precision_and_autocast_stay_close():
+    pooling, features = trained(), batch(6, 3)
+    expected = pooling(dict(features))["token_embeddings"]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pooling(dict(features))["token_embeddings"]
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_pool_takes_a_list_as_other_poolings_do():
+    pooling, features = trained(), batch(9, 1, 3)
+    with torch.inference_mode():
+        listed = pooling.pool(rows(features))
+        pooled = pooling(dict(features))
+    for one, vectors in zip(listed, rows(pooled), strict=True):
+        torch.testing.assert_close(one, F.normalize(vectors, dim=-1))
+
+
+@pytest.mark.parametrize("name", ["dim", "num_vectors", "heads", "dim_head", "hidden_dim"])
+def test_arguments_are_positive_integers(name):
+    with pytest.raises(InvalidArgumentError, match=f"received {name}=0; expected an integer of at least 1"):
+        AttentionPooling(**{"dim": 4, name: 0})
+
+
+def test_vectors_of_another_dimension_are_named():
+    with pytest.raises(InvalidArgumentError, match=r"token vectors of 8 dimensions; .* was made for 6"):
+        AttentionPooling(6)(batch(2))
+
+
+def test_clusters_are_counted_from_the_first_token():
+    vectors = torch.tensor(np.eye(3, dtype="float32")[[2, 0, 2, 1]])[None]
+    mask = torch.tensor([[True, True, True, True]])
+    assert ward_clusters(vectors, mask, torch.ones(1, 4), 3).tolist() == [[0, 1, 0, 2]]
