@@ -24,8 +24,8 @@ _LOADER_OPTIONS = {"use_safetensors", "weights_only"}
 class TextEncoder(InputModule):
     """A tokenizer and a `TransformerEncoder`: texts in, one vector per token out.
 
-    ``ColBERT(modules=[encoder])`` builds the ColBERT recipe around it. As the only module that is not in
-    sentence-transformers, it loads there with ``trust_remote_code=True``, and in `ColBERT` as it is.
+    ``ColBERT(modules=[encoder])`` builds the ColBERT recipe around it. A saved model loads in `ColBERT`, and in plain
+    sentence-transformers with ``trust_remote_code=True``, as it names a class that is not one of theirs.
 
     Parameters
     ----------
