@@ -9,7 +9,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from transformers import AutoTokenizer
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.losses import Contrastive
 from latelier.models import ColBERT, Recipe, TextEncoder, train_tokenizer
 from latelier.models.loading import load_untrusted
@@ -53,6 +53,13 @@ def test_another_recipe():
     assert colbert.tokens("A fox?") == ["[CLS]", "a", "fox", "?", "[SEP]"]
     assert [type(module) for module in colbert] == [TextEncoder, MultiVectorMask, Normalize]
     assert colbert.embedding_size == 16
+
+
+def test_an_encoder_of_transformers_gets_the_recipe_too(tiny):
+    colbert = ColBERT(modules=[Transformer(tiny)], embedding_size=8, device="cpu", max_length_query=7)
+    named = ColBERT(tiny, embedding_size=8, device="cpu", max_length_query=7)
+    assert colbert.tokens("A fig?") == ["[CLS]", "[Q] ", "a", "fig", "?", "[SEP]", "[MASK]"]
+    assert_equal_lists(colbert.encode_document(TEXTS), named.encode_document(TEXTS))
 
 
 def test_a_list_of_modules_is_taken_as_it_is():
@@ -194,6 +201,13 @@ def test_a_tokenizer_of_another_model_is_taken(tiny):
 def test_wrong_arguments_raise(make, message):
     with pytest.raises(InvalidArgumentError, match=message):
         make()
+
+
+def test_a_folder_without_the_settings_of_its_encoder_is_not_loaded(tmp_path):
+    model().save(tmp_path)
+    (tmp_path / "text_encoder_config.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"has no text_encoder_config.json with the encoder's arguments"):
+        ColBERT(str(tmp_path), device="cpu")
 
 
 def test_loading_with_options_of_other_encoders_raises(tmp_path):

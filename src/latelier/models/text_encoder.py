@@ -222,6 +222,13 @@ class TextEncoder(InputModule):
             Only ``"torch"``, and no options: the encoder is not one of transformers.
         **kwargs
             Not used; sentence-transformers passes those of other modules.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If another backend or options are given.
+        OSError
+            If there are no settings.
         """
         if backend != "torch" or set(model_kwargs or ()) - _LOADER_OPTIONS:
             raise InvalidArgumentError(
@@ -231,6 +238,8 @@ class TextEncoder(InputModule):
         place: dict[str, Any] = {"subfolder": subfolder, "token": token, "cache_folder": cache_folder}
         place |= {"revision": revision, "local_files_only": local_files_only}
         config = cls.load_config(model_name_or_path, **place)
+        if "model" not in config:
+            raise FileNotFoundError(f"{model_name_or_path} has no {cls.config_file_name} with the encoder's arguments.")
         encoder = TransformerEncoder(**config.pop("model"))
         folder = cls.load_dir_path(model_name_or_path, **place)
         module = cls(encoder, AutoTokenizer.from_pretrained(folder, local_files_only=True), **config)
