@@ -15,6 +15,7 @@ import gc
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,6 +89,16 @@ def docstrings() -> list[dict[str, str]]:
     from latelier.demo import standard_library_documents
 
     return list(standard_library_documents())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is cached in one folder for all processes of a test run, never in the user's own."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LATELIER_CACHE", str(folder / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -143,6 +143,7 @@ def test_names_that_packages_import_on_first_use_are_those_that_type_checkers_se
         seen = {alias.name: node.module for node in block.body for alias in node.names}
         package = importlib.import_module(name)
         assert sorted(seen) == sorted(package.__all__)
+        assert set(seen) <= set(dir(package))
         assert all(getattr(package, each) is getattr(importlib.import_module(seen[each]), each) for each in seen)
 
 

@@ -111,7 +111,7 @@ def test_claims_of_another_form(filled, tmp_path, stored):
 def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, model, tmp_path):
     folder = shutil.copytree(filled, tmp_path / "index")
     with Retriever(model, folder) as retriever:
-        fingerprint = retriever._identity.fingerprint
+        fingerprint = retriever._model.identity.fingerprint
     claim(folder, {**GOOD, "probe": fingerprint, "options": {"trust_remote_code": True}})
     with Retriever(model, folder) as retriever:
         assert len(retriever.search("fruit")) == 1

@@ -80,6 +80,7 @@ def index(
             retriever.update(documents, **options)
         else:
             retriever.add(documents, skip_existing=resume, **options)
+        _export_encoder(retriever)
         counts = {"index": str(folder), "before": before, "documents": len(retriever)}
     if json_output:
         print_json(counts)
@@ -100,6 +101,21 @@ def _read(file: str, format: Format) -> Iterator[Any]:
         return read_document_file(file, format.value)
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from error
+
+
+def _export_encoder(retriever: Retriever) -> None:
+    """Export the encoder for `latelier search`, if the extra 'onnx' is installed and the model can be exported."""
+    from importlib.util import find_spec
+
+    from latelier.cli.output import printable
+    from latelier.errors import LatelierError
+
+    if find_spec("onnxruntime") is None or not len(retriever):
+        return
+    try:
+        retriever.export_encoder()
+    except LatelierError as error:
+        typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
 
 
 def _open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind) -> Retriever:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 __all__ = ["search"]
+
+
+class Backend(str, Enum):
+    """What encodes the query."""
+
+    AUTO = "auto"
+    ONNX = "onnx"
+    TORCH = "torch"
 
 
 def search(
@@ -25,6 +34,9 @@ def search(
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
     ] = 10.0,
     model: Annotated[str | None, typer.Option(help="Model name or folder; default: the index's own.")] = None,
+    backend: Annotated[
+        Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
+    ] = Backend.AUTO,
     explain: Annotated[bool, typer.Option("--explain", help="Show which words matched.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -43,7 +55,7 @@ def search(
     from latelier.utils.reading import number_or_text
 
     quiet_loading()
-    with Retriever.open(folder, model=model, device=device, read_only=True) as retriever:
+    with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
         values = [number_or_text(value) for value in parameter or ()]
         results = retriever.search(text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None)
         explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from latelier.models.vocabulary import train_tokenizer
 
 __all__ = ["DEFAULT_MODEL", "UNTRAINED", "ColBERT", "Recipe", "TextEncoder", "load", "pool_tokens", "train_tokenizer"]
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     **{"checkpoints.location": ("DEFAULT_MODEL",)},
     colbert=("ColBERT",),

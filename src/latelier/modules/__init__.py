@@ -31,7 +31,7 @@ __all__ = [
     "TransformerEncoder",
     "ValueSupport",
 ]
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     attention=("Attention",),
     attention_pooling=("AttentionPooling",),  # of sentence-transformers' class, which takes seconds to import

@@ -6,9 +6,13 @@ from latelier.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from latelier.retrieve.explanation import Explanation, TokenMatch, WordMatch
-    from latelier.retrieve.retriever import Result, Retriever
+    from latelier.retrieve.results import Result
+    from latelier.retrieve.retriever import Retriever
 
 __all__ = ["Explanation", "Result", "Retriever", "TokenMatch", "WordMatch"]
-__getattr__ = lazy_names(
-    __name__, explanation=("Explanation", "TokenMatch", "WordMatch"), retriever=("Result", "Retriever")
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    explanation=("Explanation", "TokenMatch", "WordMatch"),
+    results=("Result",),
+    retriever=("Retriever",),
 )

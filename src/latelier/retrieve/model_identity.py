@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Index
 from latelier.utils import is_count
 from latelier.utils.describing import cut, describe, short
 
-if TYPE_CHECKING:
-    from latelier.models import ColBERT
-
 __all__ = ["ModelIdentity", "check_option", "is_same_model", "model_fingerprint", "storable_options"]
+
+# Returns one matrix per text.
+EncodeDocuments: TypeAlias = Callable[[list[str]], Any]
 
 # The key among the settings of the index.
 _SETTING = "retriever"
@@ -49,10 +50,10 @@ class ModelIdentity(NamedTuple):
     unstored: list[str]
 
     @classmethod
-    def of(cls, model: ColBERT, name: str | None, options: Mapping[str, Any]) -> ModelIdentity:
-        """Return the identity of a model, given the name and the options that it was loaded with."""
+    def of(cls, encode: EncodeDocuments, name: str | None, options: Mapping[str, Any]) -> ModelIdentity:
+        """Return the identity of a model, given its `encode_document`, and the name and options it was loaded with."""
         stored = storable_options(options)
-        return cls(name, stored, model_fingerprint(model), sorted(set(options) - set(stored)))
+        return cls(name, stored, model_fingerprint(encode), sorted(set(options) - set(stored)))
 
     @classmethod
     def stored_in(cls, index: Index) -> ModelIdentity | None:
@@ -108,19 +109,24 @@ class ModelIdentity(NamedTuple):
             )
 
 
-def model_fingerprint(model: ColBERT) -> list[float]:
+def model_fingerprint(encode: EncodeDocuments) -> list[float]:
     """Return the mean of the token vectors of a fixed sentence, ``(dim,)``, rounded to four digits.
+
+    Parameters
+    ----------
+    encode
+        A model's `encode_document`.
 
     Examples
     --------
     >>> from latelier.models import load
-    >>> fingerprint = model_fingerprint(load(device="cpu"))
+    >>> fingerprint = model_fingerprint(load(device="cpu").encode_document)
     >>> len(fingerprint), is_same_model(fingerprint, fingerprint)
     (384, True)
     >>> is_same_model(fingerprint, [0.1] * 384)
     False
     """
-    vectors = model.encode_document([_SENTENCE], packed=True).to("numpy").to("float32")[0]
+    vectors = TokenEmbeddings.from_list(encode([_SENTENCE])).to("numpy").to("float32")[0]
     return [round(float(value), 4) for value in np.mean(vectors, axis=0)]
 
 

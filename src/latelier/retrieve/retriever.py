@@ -10,44 +10,31 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from latelier import indexes
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.models.checkpoints.location import DEFAULT_MODEL
-from latelier.models.loading import load, load_untrusted
 from latelier.retrieve.documents import OnExisting, document_chunks
+from latelier.retrieve.encoder_store import is_exported
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.model_identity import ModelIdentity
+from latelier.retrieve.queries import checked_queries
+from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.results import Result
 from latelier.scores.alignment import align
 from latelier.utils import check_count
 from latelier.utils.describing import describe, short
-from latelier.utils.reading import check_unicode, is_folder
+from latelier.utils.reading import is_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from latelier.models import ColBERT
 
-__all__ = ["Result", "Retriever"]
-
-
-class Result(NamedTuple):
-    """One hit of a search: the document's id, its MaxSim score (higher is better), its text and its metadata.
-
-    Examples
-    --------
-    >>> Result("a", 1.5, "Bananas are healthy.", {"year": 2024}).metadata["year"]
-    2024
-    """
-
-    id: Id
-    score: float
-    text: str | None
-    metadata: dict[str, Any]
+__all__ = ["Retriever"]
 
 
 class Retriever:
@@ -92,7 +79,7 @@ class Retriever:
 
     def __init__(
         self,
-        model: ColBERT | PathLike | None = None,
+        model: ColBERT | PathLike | QueryModel | None = None,
         index: Index | PathLike | None = None,
         *,
         device: str | None = None,
@@ -100,18 +87,19 @@ class Retriever:
     ) -> None:
         if not isinstance(model_options, (Mapping, type(None))):
             raise InvalidArgumentError(f"received {describe(model_options)} as model_options; expected a dict.")
-        self.model_options = dict(model_options or {})
-        if not isinstance(model, (str, os.PathLike, type(None))):
-            self.model_name, self.model = None, _checked_model(model)
-            if device is not None or self.model_options:
-                raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
+        if isinstance(model, QueryModel):
+            self._model = model
+        elif isinstance(model, (str, os.PathLike, type(None))):
+            name = _portable_name(DEFAULT_MODEL if model is None else model)
+            self._model = QueryModel.named(name, device, model_options or {})
         else:
-            self.model_name = _portable_name(DEFAULT_MODEL if model is None else model)
-            self.model = load(self.model_name, device=device, **self.model_options)
-        self._identity = ModelIdentity.of(self.model, self.model_name, self.model_options)
+            self._model = QueryModel.given(model)
+            if device is not None or model_options:
+                raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
+        self._model.prepare()
         self.index = index if isinstance(index, Index) else _open_or_make(index)
         try:
-            self._identity.check(self.index)
+            self._model.check(self.index)
         except LatelierError:
             if self.index is not index:
                 self.index.close()
@@ -119,12 +107,19 @@ class Retriever:
 
     @classmethod
     def open(
-        cls, path: PathLike, *, model: PathLike | None = None, device: str | None = None, read_only: bool = False
+        cls,
+        path: PathLike,
+        *,
+        model: PathLike | None = None,
+        device: str | None = None,
+        read_only: bool = False,
+        backend: Literal["auto", "onnx", "torch"] = "auto",
     ) -> Retriever:
         """Open a folder that a retriever has filled, with the model that filled it.
 
         The folder may come from an untrusted source: the model that it names is loaded only if it is a text encoder in
-        safetensors without code of its own. Pass any other model yourself.
+        safetensors without code of its own, and an exported encoder only from the user's own cache folder. Pass any
+        other model yourself.
 
         Parameters
         ----------
@@ -132,11 +127,15 @@ class Retriever:
             The index's folder.
         model
             Name or folder of a model to load instead of the one that the index names; it is loaded with the options
-            that the index stores.
+            that the index stores. Or the folder of an exported encoder, which needs no torch.
         device
             Where to load the model.
         read_only
             Open the index for reading only.
+        backend
+            What encodes queries: ``"onnx"``, the encoder that `export_encoder` has put into the cache folder, without
+            torch; ``"torch"``, the model; ``"auto"``, the exported encoder if there is one and ONNX Runtime is
+            installed. The model is then loaded when documents are added or explained.
 
         Returns
         -------
@@ -166,7 +165,8 @@ class Retriever:
         index = indexes.open(path, read_only=read_only)
         try:
             if model is not None:
-                return cls(model, index, device=device, model_options=_stored_options(index))
+                options = None if is_exported(model) else _stored_options(index)
+                return cls(model, index, device=device, model_options=options)
             stored = ModelIdentity.stored_in(index)
             if stored is None or stored.name is None:
                 raise InvalidArgumentError(
@@ -178,13 +178,42 @@ class Retriever:
                     f"the index in {path} was filled by {short(stored.name)} with options that are not stored: "
                     f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
                 )
-            retriever = cls(load_untrusted(stored.name, device, **stored.options), index)
-            retriever.model_name, retriever.model_options = stored.name, stored.options
-            retriever._identity = retriever._identity._replace(name=stored.name, options=stored.options)
-            return retriever
+            return cls(QueryModel.stored(stored, device, backend), index)
         except BaseException:
             index.close()
             raise
+
+    @property
+    def model(self) -> ColBERT:
+        """The model; after `open` with an exported encoder it is loaded when it is first used."""
+        return self._model.loaded
+
+    @property
+    def model_name(self) -> str | None:
+        """Name or folder of the model; None if it was given as an object."""
+        return self._model.name
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The options that the model is loaded with."""
+        return self._model.options
+
+    def export_encoder(self) -> Path:
+        """Export the model's encoder to the cache folder, so that `open` needs neither torch nor the model to search.
+
+        Returns
+        -------
+        pathlib.Path
+            The folder of the export. A copy of it on another machine can be given as the model.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the model was given as an object, or has a part that cannot be exported.
+        MissingExtraError
+            If a package that exporting needs is missing.
+        """
+        return self._model.export(self.index)
 
     def add(
         self,
@@ -310,11 +339,11 @@ class Retriever:
         FilterTimeoutError
             If the filter takes too long.
         """
-        queries = _checked_queries(texts)
+        queries = checked_queries(texts)
         check_count("k", k)
         if not queries:
             return []
-        vectors = self._encode_queries(queries)
+        vectors = self._model.encode_queries(queries)
         with self.index.snapshot():  # no document is removed between the search and the reading of its text
             hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
             ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
@@ -360,11 +389,11 @@ class Retriever:
         """
         if not isinstance(queries, Mapping):
             raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
-        texts = _checked_queries(queries.values())
+        texts = checked_queries(queries.values())
         check_count("k", k)
         if not texts:
             return {}
-        vectors = self._encode_queries(texts)
+        vectors = self._model.encode_queries(texts)
         hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
@@ -392,7 +421,7 @@ class Retriever:
         """
         if not isinstance(query, str):
             raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
-        vectors = self._encode_queries(_checked_queries(query))[0]
+        vectors = self._model.encode_queries(checked_queries(query))[0]
         with self.index.snapshot():
             document = self.index.get_embeddings([id])[0]
             text = self.index.get([id])[0].text
@@ -430,50 +459,23 @@ class Retriever:
         self.close()
 
     def __repr__(self) -> str:
-        model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self.model.embedding_size})"
+        model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
-
-    def _encode_queries(self, queries: Sequence[str]) -> Any:
-        return self.model.encode_query(list(queries), packed=True).to("numpy")
 
     def _fill(
         self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, on_existing: OnExisting
     ) -> None:
-        from latelier.models.encoding import Job, packed_windows
-
         check_count("batch_size", batch_size)
+        self._model.identity.check(self.index)
         write = self.index.update if on_existing == "replace" else self.index.add
         chunks = document_chunks(
             documents, self.index, chunk_size, on_existing=on_existing, show_progress=show_progress
         )
         for chunk in chunks:
-            job = Job("document", batch_size=batch_size, truncate_dim=self.model.truncate_dim)
-            windows = packed_windows(self.model, chunk.texts, job, bar=chunk.progress)
-            embeddings = TokenEmbeddings.concatenate(windows)
+            embeddings = self._model.encode_documents(chunk.texts, batch_size=batch_size, bar=chunk.progress)
             if self.index.dim is None:
-                self._identity.store_in(self.index)
+                self._model.identity.store_in(self.index)
             write(chunk.ids, embeddings, chunk.texts, chunk.metadata)
-
-
-def _checked_model(model: Any) -> ColBERT:
-    """Return a model that was given as an object, or raise an error for anything else."""
-    from latelier.models import ColBERT
-
-    if not isinstance(model, ColBERT):
-        raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
-    return model
-
-
-def _checked_queries(texts: Any) -> list[str]:
-    """Return one query or several as a list of texts that can be encoded."""
-    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
-        raise InvalidArgumentError(f"received {describe(texts)} as queries; expected a text or a list of texts.")
-    queries = [texts] if isinstance(texts, str) else list(texts)
-    for position, text in enumerate(queries):
-        if not isinstance(text, str) or not text.strip():
-            raise InvalidArgumentError(f"queries[{position}] is {short(text)}; expected a text that is not empty.")
-        check_unicode(text, f"queries[{position}]")
-    return queries
 
 
 def _stored_options(index: Index) -> dict[str, Any]:

@@ -23,7 +23,7 @@ __all__ = [
     "xtr_scores",
     "xtr_scores_pairwise",
 ]
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     colbert=("colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise"),
     ranking=("top_k",),

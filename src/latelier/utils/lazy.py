@@ -10,8 +10,8 @@ from typing import Any
 __all__ = ["lazy_names"]
 
 
-def lazy_names(package: str, **modules: tuple[str, ...]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports a module when one of its names is first used.
+def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and ``__dir__`` of a package that imports a module when one of its names is used.
 
     Parameters
     ----------
@@ -22,14 +22,14 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> Callable[[str], Any]
 
     Returns
     -------
-    callable
-        Imports a name and keeps it in the package, so that it is called once for each name (PEP 562).
+    tuple of callable
+        Imports a name and keeps it in the package, so that it is called once for each name (PEP 562); lists all names.
 
     Examples
     --------
-    >>> load = lazy_names("latelier.utils", checks=("is_count",))
-    >>> load("is_count")(3)
-    True
+    >>> load, names = lazy_names("latelier.utils", checks=("is_count",))
+    >>> load("is_count")(3), "is_count" in names()
+    (True, True)
     """
     home = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
 
@@ -40,4 +40,7 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> Callable[[str], Any]
         setattr(sys.modules[package], name, value)
         return value
 
-    return load
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home})
+
+    return load, names

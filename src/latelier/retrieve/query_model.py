@@ -1,0 +1,182 @@
+"""`QueryModel`: the model of a retriever, loaded when it is needed, and its exported encoder, which needs no torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.indexes import Index
+from latelier.models.loading import load, load_untrusted
+from latelier.retrieve.encoder_store import export_encoder, find_encoder, is_exported, open_encoder
+from latelier.retrieve.model_identity import ModelIdentity
+from latelier.utils.describing import describe, short
+
+if TYPE_CHECKING:
+    from latelier.models import ColBERT
+    from latelier.models.exported import ExportedEncoder
+
+__all__ = ["QueryModel"]
+
+
+class QueryModel:
+    """A model by name and options, its exported encoder, or both.
+
+    Parameters
+    ----------
+    name
+        Name or folder of the model; None for one that was given as an object.
+    options
+        The options that it is loaded with.
+    load
+        Loads it; called once, when the model is first needed. None if there is only an exported encoder.
+    encoder
+        Encodes queries as the model does, without torch; None: the model encodes them.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        options: Mapping[str, Any],
+        load: Callable[[], ColBERT] | None,
+        encoder: ExportedEncoder | None = None,
+    ) -> None:
+        self.name, self.options, self.encoder = name, dict(options), encoder
+        self._load, self._lock = load, threading.Lock()
+        self._loaded: ColBERT | None = None
+        self._identity: ModelIdentity | None = None
+
+    @classmethod
+    def given(cls, model: Any) -> QueryModel:
+        """Return a model that was given as an object; raise `InvalidArgumentError` for anything else."""
+        from latelier.models import ColBERT
+
+        if not isinstance(model, ColBERT):
+            raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
+        return cls(None, {}, lambda: model)
+
+    @classmethod
+    def named(cls, name: str, device: str | None, options: Mapping[str, Any]) -> QueryModel:
+        """Load a model or open an exported encoder that the user names."""
+        if not is_exported(name):
+            model = load(name, device=device, **options)
+            return cls(name, options, lambda: model)
+        if device not in (None, "cpu"):
+            raise InvalidArgumentError(f"{short(name)} is an exported encoder, which runs on the CPU; omit the device.")
+        return cls(name, {}, None, open_encoder(name))
+
+    @classmethod
+    def stored(cls, identity: ModelIdentity, device: str | None, backend: str) -> QueryModel:
+        """Return the model that an index names, with its exported encoder if this machine has one.
+
+        Parameters
+        ----------
+        identity
+            The name, options and fingerprint that the index stores.
+        device
+            Where to load the model; a GPU excludes the exported encoder.
+        backend
+            ``"auto"``, ``"onnx"`` or ``"torch"``, see `latelier.retrieve.Retriever.open`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the backend is unknown, or is ``"onnx"`` and there is no exported encoder.
+        """
+        if backend not in ("auto", "onnx", "torch"):
+            raise InvalidArgumentError(f"received backend={backend!r}; expected 'auto', 'onnx' or 'torch'.")
+        encoder = None if backend == "torch" or device not in (None, "cpu") else find_encoder(identity)
+        if backend == "onnx" and encoder is None:
+            raise InvalidArgumentError(
+                f"this machine has no exported encoder of the model {short(identity.name)}: make one with "
+                "Retriever.export_encoder() or latelier index, which need the extra 'onnx'; or use backend=\"torch\"."
+            )
+        name = str(identity.name)
+        return cls(name, identity.options, lambda: load_untrusted(name, device, **identity.options), encoder)
+
+    @property
+    def loaded(self) -> ColBERT:
+        """The model itself, loaded on first use."""
+        if self._load is None:
+            raise InvalidArgumentError(
+                f"{short(self.name)} is an exported encoder, without the model that this needs; give the model."
+            )
+        with self._lock:
+            self._loaded = self._loaded or self._load()
+        return self._loaded
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The name, the storable options and the fingerprint of the model, or of an encoder without a model."""
+        if self._identity is None:
+            self._identity = ModelIdentity.of(self._encode_document, self.name, self.options)
+        return self._identity
+
+    def prepare(self) -> None:
+        """Load the model and compute its fingerprint, unless an exported encoder stands in for it."""
+        if self.encoder is None:
+            _ = self.identity
+
+    def check(self, index: Index) -> None:
+        """Check that an index is empty or was filled by this model.
+
+        An exported encoder in the cache folder needs no check: it is found by the identity that the index stores.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the dimensions or the fingerprints differ.
+        IndexFormatError
+            If the stored fingerprint is malformed.
+        """
+        if self.encoder is None or self._load is None:
+            self.identity.check(index)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the token vectors."""
+        return self.loaded.embedding_size if self.encoder is None else self.encoder.embedding_size
+
+    def encode_queries(self, texts: Sequence[str]) -> TokenEmbeddings:
+        """Return the token vectors of some queries, as numpy arrays."""
+        if self.encoder is not None:
+            return TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
+        packed: Any = self.loaded.encode_query(list(texts), packed=True)
+        vectors: TokenEmbeddings = packed.to("numpy")
+        return vectors
+
+    def encode_documents(self, texts: Sequence[str], *, batch_size: int, bar: Any) -> TokenEmbeddings:
+        """Return the token vectors of some documents.
+
+        Parameters
+        ----------
+        texts
+            The documents.
+        batch_size
+            Texts of maximum length per batch; batches of shorter texts hold more.
+        bar
+            A progress bar to update.
+        """
+        if self._load is None:
+            vectors = TokenEmbeddings.from_list(self._encode_document(texts))
+            bar.update(len(texts))
+            return vectors
+        from latelier.models.encoding import Job, packed_windows
+
+        job = Job("document", batch_size=batch_size, truncate_dim=self.loaded.truncate_dim)
+        return TokenEmbeddings.concatenate(packed_windows(self.loaded, texts, job, bar=bar))
+
+    def export(self, index: Index) -> Path:
+        """Export the encoder for indexes that name this model as `index` does; see `Retriever.export_encoder`."""
+        if self.name is None:
+            raise InvalidArgumentError("the model was given as an object, which no index names; give it by name.")
+        return export_encoder(self.loaded, ModelIdentity.stored_in(index) or self.identity)
+
+    def _encode_document(self, texts: Sequence[str]) -> list[Any]:
+        """Return the token vectors of documents by the model itself, or by an encoder without a model."""
+        if self.encoder is not None and self._load is None:
+            return self.encoder.encode_documents(texts)
+        return list(self.loaded.encode_document(list(texts)))

@@ -1,0 +1,118 @@
+"""Searching with an exported encoder: the results of the model itself, found only where this user has exported it."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT
+from latelier.retrieve import Retriever
+from latelier.retrieve.encoder_store import encoder_folder
+from latelier.retrieve.model_identity import ModelIdentity
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+
+TEXTS = ["pears grow on trees", "the moon is far", "a word", "un-hyphenated words, many of them", "trees and moons"]
+
+
+@pytest.fixture(scope="module")
+def exported(tiny, tmp_path_factory):
+    """A cache with the exported encoder of a model, a copy of the model, and an index that it filled."""
+    home = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LATELIER_CACHE", str(home / "cache"))
+        model = shutil.copytree(tiny, home / "model")
+        with Retriever(model, home / "index", device="cpu", model_options={"max_length_document": 12}) as retriever:
+            retriever.add(TEXTS)
+            encoder = retriever.export_encoder()
+            assert encoder == encoder_folder(ModelIdentity.stored_in(retriever.index))
+        yield home
+
+
+@pytest.fixture
+def home(exported, tmp_path, monkeypatch):
+    """A copy of all that, to change."""
+    home = shutil.copytree(exported, tmp_path / "home")
+    monkeypatch.setenv("LATELIER_CACHE", str(home / "cache"))
+    return home
+
+
+def is_loaded(retriever):
+    return retriever._model._loaded is not None
+
+
+def test_results_are_those_of_the_model(exported):
+    with Retriever.open(exported / "index") as quick, Retriever.open(exported / "index", backend="torch") as slow:
+        for query in ("pears", "far trees", "word " * 40):
+            found, expected = quick.search(query), slow.search(query)
+            assert [result.id for result in found] == [result.id for result in expected]
+            np.testing.assert_allclose([r.score for r in found], [r.score for r in expected], rtol=0, atol=1e-4)
+        assert (is_loaded(quick), is_loaded(slow)) == (False, True)
+        assert repr(quick) == repr(slow)
+        assert str(quick.explain("pears", 0)).startswith("0 scores")
+        assert is_loaded(quick)
+
+
+def test_documents_are_added_by_the_model_itself_while_its_weights_are_the_same(home):
+    with Retriever.open(home / "index") as retriever:
+        retriever.add([("new", "pears and moons")])
+        assert is_loaded(retriever)
+        assert retriever.search("pears and moons", k=1)[0].id == "new"
+    with indexes.open(home / "index") as index:
+        identity = ModelIdentity.stored_in(index)
+        index.settings["retriever"] = {**index.settings["retriever"], "probe": identity.fingerprint[::-1]}
+        encoder_folder(identity).rename(encoder_folder(ModelIdentity.stored_in(index)))
+    with Retriever.open(home / "index") as retriever:  # as if the weights had changed since the export
+        assert len(retriever.search("pears")) == len(TEXTS) + 1
+        with pytest.raises(InvalidArgumentError, match="with other weights than this model has"):
+            retriever.add(["another"])
+
+
+def test_an_encoder_is_found_by_name_options_and_fingerprint(home):
+    with indexes.open(home / "index") as index:
+        identity = ModelIdentity.stored_in(index)
+        options = {**identity.options, "max_length_query": 30}
+        for other in ({"name": "a/model"}, {"options": options}, {"fingerprint": identity.fingerprint[::-1]}):
+            assert not encoder_folder(identity._replace(**other)).exists()
+        # What lies in the folder of an index, which may be anybody's, is not opened.
+        shutil.copytree(encoder_folder(identity), home / "index" / "encoder")
+        index.settings["retriever"] = {**index.settings["retriever"], "options": options}
+    with Retriever.open(home / "index") as retriever:
+        assert retriever._model.encoder is None
+    with pytest.raises(InvalidArgumentError, match="this machine has no exported encoder of the model"):
+        Retriever.open(home / "index", backend="onnx")
+
+
+def test_damaged_exports_are_not_used(home):
+    [folder] = (home / "cache" / "encoders").iterdir()
+    (folder / "encoder.onnx").write_bytes(b"")
+    with Retriever.open(home / "index") as retriever:
+        assert retriever._model.encoder is None
+        assert len(retriever.search("pears")) == len(TEXTS)
+
+
+def test_wrong_arguments(exported, tiny):
+    with pytest.raises(InvalidArgumentError, match="received backend='tensorflow'; expected 'auto', 'onnx' or 'torch'"):
+        Retriever.open(exported / "index", backend="tensorflow")
+    with pytest.raises(InvalidArgumentError, match="was given as an object, which no index names; give it by name"):
+        Retriever(ColBERT.from_dense(tiny, device="cpu")).export_encoder()
+
+
+def test_a_copy_of_an_export_is_a_model_that_the_user_names(home):
+    [folder] = (home / "cache" / "encoders").iterdir()
+    encoder = folder.rename(home / "encoder")
+    shutil.rmtree(home / "model")
+    with Retriever.open(home / "index", model=encoder, backend="torch") as retriever:
+        assert retriever.search("pears", k=1)[0].id == 0
+        retriever.add([("new", "pears and moons")])
+        assert retriever.search("pears and moons", k=1)[0].id == "new"
+        with pytest.raises(InvalidArgumentError, match="is an exported encoder, without the model that this needs"):
+            retriever.explain("pears", 0)
+    with pytest.raises(InvalidArgumentError, match="which runs on the CPU; omit the device"):
+        Retriever(encoder, device="cuda")
+    with Retriever(encoder, home / "another") as retriever:
+        retriever.add(TEXTS)
+        assert retriever.search("the moon is far", k=1)[0].id == 1
