@@ -20,7 +20,7 @@ LAYERS = [
     {"scores"},
     {"modules"},
     {"models", "indexes"},
-    {"losses", "rank", "retrieve"},
+    {"experimental", "losses", "rank", "retrieve"},
     {"data"},
     {"training"},
     {"demo"},

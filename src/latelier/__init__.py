@@ -16,6 +16,7 @@ __all__ = [
     "embeddings",
     "errors",
     "evaluation",
+    "experimental",
     "indexes",
     "losses",
     "models",

@@ -1,0 +1,213 @@
+"""`MultiStepRetriever`: search, read the best document, change the query by what it says, and search again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import torch
+
+from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.experimental.merging import Merge, check_merge, merge_hits
+from latelier.experimental.query_dynamics import QueryDynamics, QueryState
+from latelier.indexes import Hit, Id
+from latelier.retrieve import Retriever
+from latelier.utils import check_count
+from latelier.utils.describing import describe, short
+
+__all__ = ["MultiStepResult", "MultiStepRetriever", "Step"]
+
+
+class Step(NamedTuple):
+    """A document that was read.
+
+    Attributes
+    ----------
+    id
+        The document.
+    gain
+        Predicted increase of the target's reciprocal rank by searching with what was read.
+    searched
+        Whether the gain was large enough to search again.
+
+    Examples
+    --------
+    >>> Step("a", 0.25, True).gain
+    0.25
+    """
+
+    id: Id
+    gain: float
+    searched: bool
+
+
+class MultiStepResult(NamedTuple):
+    """What was found for one query.
+
+    Attributes
+    ----------
+    hits
+        The best documents of all searches, best first.
+    steps
+        The documents that were read, in order.
+
+    Examples
+    --------
+    >>> hits, steps = MultiStepResult([Hit("a", 1.5)], [Step("a", 0.0, False)])
+    >>> hits[0].id
+    'a'
+    """
+
+    hits: list[Hit]
+    steps: list[Step]
+
+
+class MultiStepRetriever:
+    """Retrieval in several steps, for targets that only another document names.
+
+    1. Search with the query's token matrix.
+    2. Read the best hit that was not read yet: `QueryDynamics` predicts the next query matrix, and the gain of
+       searching with it.
+    3. Stop if the gain is not above a threshold. Otherwise search with the new matrix, merge the hits, and go to 2.
+
+    Any index will do; the documents are its stored vectors, so nothing is encoded after the query.
+
+    Parameters
+    ----------
+    retriever
+        A filled retriever.
+    dynamics
+        How reading changes a query. It is set to evaluation mode.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the arguments are of other types.
+    EmbeddingsError
+        If `dynamics` is for vectors of another dim.
+
+    Examples
+    --------
+    >>> from latelier.retrieve import Retriever
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add(["The moon orbits the earth.", "Bananas are healthy."])
+    >>> multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=384))
+
+    `QueryDynamics` is untrained here: it changes no query and predicts no gain.
+
+    >>> hits, steps = multi_step.search("which fruit is good for me?", k=1)
+    >>> hits[0].id, steps
+    (1, [Step(id=1, gain=0.0, searched=False)])
+    """
+
+    def __init__(self, retriever: Retriever, dynamics: QueryDynamics) -> None:
+        if not isinstance(retriever, Retriever):
+            raise InvalidArgumentError(f"received {describe(retriever)} as retriever; expected a Retriever.")
+        if not isinstance(dynamics, QueryDynamics):
+            raise InvalidArgumentError(f"received {describe(dynamics)} as dynamics; expected a QueryDynamics.")
+        dim = retriever.index.dim
+        if dim is not None and dim != dynamics.dim:
+            raise EmbeddingsError(f"dynamics has dim {dynamics.dim}, the index has dim {dim}; expected the same.")
+        self.retriever = retriever
+        self.dynamics = dynamics.eval()
+
+    @overload
+    def search(
+        self, queries: str, k: int = 10, max_steps: int = 1, *, min_gain: float | None = 0.0, merge: Merge = "last"
+    ) -> MultiStepResult: ...
+
+    @overload
+    def search(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        max_steps: int = 1,
+        *,
+        min_gain: float | None = 0.0,
+        merge: Merge = "last",
+    ) -> list[MultiStepResult]: ...
+
+    def search(
+        self,
+        queries: str | Sequence[str],
+        k: int = 10,
+        max_steps: int = 1,
+        *,
+        min_gain: float | None = 0.0,
+        merge: Merge = "last",
+    ) -> MultiStepResult | list[MultiStepResult]:
+        """Find the best documents for one query or several.
+
+        Parameters
+        ----------
+        queries
+            One text or a list of texts.
+        k
+            Maximum number of hits per query.
+        max_steps
+            Maximum number of documents to read per query; 0: one search, as `Retriever.search`.
+        min_gain
+            Search again only if the predicted gain, an increase of the reciprocal rank, is above this; None: always.
+        merge
+            How to merge the hits of the searches; see `merge_hits`.
+
+        Returns
+        -------
+        MultiStepResult or list of MultiStepResult
+            One for a text, a list for a list of texts.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an argument has a value that is not accepted, or a query more tokens than ``dynamics.query_rows``.
+        """
+        texts = [queries] if isinstance(queries, str) else list(queries)
+        for position, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidArgumentError(f"queries[{position}] is {short(text)}; expected a text that is not empty.")
+        check_count("k", k)
+        check_count("max_steps", max_steps, least=0)
+        check_merge(merge)
+        if not (min_gain is None or (isinstance(min_gain, (int, float)) and min_gain == min_gain)):
+            raise InvalidArgumentError(f"received min_gain={short(min_gain)}; expected a number, or None.")
+        if not texts:
+            return []
+        least = -torch.inf if min_gain is None else min_gain
+        results = self._run(texts, k, max_steps, least, merge)
+        return results[0] if isinstance(queries, str) else results
+
+    @torch.inference_mode()
+    def _run(self, texts: list[str], k: int, max_steps: int, least: float, merge: Merge) -> list[MultiStepResult]:
+        index = self.retriever.index
+        state = self.dynamics.eval().begin(self.retriever.model.encode_query(texts, packed=True))
+        with index.snapshot():
+            searches = [[hits] for hits in index.search(state.queries(), k)]
+            steps: list[list[Step]] = [[] for _ in texts]
+            active = list(range(len(texts)))  # the queries in `state`
+            for _ in range(max_steps):
+                unread = [_best_unread(merge_hits(searches[i], k, merge), steps[i]) for i in active]
+                reading = [row for row, id_ in enumerate(unread) if id_ is not None]
+                ids = [unread[row] for row in reading]
+                if not ids:
+                    break
+                before, state = state.select(reading), self._read(state.select(reading), ids)
+                gains = (state.value_prefix - before.value_prefix).tolist()
+                active = [active[row] for row in reading]
+                for i, id_, gain in zip(active, ids, gains, strict=True):
+                    steps[i].append(Step(id_, gain, gain > least))
+                going_on = [row for row, gain in enumerate(gains) if gain > least]
+                if not going_on:
+                    break
+                state, active = state.select(going_on), [active[row] for row in going_on]
+                for i, hits in zip(active, index.search(state.queries(), k), strict=True):
+                    searches[i].append(hits)
+        return [MultiStepResult(merge_hits(found, k, merge), read) for found, read in zip(searches, steps, strict=True)]
+
+    def _read(self, state: QueryState, ids: list[Id]) -> QueryState:
+        return self.dynamics(state, self.retriever.index.get_embeddings(ids))
+
+
+def _best_unread(hits: list[Hit], steps: list[Step]) -> Id | None:
+    """Return the best hit that no step has read, None if there is none."""
+    read = {step.id for step in steps}
+    return next((hit.id for hit in hits if hit.id not in read), None)

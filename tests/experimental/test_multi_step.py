@@ -1,0 +1,149 @@
+"""Searches in several steps over real docstrings: when they stop, what they read, and that training teaches them."""
+
+import copy
+
+import pytest
+import torch
+
+from latelier.errors import EmbeddingsError, InvalidArgumentError, UnknownIdError
+from latelier.experimental import MultiStepRetriever, QueryDynamics, ReadingExample, train_query_dynamics
+from latelier.indexes import IVF
+from latelier.retrieve import Retriever
+
+QUERIES = ["insert an item and keep the list sorted", "a dictionary that is stored in a file", "the smallest element"]
+# Each query describes the first document; the second is related to it, but is not what the query asks for.
+EXAMPLES = [
+    ReadingExample("Insert item x in list a, and keep it sorted.", ["bisect.insort_right", "bisect.bisect_right"]),
+    ReadingExample(
+        "Insert item x in list a on the left, keep it sorted.", ["bisect.insort_left", "bisect.bisect_left"]
+    ),
+    ReadingExample("Pop the smallest item off the heap.", ["heapq.heappop", "heapq.heapify"]),
+    ReadingExample("Put an item into the queue without blocking.", ["queue.Queue.put_nowait", "queue.Full"]),
+]
+
+
+def predicting(value_logits, retriever):
+    """A retriever whose `QueryDynamics` changes no query and predicts one value prefix for any."""
+    dynamics = QueryDynamics(dim=retriever.index.dim)
+    with torch.no_grad():
+        dynamics.dynamics.fc_reward_head[-1].bias.copy_(value_logits)
+    return MultiStepRetriever(retriever, dynamics)
+
+
+def peak(position):
+    """Logits with almost all probability at one of the 21 integers from -10 to 10."""
+    return 30.0 * torch.nn.functional.one_hot(torch.tensor(position + 10), 21)
+
+
+@pytest.fixture(scope="module")
+def trained(retriever):
+    """The losses of a short training on the examples, and its retriever."""
+    torch.manual_seed(0)
+    multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
+    losses = train_query_dynamics(multi_step, EXAMPLES, steps=60, batch_size=4, negatives=15, learning_rate=5e-3)
+    return losses, multi_step
+
+
+@pytest.mark.parametrize("merge", ["last", "best_score"])
+def test_untrained_it_is_one_search(retriever, merge):
+    multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
+    expected = [[(hit.id, hit.score) for hit in hits] for hits in retriever.search(QUERIES, k=5)]
+    for steps, min_gain in ((0, 0.0), (1, 0.0), (2, None)):
+        results = multi_step.search(QUERIES, 5, steps, min_gain=min_gain, merge=merge)
+        assert [[tuple(hit) for hit in result.hits] for result in results] == expected
+        assert [[step.gain for step in result.steps] for result in results] == [[0.0] * steps] * 3
+
+
+def test_untrained_over_inverted_lists_it_is_one_search(retriever):
+    index = IVF()
+    ids = retriever.index.ids()
+    index.add(ids, retriever.index.get_embeddings(ids))
+    multi_step = MultiStepRetriever(Retriever(retriever.model, index), QueryDynamics(dim=index.dim))
+    found = multi_step.search(QUERIES, 5, 2, min_gain=None)
+    assert [result.hits for result in found] == index.search(retriever.model.encode_query(QUERIES), 5)
+
+
+def test_reading_stops_when_nothing_more_is_gained(retriever):
+    gaining = predicting(peak(5), retriever).search(QUERIES[0], k=3, max_steps=4)
+    # h(x) = 5 at 34.7 hundredths. After the second document the prefix is the same, so that one gains nothing.
+    assert [step.gain for step in gaining.steps] == pytest.approx([0.347, 0.0], abs=2e-3)
+    assert [step.searched for step in gaining.steps] == [True, False]
+    assert [step.id for step in gaining.steps] == [hit.id for hit in gaining.hits[:2]]
+
+    losing = predicting(peak(-5), retriever)
+    result = losing.search(QUERIES[0], k=3, max_steps=4)
+    assert [step.searched for step in result.steps] == [False]
+    assert result.steps[0].gain == pytest.approx(-0.347, abs=2e-3)
+    eager = losing.search(QUERIES[0], k=3, max_steps=2, min_gain=-0.5)
+    assert [step.searched for step in eager.steps] == [True, True]
+
+
+def test_reading_ends_with_the_hits(retriever):
+    multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
+    result = multi_step.search(QUERIES[0], k=2, max_steps=9, min_gain=None)
+    assert [step.id for step in result.steps] == [hit.id for hit in result.hits]
+
+
+def test_training_finds_the_targets_and_predicts_that(trained, retriever):
+    losses, multi_step = trained
+    assert losses[-1] < losses[0] / 2
+    texts, targets = [example.query for example in EXAMPLES], [example.documents[-1] for example in EXAMPLES]
+
+    def ranks(found):
+        return [[hit.id for hit in hits].index(target) for hits, target in zip(found, targets, strict=True)]
+
+    before = ranks(retriever.search(texts, k=len(retriever)))
+    results = multi_step.search(texts, k=len(retriever))
+    after = ranks([result.hits for result in results])
+    assert sum(after) < sum(before) / 2
+    assert [result.steps[0].id for result in results] == [example.documents[0] for example in EXAMPLES]
+    assert all(result.steps[0].gain > 0 for result in results)
+
+
+def test_a_batch_is_its_queries_one_by_one(trained):
+    _, multi_step = trained
+    texts = [example.query for example in EXAMPLES] + QUERIES
+    together = multi_step.search(texts, k=4, max_steps=2)
+    for text, expected in zip(texts, together, strict=True):
+        found = multi_step.search(text, k=4, max_steps=2)
+        assert [step.id for step in found.steps] == [step.id for step in expected.steps]
+        assert [hit.score for hit in found.hits] == pytest.approx([hit.score for hit in expected.hits], abs=1e-3)
+
+
+def test_training_is_repeatable(retriever):
+    torch.manual_seed(0)
+    start = QueryDynamics(dim=retriever.index.dim)
+    losses = []
+    for seed in (1, 1, 2):
+        multi_step = MultiStepRetriever(retriever, copy.deepcopy(start))
+        losses.append(train_query_dynamics(multi_step, EXAMPLES, steps=2, batch_size=3, negatives=4, seed=seed))
+    assert losses[0] == losses[1] != losses[2]
+    assert not multi_step.dynamics.training
+
+
+def test_wrong_arguments_are_named(retriever):
+    multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
+    with pytest.raises(EmbeddingsError, match="dynamics has dim 8, the index has dim 384"):
+        MultiStepRetriever(retriever, QueryDynamics(dim=8))
+    with pytest.raises(InvalidArgumentError, match="expected a Retriever"):
+        MultiStepRetriever(retriever.index, QueryDynamics(dim=8))
+    with pytest.raises(InvalidArgumentError, match="expected a QueryDynamics"):
+        MultiStepRetriever(retriever, torch.nn.Linear(8, 8))
+    for arguments, message in (
+        ({"queries": ["a", " "]}, r"queries\[1\] is ' '"),
+        ({"queries": "a", "k": 0}, "received k=0"),
+        ({"queries": "a", "max_steps": -1}, "received max_steps=-1"),
+        ({"queries": "a", "min_gain": "0"}, "received min_gain='0'"),
+        ({"queries": "a", "merge": "first"}, "received merge='first'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            multi_step.search(**arguments)
+    assert multi_step.search([]) == []
+    with pytest.raises(InvalidArgumentError, match="received 4 examples; expected at least batch_size=16"):
+        train_query_dynamics(multi_step, EXAMPLES)
+    with pytest.raises(InvalidArgumentError, match="expected each example as a ReadingExample"):
+        train_query_dynamics(multi_step, [("a", ["heapq"], 1)], batch_size=2)
+    with pytest.raises(InvalidArgumentError, match=r"examples\[1\] has 1 documents"):
+        train_query_dynamics(multi_step, [EXAMPLES[0], ("a", ["heapq"])], batch_size=2)
+    with pytest.raises(UnknownIdError, match="document 'nowhere' of examples"):
+        train_query_dynamics(multi_step, [EXAMPLES[0], ("a", ["heapq", "nowhere"])], batch_size=2)
