@@ -16,7 +16,9 @@ from latelier.models import compression, encoding, options
 from latelier.models.checkpoints import location
 from latelier.models.checkpoints.pylate import LayoutName, is_layout, save_for_pylate
 from latelier.models.construction import DEFAULT_EMBEDDING_SIZE, Construction
+from latelier.models.cpu.backends import check_backend
 from latelier.models.differentiable import embed_texts, score_pairs
+from latelier.models.exporting import export
 from latelier.models.inputs import read_inputs
 from latelier.models.lengths import check_lengths, max_length, set_max_lengths
 from latelier.models.outputs import OutputForm
@@ -51,6 +53,10 @@ class ColBERT(Overrides):
         What to build around a bare or dense encoder; ignored by checkpoints, which have their own.
     truncate_dim
         Default of the `truncate_dim` of `encode`, for models trained with ``dims``; not saved with the model.
+    backend
+        What encodes on a CPU. ``"torch"``; ``"onnx"``: ONNX Runtime (extra ``onnx``), which exports the transformer
+        once, into the cache folder, with vectors equal to 1e-5; ``"auto"``: the faster of the two, measured once.
+        Training, and weights that have changed since the first encoding, use torch with any of them.
     **kwargs
         Further parameters of `sentence_transformers.MultiVectorEncoder`. A single encoder in `modules` gets the recipe.
 
@@ -83,9 +89,11 @@ class ColBERT(Overrides):
         *,
         recipe: Recipe | None = None,
         truncate_dim: int | None = None,
+        backend: str = "torch",
         **kwargs: Any,
     ) -> None:
         options.check(type(self).__name__, kwargs, options.parameters_of(MultiVectorEncoder), ColBERT)
+        device = check_backend(backend, device, kwargs)
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs))
@@ -94,6 +102,7 @@ class ColBERT(Overrides):
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
         self.truncate_dim = options.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
+        self.cpu_backend = backend
 
     @classmethod
     def from_dense(
@@ -206,8 +215,8 @@ class ColBERT(Overrides):
             Dtype to return: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"int8"`` with one scale per token
             (needs ``packed=True``). Default: as computed.
         compute_dtype
-            Dtype to compute in: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 for more than
-            32,768 tokens where it is faster and a sample of the texts keeps a cosine of 0.999 for each token.
+            Dtype to compute in: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"int8"`` (ONNX Runtime), or ``"auto"``:
+            bfloat16 for more than 32,768 tokens where it is faster and a sample keeps a cosine of 0.999 for each token.
         truncate_dim
             Keep the first `truncate_dim` numbers of each vector and normalise them again; default: the model's.
         pool_factor, protected_tokens
@@ -472,18 +481,20 @@ class ColBERT(Overrides):
         else:
             super().save(str(path), *args, **kwargs)
 
-    def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
-        self.save(path, *args, **kwargs)
+    def export(self, folder: str | os.PathLike[str], *, compute_dtype: Literal["float32", "int8"] = "float32") -> None:
+        """Write a folder from which `latelier.models.ExportedEncoder` encodes without torch.
 
-    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
+        Parameters
+        ----------
+        folder
+            A new or empty folder, or an export, which is replaced.
+        compute_dtype
+            ``"float32"``: the same vectors to 1e-5; ``"int8"``: products of bytes, and two thirds of the space.
 
         Raises
         ------
         LatelierError
-            If markers were added to the vocabulary since the encoder was loaded: an adapter is saved with the name of
-            its encoder, which does not have them.
+            If the model cannot be exported, the folder holds something else, or the extra ``onnx`` is missing.
         """
-        self._construction.check_vocabulary_is_saved(type(self).__name__)
-        super().add_adapter(*args, **kwargs)
+        self._construction.check_fitted()
+        export(self, folder, compute_dtype=compute_dtype)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.cpu.forwards import patched_forwards
+from latelier.models.cpu.backends import cpu_forwards
 from latelier.models.cpu.prepacked import can_prepack
 
 __all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "inference", "prefers_bfloat16", "stays_close"]
 
-COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 # Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
 _LONG_WORK = 32_768
@@ -62,14 +62,32 @@ def stays_close(computed: Tensor, exact: Tensor) -> bool:
 
 
 @contextmanager
-def inference(model: nn.Module, device: torch.device, autocast: torch.dtype | None) -> Iterator[None]:
-    """Compute without gradients, in autocast to a dtype unless it is None, with patched forwards on a CPU."""
+def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iterator[None]:
+    """Compute without gradients, on a CPU with the model's backend.
+
+    Parameters
+    ----------
+    model
+        The model.
+    device
+        Where it computes.
+    dtype
+        The dtype to compute in: one of `COMPUTE_DTYPES` but ``"auto"``; None for that of the weights.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For ``"int8"`` on another device, or with another backend than ONNX Runtime.
+    """
+    if dtype == "int8" and device.type != "cpu":
+        raise InvalidArgumentError(f"received compute_dtype='int8' on {device}; it is computed on the CPU.")
+    autocast = getattr(torch, dtype) if dtype in ("bfloat16", "float16") else None
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if autocast is not None:
             stack.enter_context(torch.autocast(device.type, autocast))
         if device.type == "cpu":
-            stack.enter_context(patched_forwards(model))
+            stack.enter_context(cpu_forwards(model, "autocast" if autocast else dtype or "float32"))
         yield
 
 

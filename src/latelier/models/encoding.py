@@ -297,7 +297,7 @@ def encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, ba
     if model.training:
         model.eval()
     decided = job.compute_dtype != "auto"
-    dtype = torch_dtype(job.compute_dtype) if decided else None
+    dtype = job.compute_dtype if decided else None
     for features in _tokenized(model, texts, job):
         used = used_positions(features)
         if not decided:
@@ -340,14 +340,13 @@ def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Ite
 
 
 def _encode_window(
-    model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: torch.dtype | None, bar: Any
+    model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: str | None, bar: Any
 ) -> Window:
     budget = job.batch_size * max_length(model, job.task)
     if job.device.type == "cpu":
         budget = min(budget, _CPU_TOKENS)
     batches = []
-    autocast = None if dtype == torch.float32 else dtype
-    with inference(model, job.device, autocast):
+    with inference(model, job.device, dtype):
         for rows in batch_by_tokens(used.sum(dim=1).numpy(), budget):
             batches.append(_encode_batch(model, features, used, rows, job))
             if bar is not None:
@@ -369,13 +368,14 @@ def _encode_batch(model: MultiVectorEncoder, features: Any, used: Tensor, rows: 
     return Batch(rows, vectors.cpu() if job.save_to_cpu else vectors, mask.sum(dim=1).tolist())
 
 
-def _choose_dtype(model: MultiVectorEncoder, features: Any, used: Tensor, job: Job) -> torch.dtype | None:
+def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | None:
     """Return bfloat16 where it is faster and a sample of the texts stays close; None for the dtype of the weights."""
-    if not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
+    backend = getattr(model, "cpu_backend", "torch")
+    if backend == "onnx" or not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
         return None
     rows = np.unique(np.linspace(0, len(used) - 1, _SAMPLE).astype("int64"))
     sample = {}
-    for dtype in (torch.bfloat16, None):
+    for dtype in ("bfloat16", None):
         with inference(model, job.device, dtype):
             sample[dtype] = _encode_batch(model, features, used, rows, job).vectors
-    return torch.bfloat16 if stays_close(sample[torch.bfloat16], sample[None]) else None
+    return "bfloat16" if stays_close(sample["bfloat16"], sample[None]) else None

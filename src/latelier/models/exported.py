@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,11 @@ __all__ = ["ACTIVATIONS", "HEADS_FILE", "TOKENIZER_FILE", "ExportedEncoder"]
 TOKENIZER_FILE = "tokenizer.json"
 HEADS_FILE = "heads.safetensors"
 # Activation functions that a linear layer may have, by the names of torch's classes.
-ACTIVATIONS = {"Identity": lambda x: x, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0)}
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+}
 # As in `latelier.models.encoding`: the activations of larger batches do not fit the caches of a processor.
 _BATCH_TOKENS = 2048
 _LEAST_NORM = 1e-12  # that of torch.nn.functional.normalize
@@ -156,7 +160,7 @@ class ExportedEncoder:
             encodings = self._tokenizer(task).encode_batch([settings.prompt + text for text in texts])
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"cannot tokenise these texts: {error} Give texts, as str.") from error
-        rows = []
+        rows: list[tuple[np.ndarray, ...]] = []
         for encoding in encodings:
             ids, types = (np.array(each, dtype="int64") for each in (encoding.ids, encoding.type_ids))
             attended = np.ones_like(ids)

@@ -189,7 +189,7 @@ def has_loop_options(options: Iterable[str]) -> bool:
 
 
 def check_delegated_dtype(compute_dtype: str, options: Iterable[str], task: str) -> None:
-    """Raise an error for half precision if sentence-transformers encodes: it computes in the dtype of the weights.
+    """Raise an error for half precision and int8 if sentence-transformers encodes: it takes the dtype of the weights.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def check_delegated_dtype(compute_dtype: str, options: Iterable[str], task: str)
     task
         ``"query"`` or ``"document"``.
     """
-    if compute_dtype in ("bfloat16", "float16"):
+    if compute_dtype in ("bfloat16", "float16", "int8"):
         reason = ", ".join(sorted(set(options) - _LOOP_OPTIONS)) or f"a {task} of this model"
         raise InvalidArgumentError(
             f"received compute_dtype={compute_dtype!r} with {reason}: "

@@ -1,7 +1,8 @@
-"""`Overrides`: private methods of sentence-transformers that `ColBERT` replaces: loading modules, worker processes."""
+"""`Overrides`: methods of sentence-transformers that `ColBERT` replaces: saving, adapters, loading and workers."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from sentence_transformers import MultiVectorEncoder
@@ -14,9 +15,25 @@ __all__ = ["Overrides"]
 
 
 class Overrides(MultiVectorEncoder):
-    """Base class of `ColBERT`, without methods of its own for users."""
+    """Base class of `ColBERT`, with no method that sentence-transformers does not have."""
 
     _construction: Construction
+
+    def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
+        self.save(path, *args, **kwargs)
+
+    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
+
+        Raises
+        ------
+        LatelierError
+            If markers were added to the vocabulary since the encoder was loaded: an adapter is saved with the name of
+            its encoder, which does not have them.
+        """
+        self._construction.check_vocabulary_is_saved(type(self).__name__)
+        super().add_adapter(*args, **kwargs)
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)

@@ -1,0 +1,186 @@
+"""The choice between torch and ONNX Runtime on a CPU: asked for, or measured once and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from math import log
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+import torch
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+from sentence_transformers.base.modules import Transformer
+from torch import nn
+
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
+from latelier.models.cpu.forwards import patched_forwards
+from latelier.models.cpu.onnx_forward import exported_session, known_fingerprint, onnx_forward
+from latelier.utils.cache import cache_folder
+from latelier.utils.describing import describe
+
+__all__ = ["check_backend", "cpu_forwards"]
+
+_OURS = ("torch", "onnx", "auto")
+_PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+# (texts, tokens): a query, and a batch of documents that takes torch about 50 ms on one core.
+_SHAPES = ((1, 12), (4, 100))
+_SECONDS = 0.4  # to measure each shape
+
+logger = logging.getLogger(__name__)
+_choices: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def check_backend(backend: Any, device: Any, options: dict[str, Any]) -> Any:
+    """Check the backend and the device that a model is to be loaded with.
+
+    Parameters
+    ----------
+    backend
+        ``"torch"``, ``"onnx"``, ``"auto"``, or another one of sentence-transformers.
+    device
+        The device asked for, or None.
+    options
+        Options of sentence-transformers, to which a backend of its own is added.
+
+    Returns
+    -------
+    str, torch.device or None
+        The device; ``"cpu"`` if none was asked for and the backend is ``"onnx"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such backend, or ``"onnx"`` is to compute elsewhere than on the CPU.
+    MissingExtraError
+        If ONNX Runtime is asked for and not installed.
+    """
+    if backend not in (*_OURS, "openvino"):
+        raise InvalidArgumentError(f"received backend={describe(backend)}; expected 'torch', 'onnx' or 'auto'.")
+    if backend == "openvino":
+        options["backend"] = backend
+    if backend != "onnx":
+        return device
+    if not _is_installed():
+        raise MissingExtraError('backend="onnx"', "onnx")
+    if device is not None and torch.device(device).type != "cpu":
+        raise InvalidArgumentError(
+            f"received backend='onnx' with device={str(device)!r}; it computes on the CPU. Give device='cpu', or "
+            "backend='torch'."
+        )
+    return "cpu"
+
+
+@contextmanager
+def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
+    """Encode on the CPU inside the block with the model's backend: patched forwards, or ONNX Runtime.
+
+    Parameters
+    ----------
+    model
+        The model; its ``cpu_backend`` is ``"torch"`` where it has none.
+    compute_dtype
+        ``"float32"``; ``"int8"``; or ``"autocast"``, for which torch computes in the dtype of its autocast.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For ``"int8"`` with torch.
+    LatelierError
+        For ``"int8"`` if the weights have changed since the model was first used.
+    """
+    backend = getattr(model, "cpu_backend", "torch")
+    if compute_dtype == "int8" and (backend not in ("onnx", "auto") or not _is_installed()):
+        raise InvalidArgumentError(
+            "received compute_dtype='int8', which ONNX Runtime computes; load the model with backend='onnx'."
+        )
+    encoder = model[0].model if isinstance(model[0], Transformer) else None
+    if encoder is None and (compute_dtype == "int8" or backend == "onnx"):
+        raise InvalidArgumentError(
+            f"received backend={backend!r} for a model whose first module is a {type(model[0]).__name__}; ONNX Runtime "
+            "runs those that start with a Transformer. Give backend='torch'."
+        )
+    session = None
+    if encoder is not None and (
+        compute_dtype == "int8" or (compute_dtype == "float32" and _wants_onnx(encoder, backend))
+    ):
+        session = exported_session(encoder, compute_dtype)
+        if session is None and compute_dtype == "int8":
+            raise LatelierError(
+                "received compute_dtype='int8', but the weights have changed since the model was first used, or a hook "
+                "is registered inside it. Save the model, and load it again to encode in int8."
+            )
+    with patched_forwards(model) if session is None else onnx_forward(encoder, session):
+        yield
+
+
+def _is_installed() -> bool:
+    return all(find_spec(package) is not None for package in _PACKAGES)
+
+
+def _wants_onnx(encoder: nn.Module, backend: str) -> bool:
+    """Whether the backend is ONNX Runtime, or ``"auto"`` and ONNX Runtime is faster."""
+    if backend != "auto" or not _is_installed():
+        return backend == "onnx"
+    if encoder not in _choices:
+        try:
+            _choices[encoder] = _recall_or_measure(encoder)
+        except LatelierError as error:
+            logger.info("encoding with torch: %s", error)
+            _choices[encoder] = False
+    return _choices[encoder]
+
+
+def _recall_or_measure(encoder: nn.Module) -> bool:
+    if next(encoder.parameters()).dtype != torch.float32:
+        return False
+    path = cache_folder() / "onnx" / f"{known_fingerprint(encoder)}-{_machine()}.backend"
+    try:
+        return path.read_text(encoding="utf-8") == "onnx"
+    except (OSError, ValueError):
+        is_faster = _is_faster(encoder)
+    unfinished = path.with_name(f"unfinished-{uuid4().hex}")
+    try:
+        unfinished.write_text("onnx" if is_faster else "torch", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        logger.info("the choice of a backend is not remembered: %s", error)
+    return is_faster
+
+
+def _machine() -> str:
+    """Return a hash of what the faster backend depends on: processor, threads and versions."""
+    features = sorted(name for name, present in get_host_cpu_features().items() if present)
+    versions = [version(package) for package in ("torch", "onnxruntime")]
+    facts = (platform.machine(), get_host_cpu_name(), features, torch.get_num_threads(), versions)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _is_faster(encoder: Any) -> bool:
+    """Whether ONNX Runtime is faster than torch: the geometric mean of the ratios of times, by turns, at their best."""
+    session = exported_session(encoder, "float32")
+    if session is None:
+        return False
+    total = 0.0
+    for n, length in _SHAPES:
+        ids = torch.randint(0, encoder.config.vocab_size, (n, length), generator=torch.Generator().manual_seed(0))
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict": True}
+        best = [float("inf"), float("inf")]
+        begin = time.perf_counter()
+        rounds = 0
+        while rounds < 2 or time.perf_counter() - begin < _SECONDS:  # the first round prepares weights and memory
+            for i, forwards in enumerate((patched_forwards(encoder), onnx_forward(encoder, session))):
+                with torch.no_grad(), forwards:
+                    start = time.perf_counter()
+                    encoder(**inputs)
+                    best[i] = min(best[i], time.perf_counter() - start)
+            rounds += 1
+        total += log(best[1] / best[0])
+    return total < 0

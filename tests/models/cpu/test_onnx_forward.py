@@ -1,0 +1,262 @@
+"""ONNX Runtime computes what the transformer computes, follows its weights, and leaves nothing behind."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from latelier.errors import InvalidArgumentError, LatelierError, StorageError
+from latelier.models import ColBERT
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+
+from latelier.models.cpu import backends, onnx_store
+from latelier.models.cpu.onnx_session import OnnxEncoder
+
+TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _cache(cache, monkeypatch):
+    """One cache for these tests: the tiny transformer is exported once."""
+    monkeypatch.setenv("LATELIER_CACHE", str(cache))
+
+
+@pytest.fixture
+def no_more_exports(monkeypatch):
+    def export(*args):
+        raise AssertionError("exported again")
+
+    monkeypatch.setattr(onnx_store, "export_float32", export)
+
+
+@pytest.fixture(scope="module")
+def torch_model(tiny):
+    return ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
+
+
+@pytest.fixture
+def model(tiny):
+    """A model that a test may change."""
+    return ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="onnx")
+
+
+def assert_same(model, expected, task="document"):
+    for row, other in zip(model.encode(TEXTS, task=task), expected.encode(TEXTS, task=task), strict=True):
+        torch.testing.assert_close(row, other, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The shape of each batch that ONNX Runtime computes."""
+    seen, run = [], OnnxEncoder.run
+
+    def noting(self, ids, mask, types):
+        seen.append(ids.shape)
+        return run(self, ids, mask, types)
+
+    monkeypatch.setattr(OnnxEncoder, "run", noting)
+    return seen
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_vectors_are_those_of_torch(model, torch_model, task, runs):
+    model.encode_query("pear")
+    runs.clear()  # an export is compared with the transformer when it is made
+    assert_same(model, torch_model, task)
+    assert sum(n for n, _ in runs) == len(TEXTS)
+    assert "forward" not in model[0].model.__dict__
+
+
+def test_other_forms_of_the_result(model, torch_model):
+    options = {"packed": True, "precision": "int8", "truncate_dim": 8, "pool_factor": 2}
+    ours, expected = (each.encode_document(TEXTS, **options).to("float32") for each in (model, torch_model))
+    np.testing.assert_array_equal(ours.offsets, expected.offsets)
+    torch.testing.assert_close(ours.vectors, expected.vectors, rtol=0, atol=0.02)
+
+
+def test_another_process_finds_the_export(model, torch_model, no_more_exports):
+    assert_same(model, torch_model)
+
+
+def test_int8_is_close(model, torch_model):
+    computed = model.encode_document(TEXTS, compute_dtype="int8")
+    for row, exact in zip(computed, torch_model.encode_document(TEXTS), strict=True):
+        assert 0.97 < torch.cosine_similarity(row, exact).min() < 1
+
+
+def test_int8_needs_onnx_runtime(torch_model):
+    with pytest.raises(InvalidArgumentError, match="load the model with backend='onnx'"):
+        torch_model.encode_query("pear", compute_dtype="int8")
+    with pytest.raises(InvalidArgumentError, match="compute_dtype='int8' with output_value"):
+        torch_model.encode_query("pear", compute_dtype="int8", output_value=None)
+
+
+def change_in_place(model):
+    model[0].model.encoder.layer[1].intermediate.dense.weight.mul_(1.5)
+
+
+def change_through_data(model):
+    model[0].model.encoder.layer[1].intermediate.dense.weight.data.mul_(1.5)
+
+
+def replace_a_layer(model):
+    model[0].model.encoder.layer[0].attention.self.query = nn.Linear(48, 48)
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_through_data, replace_a_layer])
+def test_changed_weights_are_computed_by_torch(model, change, no_more_exports):
+    before = model.encode_document(TEXTS)
+    with torch.no_grad():
+        change(model)
+    after = model.encode_document(TEXTS)
+    assert not torch.allclose(after[1], before[1], atol=1e-3)
+    model.cpu_backend = "torch"
+    for row, expected in zip(after, model.encode_document(TEXTS), strict=True):
+        torch.testing.assert_close(row, expected)
+    model.cpu_backend = "onnx"
+    with pytest.raises(LatelierError, match="the weights have changed since the model was first used"):
+        model.encode_query("pear", compute_dtype="int8")
+
+
+def test_weights_that_move_are_not_exported_again(model, torch_model, no_more_exports, runs):
+    model.encode_query("pear")
+    model.share_memory()
+    runs.clear()
+    assert_same(model, torch_model)
+    assert len(runs) > 0
+
+
+def test_other_weights_have_another_export(tiny, model, tmp_path):
+    model.encode_query("pear")
+    with torch.no_grad():
+        change_in_place(model)
+    model.save(tmp_path / "changed")
+    changed = ColBERT(tmp_path / "changed", device="cpu", backend="onnx")
+    assert_same(changed, model)
+
+
+def test_gradients_are_those_of_torch(model, torch_model):
+    gradients = []
+    for each in (model, torch_model):
+        each.encode_document(TEXTS)
+        each.zero_grad()
+        each(texts=TEXTS, is_query=False)["embeddings"].square().sum(dim=-1).sum().backward()
+        gradients.append(each[0].model.encoder.layer[0].attention.self.key.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_hooks_inside_are_called(model):
+    model.encode_document("pear")
+    seen = []
+    handle = model[0].model.encoder.layer[1].register_forward_hook(lambda *_: seen.append(1))
+    model.encode_document("pear")
+    handle.remove()
+    model.encode_document("pear")
+    assert seen == [1]
+
+
+def test_the_number_of_threads_is_torchs(model, torch_model):
+    before = torch.get_num_threads()
+    model.encode_query("pear")
+    torch.set_num_threads(before + 1)
+    try:
+        assert_same(model, torch_model)
+        assert backends.exported_session(model[0].model, "float32").threads == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_damaged_export_is_made_again(tiny, torch_model, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("LATELIER_CACHE", str(tmp_path))
+    shutil.copytree(cache / "onnx", tmp_path / "onnx")
+    assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="onnx"), torch_model)
+    weights = next(iter((tmp_path / "onnx").glob("*-float32"))) / "encoder.onnx.data"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 255
+    weights.write_bytes(content)
+    assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="onnx"), torch_model)
+    assert weights.read_bytes() != content
+    assert [path.name for path in (tmp_path / "onnx").iterdir() if path.name.startswith("unfinished")] == []
+
+
+def test_a_cache_that_cannot_be_written(model, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LATELIER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="Set LATELIER_CACHE to a folder that can be written"):
+        model.encode_query("pear")
+
+
+def test_it_computes_on_the_cpu(tiny):
+    with pytest.raises(InvalidArgumentError, match="backend='onnx' with device='cuda'"):
+        ColBERT(tiny, device="cuda", backend="onnx")
+    with pytest.raises(InvalidArgumentError, match=r"backend='onxx' .*expected 'torch', 'onnx' or 'auto'"):
+        ColBERT(tiny, device="cpu", backend="onxx")
+
+
+def test_auto_measures_once(tiny, torch_model, cache, runs, monkeypatch):
+    measured = []
+
+    def is_faster(encoder):
+        measured.append(encoder)
+        return True
+
+    monkeypatch.setattr(backends, "_is_faster", is_faster)
+    for _ in range(2):
+        assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
+    assert (len(measured), len(runs) > 0) == (1, True)
+    (remembered,) = (cache / "onnx").glob("*.backend")
+    remembered.write_text("torch")
+    runs.clear()
+    assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
+    assert (len(measured), runs) == (1, [])
+
+
+def test_auto_takes_the_faster_one(model, monkeypatch):
+    encoder, run = model[0].model, OnnxEncoder.run
+    monkeypatch.setattr(OnnxEncoder, "run", lambda *inputs: (time.sleep(0.1), run(*inputs))[1])
+    assert backends._is_faster(encoder) is False
+    monkeypatch.setattr(OnnxEncoder, "run", lambda self, ids, *others: np.zeros((*ids.shape, 48), dtype="float32"))
+    assert backends._is_faster(encoder) is True
+
+
+def test_without_the_extra_auto_is_torch(tiny, torch_model, monkeypatch):
+    monkeypatch.setattr(backends, "_is_installed", lambda: False)
+    assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
+    with pytest.raises(ImportError, match=r'pip install "latelier\[onnx\]"'):
+        ColBERT(tiny, device="cpu", backend="onnx")
+
+
+TWO_AT_ONCE = """
+import sys
+from latelier.models import ColBERT
+model = ColBERT.from_dense(sys.argv[1], device="cpu", backend="onnx")
+print(model.encode_query("pear").shape)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_export_at_once(tiny, tmp_path):
+    environment = {**os.environ, "LATELIER_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", TWO_AT_ONCE, tiny]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    for process in running:
+        output, errors = process.communicate(timeout=600)
+        assert output == "torch.Size([3, 48])\n", errors
+    (folder,) = (tmp_path / "onnx").iterdir()
+    assert folder.name.endswith("-float32")
