@@ -1,22 +1,24 @@
-"""Speed of MaxSim on this CPU, compared with sentence-transformers and maxsim-cpu in the same process.
+"""Speed of MaxSim on this CPU, compared with other libraries in the same process.
 
     python benchmarks/scoring.py [--documents 1000] [--tokens 180] [--repeats 15] [--threads 2] [--json results.json]
+    python benchmarks/scoring.py --only search --only ragged --only threads     # scoring one query, and nothing else
+    .ci/isa avx2 python benchmarks/scoring.py                                   # as on a processor with AVX2 only
 
-Vectors are random unit vectors of 128 dimensions; all documents have the same number of tokens, queries have 32. The
-script measures one query, 64 queries, a training step (64 queries, 2 documents each, forward and backward) with the
-memory that it adds to its inputs, and the first call of a process, which compiles. Times are medians of repeats, in
-which all systems take turns, with the ratio to sentence-transformers; for float16, bfloat16 and int8 the recall of the
-float32 top 10 is shown. Gop/s counts multiplications and additions. Compare it with the peak, which is that of a large
-float32 matrix product: bfloat16 can reach twice the peak, int8 four times.
+Vectors are random unit vectors of 128 dimensions, queries have 32 tokens. The script measures one query, with documents
+of the same length ("search") and of many lengths ("ragged"); the same with one thread and with two, on idle cores and
+while another process keeps one core busy ("threads"); 64 queries; a training step (64 queries, 2 documents each,
+forward and backward) with the memory that it adds to its inputs; and the first call of a process, which compiles. Times
+are medians of repeats, in which all systems take turns, with the ratio to sentence-transformers; where numbers are not
+float32, the recall of the float32 top 10 is shown. Gop/s counts multiplications and additions. Compare it with the
+peak, which is that of a large float32 matrix product: int8 can reach four times the peak with integer dot products.
 
-maxsim-cpu is compared if it is installed (pip install "latelier[benchmarks]"). Memory is measured on Linux only, each
-step in a process of its own.
+maxsim-cpu and NumKong are compared if they are installed (pip install "latelier[benchmarks]"). Memory is measured on
+Linux only, each step in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -25,17 +27,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _busy import one_busy_core
 from _common import median_ms
+from _peers_of_scoring import maxsim_cpu_calls, numkong_calls
 from sentence_transformers.multi_vector_encoder.scoring import colbert_scores as peer_training_scores
 from sentence_transformers.util import maxsim as peer_maxsim
 from torch.nn.functional import cross_entropy, normalize
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.kernels.instruction_sets import instruction_set, supported
 from latelier.scores import colbert_scores
 
 DIM, QUERY_TOKENS = 128, 32
@@ -63,36 +69,74 @@ def rows(work: str, times: dict[str, float], reference: str, multiplications: in
 
 
 def search(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
-    query, corpus = unit(QUERY_TOKENS, DIM), unit(documents, tokens, DIM)
-    listed, packed, packed_query = list(corpus), pack(corpus), pack(query[None])
+    """Measure one query with documents of the same length."""
+    yield from one_query("search", [tokens] * documents, repeats)
+
+
+def ragged(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
+    """Measure one query with documents of 1 to twice the number of tokens."""
+    yield from one_query("ragged", torch.randint(1, 2 * tokens, (documents,)).tolist(), repeats)
+
+
+def one_query(work: str, lengths: list[int], repeats: int) -> Iterator[Row]:
+    query = unit(QUERY_TOKENS, DIM)
+    listed = list(unit(sum(lengths), DIM).split(lengths))
+    packed, packed_query = TokenEmbeddings.from_list(listed), pack(query[None])
     forms = {name: (packed_query.to(name), packed.to(name)) for name in ("float16", "bfloat16", "int8")}
     calls: dict[str, Callable[[], Any]] = {
         "sentence-transformers, list": lambda: peer_maxsim([query], listed),
-        "sentence-transformers, padded": lambda: peer_maxsim(query[None], corpus),
         "latelier, list": lambda: colbert_scores([query], listed),
-        "latelier, padded": lambda: colbert_scores(query[None], corpus),
         "latelier, packed": lambda: colbert_scores(packed_query, packed),
+        "latelier, int8, float query": lambda: colbert_scores(packed_query, forms["int8"][1]),
     }
+    if len(set(lengths)) == 1:
+        corpus = torch.stack(listed)
+        calls["sentence-transformers, padded"] = lambda: peer_maxsim(query[None], corpus)
+        calls["latelier, padded"] = lambda: colbert_scores(query[None], corpus)
     for name, (left, right) in forms.items():
         calls[f"latelier, {name}"] = lambda left=left, right=right: colbert_scores(left, right)
-    for name, sides in {"packed": (packed_query, packed), "int8": forms["int8"]}.items():
-        calls[f"latelier, {name}, generic kernels"] = lambda sides=sides: _generic(lambda: colbert_scores(*sides))
-    if importlib.util.find_spec("maxsim_cpu"):
-        import maxsim_cpu
-
-        arrays = [document.numpy() for document in listed]
-        calls["maxsim-cpu, list"] = lambda: maxsim_cpu.maxsim_scores_variable(query.numpy(), arrays)
-        calls["maxsim-cpu, padded"] = lambda: maxsim_cpu.maxsim_scores(query.numpy(), corpus.numpy())
+    for isa in supported():
+        for name, sides in {"packed": (packed_query, packed), "int8": forms["int8"]}.items():
+            if isa is not instruction_set():
+                calls[f"latelier, {name}, {isa.name}"] = lambda isa=isa.name, sides=sides: _forced(isa, sides)
+    calls |= maxsim_cpu_calls(query, listed) | numkong_calls(query, listed)
     queries = pack(unit(20, QUERY_TOKENS, DIM))
     exact = colbert_scores(queries, packed).topk(10).indices.tolist()
-    recalls = {}
-    for name, (_, right) in forms.items():
-        found = colbert_scores(queries.to(name), right).topk(10).indices.tolist()
-        recalls[name] = statistics.mean(len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True))
-    work = QUERY_TOKENS * documents * tokens * DIM
-    for row in rows("search", median_ms(repeats, calls), "sentence-transformers, list", work):
-        number = next((name for name in forms if name in row["name"]), None)
-        yield row | ({"recall@10": recalls[number]} if number else {})
+    found = {
+        f"latelier, {name}": colbert_scores(queries.to(name), right).topk(10).indices.tolist()
+        for name, (_, right) in forms.items()
+    }
+    approximate = [numkong_calls(query, listed) for query in queries]
+    for name in [name for name in calls if "approximate" in name]:
+        found[name] = [torch.from_numpy(of_query[name]()).topk(10).indices.tolist() for of_query in approximate]
+    recalls = {
+        name: statistics.mean(len(set(a) & set(b)) / 10 for a, b in zip(exact, best, strict=True))
+        for name, best in found.items()
+    }
+    times = median_ms(repeats, calls)
+    for row in rows(work, times, "sentence-transformers, list", QUERY_TOKENS * sum(lengths) * DIM):
+        yield row | ({"recall@10": recalls[row["name"]]} if row["name"] in recalls else {})
+
+
+def threads(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
+    """Measure one query with one thread and with two: on idle cores, and while another process keeps one core busy."""
+    query, corpus = pack(unit(1, QUERY_TOKENS, DIM)), pack(unit(documents, tokens, DIM))
+    before = torch.get_num_threads()
+    for state in ("idle", "one core busy"):
+        with one_busy_core() if state != "idle" else nullcontext():
+            for name in ("float32", "float16", "int8"):
+                sides = query.to(name), corpus.to(name)
+                calls = {n: lambda n=n, sides=sides: _with_threads(n, sides) for n in (1, 2)}
+                times = median_ms(repeats, calls)
+                for n, value in times.items():
+                    row = {"work": "threads", "name": f"{name}, {n} threads, {state}", "ms": value}
+                    yield row | {"times one thread": value / times[1]}
+    torch.set_num_threads(before)
+
+
+def _with_threads(number: int, sides: tuple[TokenEmbeddings, TokenEmbeddings]) -> torch.Tensor:
+    torch.set_num_threads(number)
+    return colbert_scores(*sides)
 
 
 def batch(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
@@ -109,7 +153,7 @@ def batch(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     yield from rows("batch", median_ms(max(3, repeats // 5), calls), "sentence-transformers, padded", work)
 
 
-def peak(repeats: int) -> Iterator[Row]:
+def peak(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     """Measure the product of large float32 matrices, as a reference for the other speeds."""
     square = torch.randn(2048, 2048)
     times = median_ms(repeats, {"torch, 2048 x 2048 x 2048": lambda: square @ square})
@@ -132,7 +176,7 @@ def training_step(score: Callable[..., torch.Tensor], size: int = 64, tokens: in
     return step
 
 
-def training(repeats: int) -> Iterator[Row]:
+def training(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     calls = {}
     for name, score in TRAINING.items():
         torch.manual_seed(1)  # the same numbers for all
@@ -159,7 +203,7 @@ def _status(field: str) -> int:
     return int(next(line for line in lines if line.startswith(field)).split()[1])
 
 
-def first_calls() -> Iterator[Row]:
+def first_calls(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     for form in ("float32", "bfloat16", "int8"):
         with tempfile.TemporaryDirectory() as folder:
             for name, cache in (("cold cache", "new"), ("warm cache", "kept")):
@@ -181,12 +225,23 @@ def _in_child(*arguments: str, **environment: str) -> str:
     return child.stdout
 
 
-def _generic(call: Callable[[], Any]) -> Any:
-    os.environ["LATELIER_KERNELS"] = "generic"
+def _forced(kernels: str, sides: tuple[TokenEmbeddings, TokenEmbeddings]) -> torch.Tensor:
+    os.environ["LATELIER_KERNELS"] = kernels
     try:
-        return call()
+        return colbert_scores(*sides)
     finally:
         del os.environ["LATELIER_KERNELS"]
+
+
+SECTIONS: dict[str, Callable[[int, int, int], Iterator[Row]]] = {
+    "search": search,
+    "ragged": ragged,
+    "threads": threads,
+    "batch": batch,
+    "peak": peak,
+    "training": training,
+    "first": first_calls,
+}
 
 
 def main() -> None:
@@ -195,6 +250,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=180)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="measure this section; may be given again")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     parser.add_argument("--memory", choices=TRAINING, help=argparse.SUPPRESS)
     parser.add_argument("--first-call", help=argparse.SUPPRESS)
@@ -204,14 +260,18 @@ def main() -> None:
     if options.memory or options.first_call:
         print(extra_memory(options.memory) if options.memory else first_call(options.first_call))
         return
-    print(f"{options.documents} documents x {options.tokens} tokens x {DIM} dims, {options.threads} threads")
-    shape = options.documents, options.tokens, options.repeats
-    table = [*search(*shape), *batch(*shape), *peak(options.repeats), *training(options.repeats), *first_calls()]
+    print(
+        f"{options.documents} documents x {options.tokens} tokens x {DIM} dims, {options.threads} threads, "
+        f"kernels for {instruction_set().name}"
+    )
+    table = []
+    for section in options.only or SECTIONS:
+        table += SECTIONS[section](options.documents, options.tokens, options.repeats)
     for row in table:
-        rest = "".join(f"  {name} {row[name]:.3f}" for name in ("recall@10", "loss") if name in row)
+        rest = "".join(f"  {name} {row[name]:.3f}" for name in ("recall@10", "loss", "times one thread") if name in row)
         rest += f"  {row['MiB']:.0f} MiB" if "MiB" in row else ""
         ratio = f"{row['ratio']:6.1f}x {row['Gop/s']:7.0f} Gop/s" if "ratio" in row else ""
-        print(f"{row['work']:9} {row['name']:36} {row['ms']:9.2f} ms {ratio}{rest}")
+        print(f"{row['work']:9} {row['name']:40} {row['ms']:9.2f} ms {ratio}{rest}")
     if options.json:
         options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 

@@ -198,7 +198,8 @@ def score_range(
         where[:] = -1
         _maxima(isa, (addresses[d], tokens, next_document), (kind, numbers, row_bytes), packed, buffers, best, where)
         if positions.size > 0:
-            positions[:, column + d] = where[: len(positions)]
+            for i in range(len(positions)):  # the assignment of a slice would take seconds to compile
+                positions[i, column + d] = where[i]
         for q in range(len(query_offsets) - 1):
             total = 0.0
             for i in range(query_offsets[q], query_offsets[q + 1]):
