@@ -5,10 +5,13 @@ import platform
 import subprocess
 import sys
 
+import llvmlite.binding as llvm
+import numba
 import pytest
 
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.instruction_sets import INSTRUCTION_SETS, instruction_set, supported
+from latelier.kernels.processor import has_features
 
 PROGRAM = """
 import sys, torch
@@ -85,3 +88,28 @@ def test_each_supported_instruction_set_can_be_forced_by_its_name(monkeypatch):
         else:
             with pytest.raises(InvalidArgumentError, match=f"'{name}', but this processor does not have "):
                 instruction_set()
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "expected"),
+    [
+        ("arm64", "apple-m1", "dotprod"),  # macOS
+        ("aarch64", "neoverse-n1", "dotprod"),
+        ("aarch64", "cortex-a72", "neon"),
+        ("riscv64", "sifive-u74", "generic"),
+    ],
+)
+def test_processors_whose_features_llvm_does_not_list(monkeypatch, machine, name, expected):
+    def unknown():
+        raise RuntimeError("failed to get host cpu features.")
+
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", unknown)
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: name)
+    monkeypatch.setattr(numba.config, "CPU_FEATURES", None, raising=False)
+    has_features.cache_clear()
+    try:
+        best = next(isa.name for isa in INSTRUCTION_SETS.values() if isa.is_supported)
+    finally:
+        has_features.cache_clear()
+    assert best == expected

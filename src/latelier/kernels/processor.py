@@ -36,7 +36,6 @@ def has_features(*names: str) -> bool:
     return _found().issuperset(names) and (allowed is None or {f"+{name}" for name in names} <= {*allowed.split(",")})
 
 
-@cache
 def _found() -> frozenset[str]:
     """Return the features of the processor that LLVM names or that its name implies."""
     import llvmlite.binding as llvm
