@@ -33,7 +33,7 @@ import torch
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import evaluate, load_beir
-from latelier.scores.engines.packed import maxsim
+from latelier.scores.engines.one_pass import maxsim
 
 K = 10
 STREAMED = 100_000  # collections of at least this many documents are not held in memory

@@ -6,7 +6,7 @@ enough for tens of thousands of documents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.indexes.exact import BlockSize, score_blocks
+from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
@@ -111,19 +112,29 @@ class Flat(StoredIndex):
 
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         tokens = sum(int(part.lengths.sum()) for part in parts)
-        if not self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels):
-            from latelier.scores.engines.uncompiled import maxsim
-        else:
-            from latelier.scores.engines.packed import maxsim
+        by_kernels = self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
+        maxsim = _by_kernels() if by_kernels else _by_numpy()
         for part in parts:
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
             for positions, scores in score_blocks(part, vectors, queries, maxsim, self._block):
                 best.add(scores, part.segment.numbers[positions])
+                if not by_kernels:  # the process may not search again
+                    release_memory(part.segment.arrays["vectors"])
+
+
+def _by_kernels() -> Callable[[TokenEmbeddings, TokenEmbeddings], np.ndarray]:
+    from latelier.scores.engines import one_pass
+
+    return one_pass.maxsim
+
+
+def _by_numpy() -> Callable[[TokenEmbeddings, TokenEmbeddings], np.ndarray]:
+    from latelier.scores.engines import uncompiled
+
+    return uncompiled.maxsim
 
 
 def _load_kernels() -> None:
     """Compile the kernels of a search, or load them from disk, by one small search."""
-    from latelier.scores.engines.packed import maxsim
-
     one = TokenEmbeddings(np.ones((1, 1), dtype="float32"), [0, 1])
-    maxsim(one, one)
+    _by_kernels()(one, one)

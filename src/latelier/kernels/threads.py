@@ -76,8 +76,9 @@ def thread_count() -> int:
     >>> thread_count() >= 1
     True
     """
-    if "torch" in sys.modules:
-        return int(sys.modules["torch"].get_num_threads())
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)  # None while another thread imports torch
+    if count is not None:
+        return int(count())
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if chosen.isdecimal():
         return max(1, int(chosen))
@@ -102,8 +103,8 @@ def _after_fork_in_child() -> None:
     _pool.cache_clear()  # a forked child has the pool object but none of its threads
     # The same holds for torch's OpenMP threads: the child's next matrix product would wait for them forever. torch's
     # data loader sets its workers to one thread for the same reason.
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
+    if hasattr(torch := sys.modules.get("torch"), "set_num_threads"):
+        torch.set_num_threads(1)  # type: ignore[union-attr]
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import mmap
 import os
 import zlib
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
 
-__all__ = ["compare_checksum", "file_damage", "read_file", "write_file"]
+__all__ = ["compare_checksum", "file_damage", "read_file", "release_memory", "write_file"]
 
 # Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
@@ -84,6 +85,13 @@ def read_file(path: Path, written: Any) -> np.ndarray:
         raise CorruptedIndexError(f"{path} is damaged: {error}") from error
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def release_memory(array: np.ndarray) -> None:
+    """Give the memory of an array that is mapped from a file back to the system; it is read again when it is needed."""
+    mapped = getattr(array.base, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def file_damage(path: Path, written: Any) -> str | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from latelier.arrays import dtype_name
+from latelier.arrays import dtype_name, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.utils.ranges import lengths_to_offsets
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["AddressedDocuments"]
 
@@ -49,6 +51,8 @@ class AddressedDocuments:
 
         None if the kernel cannot read them: another dtype, no dimension, not contiguous or not on the CPU.
         """
+        import torch
+
         dim, dtype = items[0].shape[1], dtype_name(items[0])
         # Not one Python statement per matrix: a thousand of them would take a tenth of the time of scoring them.
         in_place = all(map(torch.Tensor.is_contiguous, items)) and all(map(attrgetter("is_cpu"), items))
@@ -64,8 +68,8 @@ class AddressedDocuments:
         if embeddings.dtype not in _BYTES:
             embeddings = embeddings.to("float32")
         vectors = embeddings.vectors
-        vectors = vectors.contiguous() if isinstance(vectors, torch.Tensor) else np.ascontiguousarray(vectors)
-        start = vectors.data_ptr() if isinstance(vectors, torch.Tensor) else vectors.ctypes.data
+        vectors = vectors.contiguous() if is_tensor(vectors) else np.ascontiguousarray(vectors)
+        start = vectors.data_ptr() if is_tensor(vectors) else vectors.ctypes.data
         addresses = start + embeddings.offsets[:-1] * (embeddings.dim * _BYTES[embeddings.dtype])
         return cls(vectors, addresses, embeddings.lengths, embeddings.dim, embeddings.dtype)
 

@@ -1,7 +1,6 @@
 """The engine ``"packed"``: MaxSim on packed embeddings on the CPU, with gradients where they are needed.
 
-One kernel multiplies and takes the maxima in one pass (`kernels.float_maxsim`), in several threads, each on its own
-documents. Sums are float32 for every dtype, so a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
+`latelier.scores.engines.one_pass` computes the scores.
 
 For gradients, the forward pass stores the position of the best token, never a similarity, and the backward pass adds
 the rows at those positions: memory is inputs + scores + one number per query token and document.
@@ -17,19 +16,17 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.maxsim_backward import Packed, add_document_gradients, add_query_gradients
 from latelier.kernels.threads import for_ranges
 from latelier.scores.engines.addressed import AddressedDocuments
 from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
 from latelier.scores.engines.graphs import outside_graphs
+from latelier.scores.engines.one_pass import maxsim, score_into
 from latelier.scores.inputs import Side
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["PackedEngine", "maxsim", "maxsim_list", "score_into"]
+__all__ = ["PackedEngine", "maxsim_list"]
 
-# More query tokens than this are scored in several passes: 512 KiB of 128 float32 each, in the second-level cache.
-_QUERY_TOKENS = 1024
 # One addition in the backward pass, whose rows are fetched from memory, takes the time of this many multiplications.
 _ADDITION = 8
 # Tokens copied together at a time: 8 MiB of 128 float32 each, in the last-level cache.
@@ -58,32 +55,6 @@ class PackedEngine(Engine):
         return _with_gradients(queries.packed, documents.packed, 1)
 
 
-def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | AddressedDocuments) -> np.ndarray:
-    """Score every query against every document.
-
-    Parameters
-    ----------
-    queries, documents
-        Packed embeddings of one dim, numpy or torch on the CPU, in any dtype; or `AddressedDocuments`.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(n_queries, n_documents)`` float32. A document without tokens scores minus infinity, a query without tokens
-        0 elsewhere.
-
-    Examples
-    --------
-    >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> matrices = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
-    >>> maxsim(queries, TokenEmbeddings.from_list(matrices))
-    array([[1., 0.]], dtype=float32)
-    """
-    scores = np.empty((len(queries), len(documents)), dtype=np.float32)
-    score_into(scores, queries, documents)
-    return scores
-
-
 def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> np.ndarray:
     """Score every query against every document of a list of at least one, all of one dtype, dim and device.
 
@@ -96,62 +67,6 @@ def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> 
     offsets = lengths_to_offsets([len(document) for document in documents])
     blocks = (documents[first:last] for first, last in split_by_rows(offsets, _COPIED_TOKENS))
     return np.concatenate([maxsim(queries, TokenEmbeddings.from_list(block)) for block in blocks], axis=1)
-
-
-def score_into(
-    scores: np.ndarray,
-    queries: TokenEmbeddings,
-    documents: TokenEmbeddings | AddressedDocuments,
-    positions: np.ndarray | None = None,
-) -> None:
-    """Score every query against every document.
-
-    Parameters
-    ----------
-    scores
-        ``(q, d)`` float32, written in place.
-    queries, documents
-        As in `maxsim`.
-    positions
-        ``(query tokens, d)`` int32, written in place: the best token's position in the document (the first of equal
-        ones), -1 for a document without tokens.
-    """
-    if not isinstance(documents, AddressedDocuments):
-        documents = AddressedDocuments.of_packed(documents)
-    for first, last in split_by_rows(queries.offsets, _QUERY_TOKENS):
-        tokens = slice(queries.offsets[first], queries.offsets[last])
-        of_share = positions[tokens] if positions is not None else None
-        _score_share(scores[first:last], queries[first:last], documents, of_share)
-
-
-def _score_share(
-    scores: np.ndarray, queries: TokenEmbeddings, documents: AddressedDocuments, positions: np.ndarray | None
-) -> None:
-    from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS
-    from latelier.kernels.float_maxsim import NO_POSITIONS, Documents, Queries, pack_queries, score_range
-
-    isa = instruction_set()
-    pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
-    packed = pack_queries(queries.vectors.detach().contiguous().view(torch.int16).numpy() if pairs else _rows(queries))
-    columns = tuple(Queries(packed, queries.offsets))
-    kind = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
-    row = kind, documents.dim // 2 if pairs else documents.dim, documents.row_bytes
-    where = NO_POSITIONS if positions is None else positions
-
-    def score(first: int, last: int) -> None:
-        block = Documents(documents.addresses[first:last], documents.lengths[first:last], *row)
-        score_range(isa.argument, tuple(block), columns, scores, where, first)
-
-    for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
-
-
-def _rows(embeddings: TokenEmbeddings) -> np.ndarray:
-    """All tokens as float32 rows ``(tokens, dim)``; a view where the vectors are that already."""
-    # By torch: numpy takes ten times as long to convert float16.
-    source = embeddings.to("torch") if embeddings.dtype == "float16" else embeddings
-    vectors = source.to("float32").vectors
-    array = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
-    return np.ascontiguousarray(array)
 
 
 @outside_graphs  # a compiled graph cannot contain numba kernels
