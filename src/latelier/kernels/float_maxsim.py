@@ -5,8 +5,8 @@ maxima. Here groups of sixteen query tokens fill the lanes of one or more regist
 scored at a time, and only maxima leave the registers. Sums are float32 for every dtype.
 
 Half-precision documents are widened to float32, the tokens of one tile while those before them are multiplied. Where
-queries are bfloat16 too and the processor multiplies bfloat16 (AVX512_BF16), nothing is widened, and it takes half the
-time; numbers below 1.2e-38 then count as zero.
+queries are bfloat16 too and the processor multiplies bfloat16 fast (AMD's, with AVX512_BF16), nothing is widened, and
+it takes half the time; numbers below 1.2e-38 then count as zero.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.multiply import dotprod, neon, pairs, vnni
 from latelier.kernels.multiply.floats import Tile
-from latelier.kernels.processor import has_features
+from latelier.kernels.processor import has_fast_bfloat16, has_features
 from latelier.kernels.simd import constant
 
 __all__ = [
@@ -81,8 +81,8 @@ class InstructionSet:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether `float_maxsim` can multiply bfloat16 without widening it: twice as fast as float32."""
-        return "avx512f" in self.features and has_features("avx512bf16")
+        """Whether `float_maxsim` is faster if it multiplies bfloat16 without widening it."""
+        return "avx512f" in self.features and has_fast_bfloat16()
 
 
 _AVX2 = ("avx2", "fma", "f16c")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 
-__all__ = ["has_features"]
+__all__ = ["has_fast_bfloat16", "has_features"]
 
 # LLVM does not list the dot product among the features of every system; by the processor's name, it knows that these
 # have it: Apple's M1 and later, Arm's server processors since 2019, and the Raspberry Pi 5.
@@ -34,6 +34,23 @@ def has_features(*names: str) -> bool:
 
     allowed = vars(numba.config).get("CPU_FEATURES")  # such as "+avx2,+fma,-avx512f"; None: all that the processor has
     return _found().issuperset(names) and (allowed is None or {f"+{name}" for name in names} <= {*allowed.split(",")})
+
+
+@cache
+def has_fast_bfloat16() -> bool:
+    """Return whether the processor multiplies two bfloat16 in the time of one float32 (``vdpbf16ps``).
+
+    AMD's processors do. On Intel's the instruction takes more than twice as long as the float32 one, so it is slower
+    than to widen the numbers (0.127 instead of 0.075 ms on a Xeon with AMX).
+
+    Examples
+    --------
+    >>> has_fast_bfloat16() in (True, False)
+    True
+    """
+    import llvmlite.binding as llvm
+
+    return has_features("avx512bf16") and llvm.get_host_cpu_name().startswith("znver")
 
 
 def _found() -> frozenset[str]:
