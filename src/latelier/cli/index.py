@@ -109,10 +109,15 @@ def _export_encoder(retriever: Retriever) -> None:
 
     from latelier.cli.output import printable
     from latelier.errors import LatelierError
+    from latelier.retrieve.encoder_store import encoder_folder, is_exported
+    from latelier.retrieve.model_identity import ModelIdentity
 
     if find_spec("onnxruntime") is None or not len(retriever):
         return
     try:
+        stored = ModelIdentity.stored_in(retriever.index)
+        if stored is not None and not is_exported(encoder_folder(stored)):
+            typer.echo("Exporting the encoder for latelier search, once for this model ...", err=True)
         retriever.export_encoder()
     except LatelierError as error:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)

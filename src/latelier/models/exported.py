@@ -135,6 +135,17 @@ class ExportedEncoder:
         tokenizer = self._tokenizer(task)
         return [tokenizer.id_to_token(int(token)) for token in ids[scored]]
 
+    @property
+    def special_tokens(self) -> list[str]:
+        """Special tokens of the tokenizer, such as ``[CLS]``."""
+        added = self._tokenizer("query").get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
+
+    def join(self, tokens: list[str]) -> str:
+        """Return the text that tokens form, as `convert_tokens_to_string` of transformers does."""
+        decoder = self._tokenizer("query").decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
+
     def _encode(self, texts: Sequence[str], task: str) -> list[np.ndarray]:
         rows = self._tokenize(texts, task)
         encoded: dict[int, np.ndarray] = {}

@@ -169,6 +169,25 @@ class QueryModel:
         job = Job("document", batch_size=batch_size, truncate_dim=self.loaded.truncate_dim)
         return TokenEmbeddings.concatenate(packed_windows(self.loaded, texts, job, bar=bar))
 
+    def tokens(self, text: str, *, is_query: bool) -> list[str]:
+        """Return the tokens that the rows of a text's embedding stand for."""
+        return (self.encoder or self.loaded).tokens(text, is_query=is_query)
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Special tokens of the tokenizer, such as ``[CLS]``."""
+        if self.encoder is not None:
+            return self.encoder.special_tokens
+        tokenizer: Any = self.loaded.tokenizer
+        return list(tokenizer.all_special_tokens)
+
+    def join(self, tokens: list[str]) -> str:
+        """Return the text that tokens form."""
+        if self.encoder is not None:
+            return self.encoder.join(tokens)
+        tokenizer: Any = self.loaded.tokenizer
+        return str(tokenizer.convert_tokens_to_string(tokens))
+
     def export(self, index: Index) -> Path:
         """Export the encoder for indexes that name this model as `index` does; see `Retriever.export_encoder`."""
         if self.name is None:

@@ -135,7 +135,7 @@ class Retriever:
         backend
             What encodes queries: ``"onnx"``, the encoder that `export_encoder` has put into the cache folder, without
             torch; ``"torch"``, the model; ``"auto"``, the exported encoder if there is one and ONNX Runtime is
-            installed. The model is then loaded when documents are added or explained.
+            installed. The model is then loaded when documents are added.
 
         Returns
         -------
@@ -427,21 +427,14 @@ class Retriever:
             text = self.index.get([id])[0].text
         if text is None:
             raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
-        tokens = self.model.tokens(query, is_query=True), self.model.tokens(text, is_query=False)
+        tokens = self._model.tokens(query, is_query=True), self._model.tokens(text, is_query=False)
         if len(tokens[1]) != len(document):
             raise LatelierError(
                 f"document {id!r} has {len(document)} rows, but its text has {len(tokens[1])} tokens for this model; "
                 "documents with pooled tokens cannot be explained."
             )
-        tokenizer: Any = self.model.tokenizer
-        return explain_alignment(
-            id,
-            query,
-            align(vectors, document),
-            tokens,
-            tokenizer.all_special_tokens,
-            tokenizer.convert_tokens_to_string,
-        )
+        alignment, special = align(vectors, document), self._model.special_tokens
+        return explain_alignment(id, query, alignment, tokens, special, self._model.join)
 
     def close(self) -> None:
         """Close the index."""

@@ -22,7 +22,7 @@ from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["decode_by_numpy", "search_by_numpy", "sign_scores_by_numpy"]
 
-# Document tokens that are compared at a time: their sign codes stay in a core's second-level cache.
+# Document tokens that are compared or decoded at a time: their sign codes stay in a core's second-level cache.
 _BLOCK_TOKENS = 1 << 14
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -64,10 +64,10 @@ def search_by_numpy(
     query = TokenEmbeddings(vectors, [0, len(vectors)])
     found = []
     for part, first, count in zip(parts, lengths_to_offsets(counts), counts, strict=False):
-        mine = part.positions[chosen[(chosen >= first) & (chosen < first + count)] - first]
-        if len(mine):
-            scores = maxsim(query, decode_by_numpy(Part(part.segment, mine), codec))[0]
-            found.append((scores, part.segment.numbers[mine]))
+        mine = Part(part.segment, part.positions[chosen[(chosen >= first) & (chosen < first + count)] - first])
+        for begin, end in split_by_rows(lengths_to_offsets(mine.lengths), _BLOCK_TOKENS):
+            block = Part(part.segment, mine.positions[begin:end])
+            found.append((maxsim(query, decode_by_numpy(block, codec))[0], part.segment.numbers[block.positions]))
     scores, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.lexsort((numbers, -scores))[:k]
     return scores[order], numbers[order]
@@ -109,7 +109,8 @@ def decode_by_numpy(part: Part, codec: Codec) -> TokenEmbeddings:
     # Infinity and NaN, which only a damaged file holds, are read as zero.
     scales = (np.where(bits < 0xFF00, bits, 0).astype("uint32") << 15).view("float32")
     if codec.bits == 8:
-        values = part.rows(CODES).astype("float32") - np.float32(128)
+        values = part.rows(CODES).astype("float32")
+        values -= np.float32(128)
     else:
         planes = [part.rows(SIGNS)]
         if codec.bits > 1:
@@ -118,7 +119,8 @@ def decode_by_numpy(part: Part, codec: Codec) -> TokenEmbeddings:
         for plane in planes:
             code = 2 * code + _bits_of(plane, codec.dim)
         values = (2 * code - (2**codec.bits - 1)).astype("float32")
-    return TokenEmbeddings(values * scales[:, None], lengths_to_offsets(part.lengths))
+    values *= scales[:, None]
+    return TokenEmbeddings(values, lengths_to_offsets(part.lengths))
 
 
 def _query_signs(vectors: np.ndarray) -> np.ndarray:
