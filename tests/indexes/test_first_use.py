@@ -101,3 +101,15 @@ def test_kernels_answer_large_searches_at_once_and_others_once_they_are_ready():
     assert large.is_over(11, lambda: prepared.append(4))
     assert large.is_over(1, lambda: prepared.append(5))
     assert prepared == [2]
+
+
+def test_an_error_of_the_kernels_is_raised_by_the_next_search(monkeypatch):
+    index = indexes.IVF()
+    index.add(["a"], [np.eye(4)])
+    monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=1 << 60))
+    monkeypatch.setattr(indexes.IVF, "_search_by_kernels", lambda *arguments: 1 / 0)
+    for _ in range(2):
+        assert index.search(np.eye(4))[0][0].id == "a"
+    index._first_use.wait()
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        index.search(np.eye(4))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -36,7 +37,6 @@ class FirstUse:
 
     def __init__(self, most_work: int) -> None:
         self._most_work = most_work
-        self._lock = threading.Lock()
         self._searches = 0
         self._is_over = not hasattr(np, "bitwise_count")  # numpy 1 would take too long
         self._thread: threading.Thread | None = None
@@ -55,11 +55,11 @@ class FirstUse:
         if self._is_over or work > self._most_work:
             self._is_over = True
             return True
-        with self._lock:
-            self._searches += 1
-            if self._searches == 2:
-                self._thread = threading.Thread(target=self._prepare, args=(prepare,), name="latelier-kernels")
-                self._thread.start()
+        self._searches += 1
+        # The thread of a process is not alive in its forked children. Two threads at once would only do the same work.
+        if self._searches > 1 and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._prepare, args=(prepare,), name="latelier-kernels")
+            self._thread.start()
         return False
 
     def wait(self) -> None:
@@ -67,12 +67,7 @@ class FirstUse:
         if self._thread is not None:
             self._thread.join()
 
-    def end(self) -> None:
-        """Use the kernels from now on."""
-        self._is_over = True
-
     def _prepare(self, prepare: Callable[[], object]) -> None:
-        try:
+        with suppress(Exception):  # the next search raises it again, where it can be handled
             prepare()
-        finally:  # an error is raised again by the next search, where it can be handled
-            self._is_over = True
+        self._is_over = True
