@@ -5,13 +5,15 @@ import pytest
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.code_layout import BITS
+from latelier.indexes.ivf.code_layout import BITS, sign_words
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.kernels.hamming import hamming_scores
-from latelier.indexes.ivf.kernels.queries import quantise_query
+from latelier.indexes.ivf.kernels.sign_scores import sign_scores
+from latelier.indexes.ivf.kernels.sign_tables import make_sign_tables
+from latelier.indexes.ivf.sign_integers import round_to_integers
 from latelier.indexes.ivf.uncompiled import decode_by_numpy, search_by_numpy, sign_scores_by_numpy
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.kernels.first_use import FirstUse
+from latelier.kernels.instruction_sets import instruction_set
 
 
 def sample(bits, dim, documents=300):
@@ -35,17 +37,17 @@ def test_numpy_reads_codes_as_the_kernels_do(bits, dim):
         assert decode_by_numpy(one, codec) == codec.decode(one)
 
 
-@pytest.mark.parametrize("dim", [5, 32, 96, 128])
-def test_numpy_scores_sign_codes_as_the_kernels_do(dim):
+@pytest.mark.parametrize(("dim", "words"), [(5, 1), (32, 1), (128, 4), (384, 4), (384, 12)])
+def test_numpy_scores_sign_codes_as_the_kernels_do(dim, words):
     codec, part = sample(8, dim)
     vectors = np.random.default_rng(1).standard_normal((19, dim), dtype="float32")
     vectors[3] = 0
-    query = quantise_query(vectors)
-    signs = query.signs.transpose(0, 2, 1).reshape(-1, query.signs.shape[1])[: len(vectors)]
+    query = round_to_integers(vectors, words)
     scores = np.empty(len(part.positions), dtype="float32")
-    hamming_scores(tuple(codec.locate(part.segment)), part.positions, (query.signs, query.norms), scores)
-    by_numpy = sign_scores_by_numpy(part, np.ascontiguousarray(signs), query.norms)
-    np.testing.assert_allclose(by_numpy, scores, rtol=1e-6)
+    isa, documents, tables = instruction_set().argument, codec.locate(part.segment), make_sign_tables(query.integers)
+    row_bytes = 4 * sign_words(dim)
+    sign_scores(isa, tuple(documents), part.positions, row_bytes, (tables, query.units), scores)
+    np.testing.assert_allclose(sign_scores_by_numpy(part, query), scores, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +84,8 @@ def test_search_parameters_hold_for_numpy():
     vectors = np.random.default_rng(1).standard_normal((4, 32), dtype="float32")
     choose = indexes.ivf.index.choose_search_parameters
     scores, numbers = search_by_numpy([part], codec, vectors, 5, choose(5, 32, "balanced", rerank=5))
-    signs, norms = quantise_query(vectors).signs, np.linalg.norm(vectors, axis=1).astype("float32")
-    distances = sign_scores_by_numpy(part, np.ascontiguousarray(signs[0].T[:4]), norms)
-    best = np.sort(np.argsort(-distances, kind="stable")[:5])
+    sign_scores = sign_scores_by_numpy(part, round_to_integers(vectors, 1))
+    best = np.sort(np.argsort(-sign_scores, kind="stable")[:5])
     assert set(numbers) == set(part.segment.numbers[part.positions[best]])
     assert (np.diff(scores) <= 0).all()
 

@@ -21,7 +21,10 @@ from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
 from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidates, sum_bits
 from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.indexes.ivf.search import find_candidates, keep_likely, probe_lists
+from latelier.indexes.ivf.search import find_candidates, probe_lists
+from latelier.indexes.ivf.search_parameters import SearchParameters
+from latelier.indexes.ivf.sign_stage import keep_near_best
+from latelier.indexes.ivf.sign_tolerance import tolerance
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.kernels.instruction_sets import supported
 
@@ -434,7 +437,7 @@ def test_queries_as_large_as_floats_can_be_find_documents(early):
 
 
 def test_all_documents_are_likely_where_scores_are_too_large_to_tell():
-    query = quantise_query(np.full((2, 32), 3e38, dtype="float32"))
-    assert np.isfinite(query.norms).all()
+    most = tolerance(np.full((2, 32), 3e38, dtype="float32"), 1, SearchParameters(40, 500, None, 2.0))
+    assert 1e38 < most < np.inf
     documents, scores = np.arange(20), np.full(20, -np.inf, dtype="float32")
-    assert keep_likely(documents, scores, query, 10, 2.0).tolist() == list(range(20))
+    assert keep_near_best(documents, scores, 10, most).tolist() == list(range(20))

@@ -1,14 +1,16 @@
-"""The stages of a search: documents in and outside of lists, filters, the Hamming stage, unusual queries."""
+"""The stages of a search: documents in and outside of lists, filters, the sign stage, unusual queries."""
 
 import numpy as np
 import pytest
 from ivf_helpers import DIM, collection, lists_of, recall
 
 from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf import search as ivf_search
-from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.indexes.ivf.search import keep_likely
-from latelier.indexes.ivf.sign_tolerance import distance_variance
+from latelier.indexes.ivf import sign_stage
+from latelier.indexes.ivf.search_parameters import SearchParameters
+from latelier.indexes.ivf.sign_stage import keep_near_best
+from latelier.indexes.ivf.sign_tolerance import product_variance, tolerance
 
 pytestmark = pytest.mark.processor
 
@@ -52,35 +54,58 @@ def test_more_lists_are_probed_as_filters_exclude_more(early, monkeypatch):
     assert probed == [3, 3, 6, 12]  # and none for the filter that excludes everything
 
 
-@pytest.mark.parametrize(("slack", "kept"), [(2.0, 19), (0.0, 10), (1e9, 100)])
+@pytest.mark.parametrize(("slack", "kept"), [(2.0, 12), (0.0, 10), (1e9, 100)])
 def test_documents_with_much_worse_sign_codes_than_the_kth_are_not_reranked(slack, kept):
-    query = quantise_query(np.eye(4, DIM, dtype="float32"))
-    # The tenth-best Hamming distance is 9. The standard deviation is 0.4 * sqrt(32) * sqrt(4) = 4.53.
+    # The tenth-best score is -9. The standard deviation is 0.7 * sqrt(4) = 1.4, and twice as much leaves out -12.
     scores = np.random.default_rng(0).permutation(-np.arange(100, dtype="float32"))
-    documents = np.arange(1000, 1100)
-    assert keep_likely(documents, scores, query, 10, slack).tolist() == documents[scores > -kept].tolist()
+    documents, parameters = np.arange(1000, 1100), SearchParameters(40, 500, None, slack)
+    most = tolerance(np.eye(4, DIM, dtype="float32"), 1, parameters)
+    found = keep_near_best(documents, scores, 10, most)
+    assert found.tolist() == documents[scores > -kept].tolist()
 
 
-def test_hamming_distances_of_equal_tokens_deviate_together():
+@pytest.mark.parametrize(("rows", "variance"), [([0, 0, 0, 0], 16), ([0, 1, 2, 3], 4), ([0], 1), ([0, 4], 2 + 2 / 16)])
+def test_sign_scores_of_equal_tokens_deviate_together(rows, variance):
     """Four equal tokens have four times the standard deviation of one, four different ones twice as much."""
-    scores, documents = -np.arange(100, dtype="float32"), np.arange(100)
-    for rows, kept in (([0, 0, 0, 0], 28), ([0, 1, 2, 3], 19), ([0], 14)):
-        query = quantise_query(np.eye(DIM, dtype="float32")[rows])
-        assert len(keep_likely(documents, scores, query, 10, 2.0)) == kept
+    vectors = np.eye(5, DIM, dtype="float32")
+    vectors[4] = (vectors[0] + vectors[1]) / np.sqrt(2)  # a cosine of 2 ** -0.5, to the power of 8: 1 / 16
+    assert product_variance(vectors[rows]) == pytest.approx(variance)
+    part = np.concatenate([vectors[rows], np.ones((len(rows), DIM))], axis=1).astype("float32")
+    deviation = tolerance(part, 1, SearchParameters(40, 500, None, 1.0))
+    assert deviation == pytest.approx(variance**0.5)  # of a part of the dims: 1 in place of 0.7
 
 
 def test_variance_of_a_very_long_query_is_added_up_in_parts():
     """Of 1,500 tokens half are equal, and the others are equal too, orthogonal to the first and of norm 3."""
     rows = np.concatenate([np.eye(2, DIM, dtype="float32") * [[1], [3]]] * 750).astype("float32")
-    query = quantise_query(rows)
-    assert distance_variance(query.vectors, query.norms) == pytest.approx(750**2 * (1 + 9), rel=1e-5)
+    assert product_variance(rows) == pytest.approx(750**2 * (1 + 9), rel=1e-5)
 
 
 def test_all_documents_are_likely_for_a_query_of_zeros():
-    query = quantise_query(np.zeros((3, DIM), dtype="float32"))
-    documents, scores = np.arange(20), np.zeros(20, dtype="float32")
+    documents, scores, zeros = np.arange(20), np.zeros(20, dtype="float32"), np.zeros((3, DIM), dtype="float32")
     for k in (10, 50):
-        assert keep_likely(documents, scores, query, k, 2.0).tolist() == list(range(20))
+        most = tolerance(zeros, 1, SearchParameters(40, 500, None, 2.0))
+        assert keep_near_best(documents, scores, k, most).tolist() == list(range(20))
+
+
+def test_with_many_dims_most_documents_are_excluded_by_the_first_128(monkeypatch):
+    documents, _ = collection(900, dim=384)
+    queries = TokenEmbeddings.from_list([document[:5] for document in documents[::36]])
+    index, scored, score = indexes.IVF(), [], sign_stage.sign_scores
+    index.add(range(900), documents, metadata=[{"n": i % 2} for i in range(900)])
+    index.remove([5, 7, 9])
+
+    def noted(isa, documents, chosen, row_bytes, query, scores):
+        scored.append((len(chosen), query[0].shape[1] // 8))
+        score(isa, documents, chosen, row_bytes, query, scores)
+
+    monkeypatch.setattr(sign_stage, "sign_scores", noted)
+    assert recall(index, queries) >= 0.97
+    assert {count for count, words in scored if words == 4} == {897}
+    assert all(10 <= count < 450 for count, words in scored if words == 12)
+    assert len(scored) == 2 * len(queries)
+    assert recall(index, queries, filter="n = 1") >= 0.97
+    assert recall(index, queries, rerank=30) >= 0.9
 
 
 def test_a_query_of_zeros_finds_documents(early):

@@ -151,10 +151,10 @@ class IVF(StoredIndex):
         nprobe
             Number of inverted lists probed per query token.
         candidates
-            Number of documents from the probed lists that enter the Hamming stage, which compares sign codes.
+            Number of documents from the probed lists that enter the sign stage, which scores them by their sign codes.
         rerank
-            Number of documents that leave the Hamming stage and are scored by their codes. By default, these are all
-            documents that may be among the `k` best according to their Hamming distances.
+            Number of documents that leave the sign stage and are scored by their codes. By default, these are all
+            documents that may be among the `k` best according to their sign codes.
 
         Returns
         -------

@@ -1,6 +1,6 @@
 """Maintenance of the inverted lists: when documents are appended to them, and when centroids are trained again.
 
-A search compares the sign codes of all documents that are in no list, which takes a fraction of a millisecond per
+A search scores the sign codes of all documents that are in no list, which takes a fraction of a millisecond per
 thousand documents. So lists pay off for some thousand documents, and appending pays off once some thousand documents
 are in no list. Both take time proportional to the number of tokens, and are due after the tokens have grown by a
 constant factor, so the cost per added document does not depend on the size of the index.

@@ -2,7 +2,7 @@
 
 1. Probing: each query token finds its best inverted lists, by two levels of centroids.
 2. Candidates: documents in these lists with the highest sums of imputed scores.
-3. Hamming stage: MaxSim of the candidates' sign codes.
+3. Sign stage: MaxSim of the query with the candidates' sign codes.
 4. Reranking: MaxSim of the codes with the query in 8 bits, and of the few best with the query in single precision.
 
 If few documents are eligible, because the index is small, has no inverted lists yet or a filter selects few, then stage
@@ -22,12 +22,10 @@ from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
 from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, ListEntries, select_candidates, sum_bits
 from latelier.indexes.ivf.kernels.dots import centroid_dots, rerank_scores
-from latelier.indexes.ivf.kernels.hamming import hamming_scores
 from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
-from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
-from latelier.indexes.ivf.sign_tolerance import score_deviation
+from latelier.indexes.ivf.sign_stage import keep_best, keep_by_signs
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 
@@ -36,8 +34,6 @@ __all__ = [
     "ProbedLists",
     "Scope",
     "find_candidates",
-    "keep_best",
-    "keep_likely",
     "probe_lists",
     "search_query",
 ]
@@ -114,11 +110,7 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     table, query, isa = scope.table, quantise_query(vectors), instruction_set().argument
     chosen = scope.eligible if parameters.exact else _candidates(scope, query, k, parameters)
     if len(chosen) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
-        scores = _score_signs(table, chosen, query)
-        if parameters.rerank is None:
-            chosen = keep_likely(chosen, scores, query, k, parameters.slack)
-        else:
-            chosen = keep_best(chosen, scores, parameters.rerank)
+        chosen = keep_by_signs(table, chosen, query.vectors, k, parameters)
     if len(chosen) > k + _MARGIN:
         chosen = keep_best(chosen, _score_codes(isa, table, chosen, query, all_digits=False), k + _MARGIN)
     if not len(chosen):
@@ -129,7 +121,7 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
 
 
 def _candidates(scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters) -> np.ndarray:
-    """Return the documents for the Hamming stage: candidates and all documents in no list; or all eligible ones."""
+    """Return the documents for the sign stage: candidates and all documents in no list; or all eligible ones."""
     table, eligible = scope.table, scope.eligible
     listed = int(np.searchsorted(eligible, table.listed))
     enough = parameters.rerank or max(k, parameters.candidates // 2)
@@ -217,13 +209,6 @@ def _sums() -> np.ndarray:
     return _SCRATCH.sums
 
 
-def _score_signs(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery) -> np.ndarray:
-    """Return MaxSim of the sign codes, float32: minus the weighted sum of least Hamming distances."""
-    scores = np.empty(len(chosen), dtype="float32")
-    hamming_scores(tuple(table.documents), chosen, (query.signs, query.norms), scores)
-    return scores
-
-
 def _score_codes(
     isa: tuple[int, ...], table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool
 ) -> np.ndarray:
@@ -232,36 +217,3 @@ def _score_codes(
     coded = query.packed, query.start, query.scales
     rerank_scores(isa, tuple(table.documents), chosen, tuple(table.codec.shape), coded, all_digits, scores)
     return scores
-
-
-def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
-    """Return the `most` documents with the highest scores, in the given order; among equal lowest ones, the first."""
-    if len(chosen) <= most:
-        return chosen
-    kept = np.empty(most, dtype="int64")
-    highest_places(scores, kept)
-    return chosen[kept]
-
-
-def keep_likely(chosen: np.ndarray, scores: np.ndarray, query: QuantisedQuery, k: int, slack: float) -> np.ndarray:
-    """Return the documents that may be among the k best, by the scores of their sign codes, in the given order.
-
-    A document is kept if ``score >= score of the k-th best - slack * score_deviation``.
-
-    Parameters
-    ----------
-    chosen
-        Ordinals of documents.
-    scores
-        MaxSim of their sign codes.
-    query
-        The query.
-    k
-        Number of hits of the search.
-    slack
-        Tolerance, in standard deviations.
-    """
-    deviation = score_deviation(query.vectors, query.norms)
-    kept = np.empty(len(chosen), dtype="int64")
-    count = near_highest(scores, min(k, len(chosen)), slack * deviation, kept)
-    return chosen[kept[:count]]

@@ -27,7 +27,7 @@ Effort: TypeAlias = "EffortName | float"
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # nprobe and candidates of effort 1.0, for k <= 25 and dim >= 128; benchmarks/index.py measures the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
-# The Hamming stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
+# The sign stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
 _FEW, _FEW_PER_HIT = 80, 8
 # Sign codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
 _SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
@@ -49,12 +49,12 @@ class SearchParameters:
     nprobe
         Number of inverted lists probed per query token.
     candidates
-        Number of documents from the probed lists that enter the Hamming stage, which compares sign codes.
+        Number of documents from the probed lists that enter the sign stage, which scores them by their sign codes.
     rerank
-        Number of documents that leave the Hamming stage and are scored by their codes; ``None`` for all documents
+        Number of documents that leave the sign stage and are scored by their codes; ``None`` for all documents
         within `slack` of the k-th best.
     slack
-        Tolerance of the Hamming stage, in standard deviations of the Hamming distance; used if `rerank` is None.
+        Tolerance of the sign stage, in standard deviations of its scores; used if `rerank` is None.
     exact
         Score all documents by their codes, and ignore the other parameters.
     """
@@ -133,7 +133,7 @@ def choose_search_parameters(
 
 
 def most_without_signs(k: int) -> int:
-    """Return the number of documents up to which the Hamming stage is left out: all are reranked at once.
+    """Return the number of documents up to which the sign stage is left out: all are reranked at once.
 
     Examples
     --------

@@ -26,7 +26,7 @@ def test_codes_are_near_the_vectors_and_sign_codes_have_their_signs(bits, dim):
             assert ((vectors >= 0) == (decoded > 0)).all()
     signs = np.array([[bit(row, i) for i in range(dim)] for row in sample.arrays["signs"]])
     assert (signs == (np.concatenate(sample.decoded()) >= 0)).all()
-    for row in sample.arrays["signs"]:  # bits beyond the dim are the same everywhere: they add no Hamming distance
+    for row in sample.arrays["signs"]:  # bits beyond the dim are the same everywhere: tables of 0 stand for them
         assert all(bit(row, i) == bit(sample.arrays["signs"][0], i) for i in range(dim, 32 * sign_words(dim)))
 
 

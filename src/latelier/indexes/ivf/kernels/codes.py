@@ -1,7 +1,7 @@
 """Token vectors as codes of 8, 4, 2 or 1 bits, and back to the bytes that integer kernels multiply.
 
 A document token is a vector of small integers times a scale. The signs of the integers are stored separately, as a sign
-code of one bit per number, in words of 32 bits, since the Hamming stage of a search reads only signs. At 4 bits and
+code of one bit per number, in words of 32 bits, since the sign stage of a search reads only signs. At 4 bits and
 fewer, the sign is the highest bit of an integer's code and is not stored again.
 
 =====  ==================================  ===========================================

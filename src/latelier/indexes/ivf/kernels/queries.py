@@ -6,13 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.code_layout import byte_width, sign_words
+from latelier.indexes.ivf.code_layout import byte_width
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import LANES
 
 __all__ = ["QuantisedQuery", "quantise_query"]
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class QuantisedQuery(NamedTuple):
@@ -33,10 +31,8 @@ class QuantisedQuery(NamedTuple):
         ``(3, groups, width / 4, 16, 4)`` int8: the digits packed for SIMD, to be multiplied with document rows.
     start
         ``(3, groups, 16)`` int32: ``-128 * (sum of a token's digits)``, which cancels the shift of document rows.
-    signs
-        ``(groups, words, 16)`` uint32: sign codes, with a bit set if the first digit is not negative.
-    scales, norms
-        ``(tokens,)`` float32: scale and L2 norm of each token.
+    scales
+        ``(tokens,)`` float32: scale of each token.
     """
 
     vectors: np.ndarray
@@ -44,9 +40,7 @@ class QuantisedQuery(NamedTuple):
     rows: np.ndarray
     packed: np.ndarray
     start: np.ndarray
-    signs: np.ndarray
     scales: np.ndarray
-    norms: np.ndarray
 
 
 def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
@@ -64,7 +58,7 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
     ([127, -64], 0.0079)
     """
     tokens, dim = vectors.shape
-    width, words, groups = byte_width(dim), sign_words(dim), -(-tokens // LANES)
+    width, groups = byte_width(dim), -(-tokens // LANES)
     query = QuantisedQuery(
         # For arrays that are read-only or not contiguous, kernels would be compiled again.
         vectors if vectors.flags.carray else np.array(vectors, order="C"),
@@ -72,8 +66,6 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
         np.full((tokens, width), 128, dtype="uint8"),
         np.zeros((3, groups, width // 4, LANES, 4), dtype="int8"),
         np.zeros((3, groups, LANES), dtype="int32"),
-        np.zeros((groups, words, LANES), dtype="uint32"),
-        np.empty(tokens, dtype="float32"),
         np.empty(tokens, dtype="float32"),
     )
     _quantise(tuple(query))
@@ -84,21 +76,19 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
 def _quantise(query: QuantisedQuery) -> None:
     """Fill all arrays of a query, given as a plain tuple, except `vectors`.
 
-    Before, `rows` holds 128, and all others except `scales` and `norms` hold zeros.
+    Before, `rows` holds 128, and all others except `scales` hold zeros.
     """
     query = QuantisedQuery(*query)
     tokens, dim = query.vectors.shape
     rest = np.empty(dim, dtype=np.float64)
     for t in range(tokens):
         group, lane = t // LANES, t % LANES
-        peak, square = np.float32(0), 0.0
+        peak = np.float32(0)
         for i in range(dim):
             x = query.vectors[t, i]
             size = -x if x < 0 else x
             peak = size if size > peak else peak
-            square += np.float64(x) * np.float64(x)
-        # The norm of finite numbers can exceed the largest float32, and is then set to that.
-        query.scales[t], query.norms[t] = peak / np.float32(127), min(np.sqrt(square), _LARGEST)
+        query.scales[t] = peak / np.float32(127)
         inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-37 else 0.0
         for i in range(dim):
             rest[i] = np.float64(query.vectors[t, i]) * inverse
@@ -116,5 +106,3 @@ def _quantise(query: QuantisedQuery) -> None:
                 query.packed[place, group, i >> 2, lane, i & 3] = query.digits[place, t, i]
         for i in range(dim):
             query.rows[t, i] = np.int32(query.digits[0, t, i]) + 128
-            if query.digits[0, t, i] >= 0:
-                query.signs[group, i >> 5, lane] |= np.uint32(1) << np.uint32(i & 31)

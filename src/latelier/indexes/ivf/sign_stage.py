@@ -1,0 +1,89 @@
+"""The sign stage of a search: selects the documents that may be among the best, by their sign codes alone.
+
+With many dims, the first 128 are scored first, which excludes most documents in a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
+from latelier.indexes.ivf.kernels.sign_scores import sign_scores
+from latelier.indexes.ivf.kernels.sign_tables import make_sign_tables
+from latelier.indexes.ivf.search_parameters import SearchParameters
+from latelier.indexes.ivf.sign_integers import round_to_integers
+from latelier.indexes.ivf.sign_tolerance import sign_passes, tolerance
+from latelier.kernels.instruction_sets import instruction_set
+
+__all__ = ["keep_best", "keep_by_signs", "keep_near_best"]
+
+
+def keep_by_signs(
+    table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, k: int, parameters: SearchParameters
+) -> np.ndarray:
+    """Return the documents that may be among the best, in the given order.
+
+    Parameters
+    ----------
+    table
+        The documents.
+    chosen
+        Ordinals of documents, with at least one token each.
+    vectors
+        The query, ``(tokens, dim)`` float32.
+    k
+        Number of hits of the search.
+    parameters
+        With `rerank`, so many documents are kept; otherwise those within `slack` standard deviations.
+    """
+    *first, words = sign_passes(table.codec.shape.sign_words, len(chosen))
+    for some in first:
+        scores = _score(table, chosen, vectors, some)
+        chosen = keep_near_best(chosen, scores, parameters.rerank or k, tolerance(vectors, some, parameters))
+    scores = _score(table, chosen, vectors, words)
+    if parameters.rerank is not None:
+        return keep_best(chosen, scores, parameters.rerank)
+    return keep_near_best(chosen, scores, k, tolerance(vectors, words, parameters))
+
+
+def _score(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:
+    """Return the sign scores of documents, by some words of their sign codes, float32."""
+    integers, units = round_to_integers(vectors, words)
+    scores, row_bytes = np.empty(len(chosen), dtype="float32"), 4 * table.codec.shape.sign_words
+    query = make_sign_tables(integers), units
+    sign_scores(instruction_set().argument, tuple(table.documents), chosen, row_bytes, query, scores)
+    return scores
+
+
+def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
+    """Return the `most` documents with the highest scores, in the given order; among equal lowest ones, the first."""
+    if len(chosen) <= most:
+        return chosen
+    kept = np.empty(most, dtype="int64")
+    highest_places(scores, kept)
+    return chosen[kept]
+
+
+def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: float) -> np.ndarray:
+    """Return the documents with ``score >= k-th best score - tolerance``, in the given order.
+
+    Parameters
+    ----------
+    chosen
+        ``(documents,)`` int64.
+    scores
+        ``(documents,)`` float32, no NaN.
+    k
+        At least 1.
+    tolerance
+        Not negative.
+
+    Examples
+    --------
+    >>> scores = np.array([1.0, 3.0, 2.5], dtype="float32")
+    >>> keep_near_best(np.array([7, 8, 9]), scores, 1, 0.75)
+    array([8, 9])
+    """
+    kept = np.empty(len(chosen), dtype="int64")
+    return chosen[kept[: near_highest(scores, min(k, len(chosen)), tolerance, kept)]]
