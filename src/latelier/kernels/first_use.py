@@ -27,12 +27,10 @@ class FirstUse:
     Examples
     --------
     >>> first_use = FirstUse(most_work=100)
-    >>> prepared = []
-    >>> [first_use.is_over(work=50, prepare=lambda: prepared.append(1)) for _ in range(2)]
-    [False, False]
-    >>> first_use.wait()
-    >>> first_use.is_over(work=50, prepare=list), prepared
-    (True, [1])
+    >>> def prepare():
+    ...     print("compiling")
+    >>> first_use.is_over(50, prepare), first_use.is_over(101, prepare)
+    (False, True)
     """
 
     def __init__(self, most_work: int) -> None:
