@@ -2,10 +2,12 @@
 
 `train` loads the data, splits off validation queries, mines hard negatives, chooses a loss, runs the trainer of
 sentence-transformers, and measures before and after. For anything else, use that trainer with `latelier.losses`.
+`distill_pooling` trains the pooling of a model that compresses its documents.
 """
 
 from latelier.training.options import TrainingOptions
+from latelier.training.pooling import distill_pooling
 from latelier.training.report import TrainingReport
 from latelier.training.run import train
 
-__all__ = ["TrainingOptions", "TrainingReport", "train"]
+__all__ = ["TrainingOptions", "TrainingReport", "distill_pooling", "train"]

@@ -1,0 +1,106 @@
+"""Distilling a pooling: pooled documents rank more like unpooled ones than by Ward's method."""
+
+import pytest
+import torch
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT
+from latelier.scores import colbert_scores
+from latelier.training import distill_pooling
+from latelier.training.pooling import _Batch, _loss, _maxima
+
+STEPS = {"steps": 60, "batch_size": 16, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def texts(docstrings):
+    return [document["text"][:400] for document in docstrings[:4000:3] if len(document["text"]) > 200]
+
+
+@pytest.fixture(scope="module")
+def whole(shallow, texts):
+    """Unpooled vectors of documents, and of queries made of the ends of others."""
+    model = ColBERT.from_dense(shallow, device="cpu")
+    return model.encode_document(texts, packed=True), model.encode_query([text[-80:] for text in texts], packed=True)
+
+
+@pytest.fixture(scope="module")
+def distilled(shallow, whole):
+    model = ColBERT.from_dense(shallow, device="cpu").compress_documents(4)
+    documents, queries = whole
+    return distill_pooling(model, documents[100:], queries[100:], **STEPS)
+
+
+def same_first(model, texts, whole) -> float:
+    """Share of queries with the first document that unpooled vectors give; the texts were not trained with."""
+    documents, queries = whole
+    scores = colbert_scores(queries[:100], model.encode_document(texts[:100], packed=True))
+    return (scores.argmax(dim=1) == colbert_scores(queries[:100], documents[:100]).argmax(dim=1)).float().mean().item()
+
+
+def test_rankings_come_closer_to_those_of_unpooled_documents(shallow, distilled, texts, whole):
+    ward = ColBERT.from_dense(shallow, device="cpu").compress_documents(4)
+    assert same_first(distilled, texts, whole) > same_first(ward, texts, whole) + 0.02
+    assert not distilled.training
+
+
+def test_the_encoder_and_queries_stay_as_they_were(distilled, texts, whole):
+    queries = distilled.encode_query([text[-80:] for text in texts[:5]], packed=True)
+    assert torch.allclose(queries.vectors, whole[1][:5].vectors, atol=1e-5)
+
+
+def test_texts_give_the_same_as_their_vectors_and_a_seed_decides(shallow, texts):
+    def train(documents, queries, seed=0):
+        model = ColBERT.from_dense(shallow, device="cpu")
+        torch.manual_seed(0)
+        return distill_pooling(model.compress_documents(3), documents, queries, steps=2, seed=seed)
+
+    some = texts[:8]
+    model = ColBERT.from_dense(shallow, device="cpu")
+    vectors = [model.encode(some, is_query=q, packed=True, precision="float16") for q in (False, True)]
+    first, second, other = train(some, some), train(*vectors), train(some, some, seed=1)
+    assert torch.equal(first[2].queries, second[2].queries)
+    assert not torch.equal(first[2].queries, other[2].queries)
+    assert train(some, None)[2].queries.any()
+
+
+def test_loss_is_that_of_the_formula(distilled, whole):
+    pooling = distilled[2]
+    documents, queries = whole[0][:3], whole[1][:2]
+    padded, mask = documents.pad()
+    rows = torch.repeat_interleave(torch.arange(2), torch.from_numpy(queries.lengths))
+    found = _loss(pooling, _Batch(queries.vectors, rows, padded, mask))
+
+    relevance = (colbert_scores(queries, documents) / 0.5).softmax(dim=1)
+    pooled = TokenEmbeddings.from_list(pooling.pool(list(documents)))
+    approximate = (colbert_scores(queries, pooled) / 0.5).softmax(dim=1)
+    divergence = (relevance * (relevance.log() - approximate.log())).sum(dim=1).mean()
+    matched = []
+    for row, query in enumerate(queries):
+        for token in query:
+            for d, document in enumerate(documents):
+                weights = pooling.log_weights(document).log_softmax(dim=0)
+                matched.append(relevance[row, d] * -weights[(document @ token).argmax()])
+    expected = 3 * divergence + torch.stack(matched).sum() / queries.num_tokens
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_maxima_skip_masked_tokens():
+    documents = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
+    values, places = _maxima(torch.tensor([[-1.0, 0.0]]), documents, torch.tensor([[True, False]]))
+    assert (values.tolist(), places.tolist()) == ([[-1.0]], [[0]])
+
+
+def test_what_cannot_be_distilled_is_said(shallow):
+    model = ColBERT.from_dense(shallow, device="cpu")
+    with pytest.raises(InvalidArgumentError, match=r"no AttentionPooling; call model\.compress_documents"):
+        distill_pooling(model, ["a"])
+    model.compress_documents(2)
+    with pytest.raises(InvalidArgumentError, match="received 0 documents and 0 queries"):
+        distill_pooling(model, [])
+    with pytest.raises(InvalidArgumentError, match="sentences are drawn from texts only"):
+        distill_pooling(model, TokenEmbeddings.from_list([[[1.0, 0.0]]]))
+    for name, value in (("steps", 0), ("batch_size", 0), ("learning_rate", 0)):
+        with pytest.raises(InvalidArgumentError, match=f"received {name}=0"):
+            distill_pooling(model, ["a"], **{name: value})
