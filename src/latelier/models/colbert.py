@@ -23,7 +23,7 @@ from latelier.models.inputs import read_inputs
 from latelier.models.lengths import check_lengths, max_length, set_max_lengths
 from latelier.models.outputs import OutputForm
 from latelier.models.overrides import Overrides
-from latelier.models.pooling import check_pooling
+from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.recipe import Recipe, untrained_recipe
 from latelier.models.tokenization import check_preprocessing, check_task_is_known, scored_tokens, tokenization_errors
 from latelier.utils.reading import as_path
@@ -188,6 +188,8 @@ class ColBERT(Overrides):
         compute_dtype: str = "auto",
         truncate_dim: int | None = None,
         pool_factor: int = 1,
+        num_vectors: int | None = None,
+        pool_method: PoolMethod = "ward",
         protected_tokens: int = 1,
         add_special_tokens: bool = False,
         convert_to_tensor: bool = False,
@@ -219,8 +221,9 @@ class ColBERT(Overrides):
             bfloat16 for more than 32,768 tokens where it is faster and a sample keeps a cosine of 0.999 for each token.
         truncate_dim
             Keep the first `truncate_dim` numbers of each vector and normalise them again; default: the model's.
-        pool_factor, protected_tokens
-            Of documents, keep about one vector of ``pool_factor``; see `pool_tokens`.
+        pool_factor, num_vectors, pool_method, protected_tokens
+            Of documents, keep about one vector of ``pool_factor``, or at most `num_vectors`, by one of the methods of
+            `pool_tokens`; the encoder's attention gives their weights.
         add_special_tokens, convert_to_tensor
             For calls written for neural-cherche and PyLate: there are always special tokens, and tensors.
         batch_size, show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, **kwargs
@@ -236,11 +239,11 @@ class ColBERT(Overrides):
         given = options.one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
         batch = read_inputs(given, self.is_singular_input)
         task = options.resolve_task(query_mode, is_query, task)
-        check_pooling(pool_factor, protected_tokens, task, output_value)
+        pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
         numpy = convert_to_numpy and not convert_to_tensor
-        form = OutputForm(packed, precision, numpy, output_value is None, pool_factor, protected_tokens)
+        form = OutputForm(packed, precision, numpy, output_value is None, pooling)
         dim = options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
-        job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy)
+        job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
         if not truncation:
             check_lengths(self, batch.rows, task)
         values = (show_progress_bar, output_value, numpy, device, normalize_embeddings, pool, chunk_size, token_pooling)
@@ -258,6 +261,8 @@ class ColBERT(Overrides):
         compute_dtype: str = "auto",
         truncate_dim: int | None = None,
         pool_factor: int = 1,
+        num_vectors: int | None = None,
+        pool_method: PoolMethod = "ward",
         protected_tokens: int = 1,
         batch_size: int = 32,
         show_progress_bar: bool = False,
@@ -272,8 +277,8 @@ class ColBERT(Overrides):
             Whether the texts are queries rather than documents.
         packed
             Yield `TokenEmbeddings` of up to 2,048 texts rather than one matrix per text. Indexes take either.
-        precision, compute_dtype, truncate_dim, pool_factor, protected_tokens, batch_size, show_progress_bar
-            As in `encode`. ``compute_dtype="auto"`` decides by the first 2,048 texts.
+        precision, compute_dtype, truncate_dim, pool_factor, num_vectors, pool_method, protected_tokens, batch_size
+            With `show_progress_bar`, as in `encode`. ``compute_dtype="auto"`` decides by the first 2,048 texts.
 
         Yields
         ------
@@ -281,12 +286,11 @@ class ColBERT(Overrides):
             One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
         """
         task = "query" if is_query else "document"
-        check_pooling(pool_factor, protected_tokens, task)
-        form = OutputForm(packed, precision, pool_factor=pool_factor, protected_tokens=protected_tokens)
+        pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task)
         dim = options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
-        job = encoding.Job(task, None, batch_size, compute_dtype, dim)
+        job = encoding.Job(task, None, batch_size, compute_dtype, dim, pooling=pooling)
         self._construction.check_fitted()
-        return encoding.stream(self, texts, job, form, show_progress_bar)
+        return encoding.stream(self, texts, job, OutputForm(packed, precision, pooling=pooling), show_progress_bar)
 
     def forward(
         self,
@@ -314,9 +318,8 @@ class ColBERT(Overrides):
         Returns
         -------
         dict
-            For texts ``{"embeddings": (batch, max_length, dim)}``, always of the full length cap: rows of padding and
-            of tokens that are not scored are zero. For features, the features with ``token_embeddings`` and
-            ``attention_mask`` (which tokens are scored).
+            For texts ``{"embeddings": (batch, max_length, dim)}``, of the full length cap; rows that are not scored are
+            zero. For features, the features with ``token_embeddings`` and ``attention_mask`` (the scored tokens).
 
         Raises
         ------
@@ -387,8 +390,7 @@ class ColBERT(Overrides):
     def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Turn texts, or other inputs that the encoder reads, into features.
 
-        Texts get the model's own prompt for their task, which holds the marker: the sentence-transformers trainer
-        passes no prompt.
+        Texts get the model's own prompt for their task, which holds the marker: trainers pass no prompt.
 
         Parameters
         ----------
@@ -397,8 +399,7 @@ class ColBERT(Overrides):
         prompt
             What to put before each; None means the model's prompt for the task, ``""`` none.
         **kwargs
-            ``task`` (``"query"`` or ``"document"``), ``max_length``, ``processing_kwargs``, and what the model's own
-            modules take.
+            ``task`` (``"query"`` or ``"document"``), ``max_length``, ``processing_kwargs``, and what the modules take.
 
         Returns
         -------
@@ -447,15 +448,14 @@ class ColBERT(Overrides):
         """Pool each document into at most `num_vectors` vectors from now on, and return the model itself.
 
         Adds an `AttentionPooling` to the pipeline. Untrained, it pools by Ward's method; train it with the losses of
-        this library. It is saved with the model.
+        this library, or with `latelier.training.distill_pooling`. It is saved with the model.
 
         Parameters
         ----------
         num_vectors, **kwargs
             As in `latelier.modules.AttentionPooling`.
         """
-        options.check("compress_documents", kwargs, compression.ARGUMENTS, self.compress_documents)
-        compression.compress_documents(self, num_vectors, **kwargs)
+        compression.compress_documents(self, num_vectors, kwargs)
         return self
 
     def save(

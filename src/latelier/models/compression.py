@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,35 +12,36 @@ from sentence_transformers.multi_vector_encoder.modules.token_pooling import Bas
 from torch import nn
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.options import check
 from latelier.modules import AttentionPooling
 
 __all__ = [
-    "ARGUMENTS",
     "compress_documents",
     "find_pooling",
     "has_pooling",
     "unpooled",
 ]
 
-ARGUMENTS = frozenset({"heads", "dim_head", "hidden_dim"})
-"""Names of the arguments of an `AttentionPooling` that a user chooses besides `num_vectors`."""
+# Arguments of an `AttentionPooling` that a user chooses besides `num_vectors`.
+_ARGUMENTS = ("heads", "dim_head", "hidden_dim")
 
 
-def compress_documents(model: MultiVectorEncoder, num_vectors: int, **arguments: Any) -> None:
+def compress_documents(model: MultiVectorEncoder, num_vectors: int, arguments: Mapping[str, Any]) -> None:
     """Add an `AttentionPooling` to a model, before its last normalisation.
 
     Parameters
     ----------
     model
         The model, changed in place.
-    num_vectors, **arguments
-        As in `AttentionPooling`.
+    num_vectors, arguments
+        Arguments of the `AttentionPooling`.
 
     Raises
     ------
     InvalidArgumentError
-        If the model pools its documents already.
+        If the model pools its documents already, or there is no such argument.
     """
+    check("compress_documents", arguments, {"num_vectors", *_ARGUMENTS})
     if has_pooling(model, "document"):
         raise InvalidArgumentError(
             "this model pools its documents already; load the model that it was made from to use another num_vectors."

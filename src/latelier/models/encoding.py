@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -21,11 +22,14 @@ from torch import Tensor, nn
 
 from latelier.arrays import torch_dtype
 from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
 from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
 from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import max_length
 from latelier.models.options import check_delegated_dtype, has_loop_options, prompt_errors
 from latelier.models.outputs import OutputForm
+from latelier.models.pooling import Pooling, pool_tokens
+from latelier.models.salience import Recorder, recorded_attention
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import batch_by_tokens, check_count, resolve_device
 from latelier.utils.features import move_features, select_rows, used_positions
@@ -52,6 +56,7 @@ _CPU_TOKENS = 2048
 # Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are.
 _SAMPLE = 4
 _CPU = torch.device("cpu")
+_UNPOOLED = Pooling()
 _logger = logging.getLogger(__name__)
 _DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
 
@@ -76,6 +81,8 @@ class Job:
         Move each batch to the CPU when it is done.
     device
         Where to compute.
+    pooling
+        How to pool documents; the loop of this module does it only where the encoder's attention gives the weights.
 
     Raises
     ------
@@ -90,6 +97,7 @@ class Job:
     truncate_dim: int | None = None
     save_to_cpu: bool = False
     device: torch.device = _CPU
+    pooling: Pooling = _UNPOOLED
 
     def __post_init__(self) -> None:
         check_compute_dtype(self.compute_dtype)
@@ -173,6 +181,11 @@ def encode_rows(
     delegated = model._distributed_inference is not None and options.get("device") is None
     if delegated or not (encodes_by_budget(model) and has_loop_options(options) and are_texts(rows)):
         check_delegated_dtype(job.compute_dtype, options, job.task)
+        if job.pooling.uses_attention:
+            raise InvalidArgumentError(
+                f"received pool_method={job.pooling.method!r}, but sentence-transformers encodes these inputs, or with "
+                'these options, and shows no attention; use pool_method="ward", or encode texts without the options.'
+            )
         options = {**options, "batch_size": job.batch_size, "task": job.task}
         encoded: Any = MultiVectorEncoder.encode(
             model, rows, prompt_name if prompt is None else None, prompt, **options
@@ -346,17 +359,30 @@ def _encode_window(
     if job.device.type == "cpu":
         budget = min(budget, _CPU_TOKENS)
     batches = []
-    with inference(model, job.device, dtype):
+    with _recording(model, job) as recorder, inference(model, job.device, dtype):
         for rows in batch_by_tokens(used.sum(dim=1).numpy(), budget):
-            batches.append(_encode_batch(model, features, used, rows, job))
+            batches.append(_encode_batch(model, features, used, rows, job, recorder))
             if bar is not None:
                 bar.update(len(rows))
     return Window(batches)
 
 
-def _encode_batch(model: MultiVectorEncoder, features: Any, used: Tensor, rows: np.ndarray, job: Job) -> Batch:
-    batch = features if len(used) == 1 else select_rows(features, used, rows)
-    out = model(move_features(batch, job.device), task=job.task)
+def _recording(model: MultiVectorEncoder, job: Job) -> AbstractContextManager[Recorder | None]:
+    """Return a context in which the encoder's attention is recorded, if documents are pooled by it."""
+    return recorded_attention(model) if job.pooling.uses_attention else nullcontext()
+
+
+def _encode_batch(
+    model: MultiVectorEncoder,
+    features: Any,
+    used: Tensor,
+    rows: np.ndarray,
+    job: Job,
+    recorder: Recorder | None = None,
+) -> Batch:
+    batch = move_features(features if len(used) == 1 else select_rows(features, used, rows), job.device)
+    read = batch["attention_mask"].bool()  # before the model replaces it by the tokens that are scored
+    out = model(batch, task=job.task)
     mask = out["attention_mask"].bool()
     vectors = out["token_embeddings"][mask]  # (tokens of the batch, dim)
     if torch.is_autocast_enabled(job.device.type):
@@ -365,7 +391,19 @@ def _encode_batch(model: MultiVectorEncoder, features: Any, used: Tensor, rows: 
         vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(model[-1], Normalize) else vectors
     if job.truncate_dim is not None:
         vectors = _truncate(vectors, job.truncate_dim)
-    return Batch(rows, vectors.cpu() if job.save_to_cpu else vectors, mask.sum(dim=1).tolist())
+    lengths = mask.sum(dim=1).tolist()
+    if recorder is not None:
+        how = job.pooling
+        pooled = pool_tokens(
+            TokenEmbeddings(vectors, lengths_to_offsets(lengths)),
+            how.pool_factor,
+            num_vectors=how.num_vectors,
+            method=how.method,
+            weights=recorder.received(read)[mask],
+            protected_tokens=how.protected_tokens,
+        )
+        vectors, lengths = pooled.vectors, pooled.lengths.tolist()
+    return Batch(rows, vectors.cpu() if job.save_to_cpu else vectors, lengths)
 
 
 def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | None:

@@ -12,9 +12,11 @@ from torch import Tensor
 from latelier.arrays import DTYPES, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models.pooling import pool_tokens
+from latelier.models.pooling import Pooling, pool_tokens
 
 __all__ = ["OutputForm"]
+
+_UNPOOLED = Pooling()
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class OutputForm:
         Arrays rather than tensors.
     raw
         sentence-transformers' own features (``output_value=None``), returned unchanged.
-    pool_factor, protected_tokens
-        Arguments of `pool_tokens`; a factor of 1 keeps every vector.
+    pooling
+        How to pool the vectors; with weights from the encoder's attention, the encoding loop has pooled them already.
 
     Raises
     ------
@@ -44,8 +46,7 @@ class OutputForm:
     precision: str | None = None
     numpy: bool = False
     raw: bool = False
-    pool_factor: int = 1
-    protected_tokens: int = 1
+    pooling: Pooling = _UNPOOLED
 
     def __post_init__(self) -> None:
         if self.precision is None:
@@ -72,12 +73,16 @@ class OutputForm:
     @property
     def works_on_packed(self) -> bool:
         """Whether `convert` needs `TokenEmbeddings`; encoding then returns them without a detour through a list."""
-        return self.packed or self.pool_factor > 1
+        return self.packed or self._pools
 
     @property
     def encoded_precision(self) -> str | None:
         """The precision to encode in: None with pooling, which needs the vectors as computed."""
-        return self.precision if self.pool_factor == 1 else None
+        return None if self._pools else self.precision
+
+    @property
+    def _pools(self) -> bool:
+        return self.pooling.is_on and not self.pooling.uses_attention
 
     def convert(self, encoded: Any, dim: int, single: bool) -> Any:
         """Return the embeddings of all texts in this form.
@@ -91,8 +96,8 @@ class OutputForm:
         single
             Whether one text was given rather than a list.
         """
-        if self.pool_factor > 1 and len(encoded):
-            encoded = pool_tokens(_join(encoded), self.pool_factor, protected_tokens=self.protected_tokens)
+        if self._pools and len(encoded):
+            encoded = self._pool(_join(encoded))
         if self.raw:
             return encoded[0] if single else encoded
         if self.packed:
@@ -106,10 +111,14 @@ class OutputForm:
 
     def convert_window(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
         """Return a window of a stream, encoded in `encoded_precision`, pooled and in this precision."""
-        if self.pool_factor == 1:
+        if not self._pools:
             return encoded
-        pooled = pool_tokens(encoded, self.pool_factor, protected_tokens=self.protected_tokens)
+        pooled = self._pool(encoded)
         return pooled if self.precision is None else pooled.to(self.precision)
+
+    def _pool(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
+        how = self.pooling
+        return pool_tokens(encoded, how.pool_factor, num_vectors=how.num_vectors, protected_tokens=how.protected_tokens)
 
     def _cast(self, row: Any) -> Any:
         """Convert one tensor or array to the wanted kind and precision."""
