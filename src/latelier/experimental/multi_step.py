@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 
@@ -119,7 +119,7 @@ class MultiStepRetriever:
     @overload
     def search(
         self,
-        queries: Sequence[str],
+        queries: list[str] | tuple[str, ...],
         k: int = 10,
         max_steps: int = 1,
         *,
@@ -179,7 +179,8 @@ class MultiStepRetriever:
     @torch.inference_mode()
     def _run(self, texts: list[str], k: int, max_steps: int, least: float, merge: Merge) -> list[MultiStepResult]:
         index = self.retriever.index
-        state = self.dynamics.eval().begin(self.retriever.model.encode_query(texts, packed=True))
+        queries: Any = self.retriever.model.encode_query(texts, packed=True)
+        state = self.dynamics.eval().begin(queries)
         with index.snapshot():
             searches = [[hits] for hits in index.search(state.queries(), k)]
             steps: list[list[Step]] = [[] for _ in texts]
@@ -187,7 +188,7 @@ class MultiStepRetriever:
             for _ in range(max_steps):
                 unread = [_best_unread(merge_hits(searches[i], k, merge), steps[i]) for i in active]
                 reading = [row for row, id_ in enumerate(unread) if id_ is not None]
-                ids = [unread[row] for row in reading]
+                ids = [id_ for id_ in unread if id_ is not None]
                 if not ids:
                     break
                 before, state = state.select(reading), self._read(state.select(reading), ids)

@@ -234,7 +234,8 @@ def _prepare(
 ) -> tuple[list[_Prepared], TokenEmbeddings, TokenEmbeddings]:
     """Encode the queries, find hard negatives, and load the vectors of all documents that training needs."""
     model, index = multi_step.retriever.model, multi_step.retriever.index
-    queries = model.encode_query([example.query for example in examples], packed=True).to("cpu").to("float32")
+    encoded: Any = model.encode_query([example.query for example in examples], packed=True)
+    queries = encoded.to("cpu").to("float32")
     with index.snapshot():
         first = _as_torch(index.get_embeddings([example.documents[0] for example in examples]))
         plain = index.search(queries, 2 * negatives)
