@@ -1,22 +1,26 @@
 """Speed of encoding compared with sentence-transformers, and its effect on ranking.
 
-    python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--device cuda] [--json out.json]
+    python benchmarks/encoding.py path/to/scifact [--documents 2000] [--queries 100] [--speed-only] [--busy]
 
-The folder is a collection in BEIR layout. A sample of its documents, which includes all judged ones, is encoded with
-one model, all-MiniLM-L6-v2 projected to 128 dimensions without training: by sentence-transformers at its defaults, and
-by this library at its defaults and in float32. Documents are encoded once. Queries are encoded one at a time, ten by
-each system in turn; times are medians. Ranking is exact; "least cosine" is the lowest cosine of a token vector with
-that of sentence-transformers.
+The folder is a collection in BEIR layout. A sample of its documents, which includes judged ones, is encoded with one
+model, all-MiniLM-L6-v2 projected to 128 dimensions without training: by sentence-transformers at its defaults, and by
+this library with torch (float32, bfloat16) and with ONNX Runtime (float32, int8; extra ``onnx``). Each system encodes
+64 documents, or ten queries one at a time, then the next system does: caches hold the weights of the system that runs,
+and other work on the machine slows all of them alike. Times are medians. Ranking is exact; "least cosine" and "mean
+cosine" are those of token vectors with the ones of sentence-transformers. With ``--busy`` another process takes a core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,93 +30,117 @@ from sentence_transformers import MultiVectorEncoder
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, load_beir
+from latelier.kernels.instruction_sets import instruction_set
 from latelier.models import DEFAULT_MODEL, ColBERT
 
-PEER, OURS, EXACT, FORCED = "sentence-transformers", "latelier", "latelier, float32", "latelier, bfloat16"
+PEER = "sentence-transformers"
+CHUNK = 64  # documents
+Encode = Callable[[list[str], str], Any]
 
 
-def documents_per_second(
-    systems: dict[str, Callable[[list[str]], Any]], texts: list[str]
+def encoders(options: argparse.Namespace) -> dict[str, Encode]:
+    """Return the systems by name: each encodes texts as ``"query"`` or ``"document"``."""
+
+    def load(backend: str) -> ColBERT:
+        return ColBERT.from_dense(
+            DEFAULT_MODEL, "orthogonal", 128, options.device, max_length_document=options.length, backend=backend
+        )
+
+    model = load("torch")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        peer = MultiVectorEncoder(folder, device=options.device)
+
+    def ours(model: ColBERT, dtype: str) -> Encode:
+        return lambda texts, task: model.encode(texts, task=task, packed=True, compute_dtype=dtype)
+
+    systems: dict[str, Encode] = {PEER: lambda texts, task: peer.encode(texts, task=task)}
+    systems |= {f"torch, {dtype}": ours(model, dtype) for dtype in ("float32", "bfloat16")}
+    if options.device == "cpu" and find_spec("onnxruntime") is not None:
+        exported = load("onnx")
+        systems |= {f"ONNX Runtime, {dtype}": ours(exported, dtype) for dtype in ("float32", "int8")}
+    return systems
+
+
+def encode_documents(
+    systems: dict[str, Encode], texts: list[str]
 ) -> tuple[dict[str, float], dict[str, TokenEmbeddings]]:
-    rates, encoded = {}, {}
-    for name, encode in systems.items():
-        encode(texts[:8])
-        begin = time.perf_counter()
-        rows = encode(texts)
-        rates[name] = len(texts) / (time.perf_counter() - begin)
-        encoded[name] = (rows if isinstance(rows, TokenEmbeddings) else TokenEmbeddings.from_list(rows)).to("cpu")
-    return rates, encoded
+    """Return documents per second, and the embeddings."""
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    parts: dict[str, list[TokenEmbeddings]] = {name: [] for name in systems}
+    for encode in systems.values():
+        encode(texts[:8], "document")
+    for start in range(0, len(texts), CHUNK):
+        chunk = texts[start : start + CHUNK]
+        for name, encode in systems.items():
+            begin = time.perf_counter()
+            rows = encode(chunk, "document")
+            times[name].append((time.perf_counter() - begin) / len(chunk))
+            parts[name].append(_packed(rows))
+    encoded = {name: TokenEmbeddings.concatenate(each) for name, each in parts.items()}
+    return {name: 1 / statistics.median(values) for name, values in times.items()}, encoded
 
 
-def query_ms(systems: dict[str, Callable[[str], Any]], queries: list[str]) -> dict[str, float]:
-    """Encode ten queries with one system, then with the next: after a single query, caches hold the other's weights."""
+def query_ms(systems: dict[str, Encode], queries: list[str]) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in systems}
     for start in range(0, len(queries), 10):
         for name, encode in systems.items():
-            encode(queries[start])
+            encode(queries[start : start + 1], "query")
             for query in queries[start : start + 10]:
                 begin = time.perf_counter()
-                encode(query)
+                encode([query], "query")
                 times[name].append(1e3 * (time.perf_counter() - begin))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def padding(model: ColBERT, texts: list[str]) -> float:
-    """Return the share of padding among the positions that the encoder computes."""
-    computed = 0
-
-    def count(module: torch.nn.Module, inputs: Any) -> None:
-        nonlocal computed
-        computed += inputs[0]["input_ids"].numel()
-
-    handle = model[0].register_forward_pre_hook(count)
-    model.encode_document(texts, packed=True, compute_dtype="bfloat16")
-    handle.remove()
-    real = int(model.preprocess(texts, task="document")["attention_mask"].sum())
-    return 1 - real / computed
-
-
 def measure(collection: Collection, options: argparse.Namespace) -> list[dict[str, Any]]:
-    ids = sample(collection, options.documents)
+    every = list(collection.texts())
+    ids = every[: options.documents] if options.speed_only or options.busy else sample(collection, options.documents)
     texts = [collection.texts()[id_] for id_ in ids]
     queries = list(collection.queries.values())
-    model = ColBERT.from_dense(DEFAULT_MODEL, "orthogonal", 128, options.device, max_length_document=options.length)
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        peer = MultiVectorEncoder(folder, device=options.device)
-    rates, documents = documents_per_second(
-        {
-            PEER: peer.encode_document,
-            OURS: lambda texts: model.encode_document(texts, packed=True),
-            EXACT: lambda texts: model.encode_document(texts, packed=True, compute_dtype="float32"),
-        },
-        texts,
-    )
-    latencies = query_ms(
-        {
-            PEER: peer.encode_query,
-            OURS: model.encode_query,
-            FORCED: lambda query: model.encode_query(query, compute_dtype="bfloat16"),
-        },
-        queries[: options.queries],
-    )
-    encoded_queries = model.encode_query(queries, packed=True).to("cpu")
+    systems = encoders(options)
+    with busy_core() if options.busy else nullcontext():
+        rates, documents = encode_documents(systems, texts)
+        latencies = query_ms(systems, queries[: options.queries])
     exact = documents[PEER].vectors
     rows = []
-    for name in (PEER, OURS, EXACT, FORCED):
-        row: dict[str, Any] = {"system": name}
-        if name in documents:
-            row["documents/s"], row["ratio"] = rates[name], rates[name] / rates[PEER]
-            row[MEASURE] = quality(collection, ids, encoded_queries, documents[name])
-            row["least cosine"] = torch.cosine_similarity(documents[name].vectors, exact, dim=-1).min().item()
-        if name in latencies:
-            row["query ms"], row["query ratio"] = latencies[name], latencies[name] / latencies[PEER]
+    for name, encode in systems.items():
+        row: dict[str, Any] = {"system": name, "documents/s": rates[name], "ratio": rates[name] / rates[PEER]}
+        row |= {"query ms": latencies[name], "query ratio": latencies[name] / latencies[PEER]}
+        if not (options.speed_only or options.busy):
+            row[MEASURE] = quality(collection, ids, _packed(encode(queries, "query")), documents[name])
+            cosines = torch.cosine_similarity(documents[name].vectors, exact, dim=-1)
+            row |= {"least cosine": cosines.min().item(), "mean cosine": cosines.mean().item()}
         rows.append(row)
+    lengths = [
+        documents[PEER].lengths.mean(),
+        _packed(systems[PEER](queries[: options.queries], "query")).lengths.mean(),
+    ]
     print(
-        f"{len(texts):,} documents of {documents[OURS].lengths.mean():.0f} tokens, {len(queries)} queries of "
-        f"{encoded_queries.lengths.mean():.0f}, {options.threads} threads; padding {padding(model, texts):.1%}"
+        f"{len(texts):,} documents of {lengths[0]:.0f} tokens, queries of {lengths[1]:.0f}; {options.threads} threads"
+        f"{', one core taken' if options.busy else ''}; {instruction_set().name}"
     )
     return rows
+
+
+def _packed(rows: Any) -> TokenEmbeddings:
+    return (rows if isinstance(rows, TokenEmbeddings) else TokenEmbeddings.from_list(rows)).to("cpu")
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _spin() -> None:
+    while True:
+        pass
 
 
 def main() -> None:
@@ -123,12 +151,16 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=300, help="maximum document length in tokens")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--speed-only", action="store_true", help="encode the first documents, judged or not; no ranking"
+    )
+    parser.add_argument("--busy", action="store_true", help="as --speed-only, while another process takes one core")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parse_options(parser)
     torch.set_num_threads(options.threads)
     rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)
-    columns = {"documents/s": ".1f", "ratio": ".2f", MEASURE: ".4f", "least cosine": ".5f"}
-    columns |= {"query ms": ".2f", "query ratio": ".2f"}
+    columns = {"documents/s": ".1f", "ratio": ".2f", "query ms": ".2f", "query ratio": ".2f"}
+    columns |= {MEASURE: ".4f", "least cosine": ".4f", "mean cosine": ".5f"}
     print(f"{'system':24}" + "".join(f"{name:>14}" for name in columns))
     for row in rows:
         cells = (format(row[name], spec) if name in row else "" for name, spec in columns.items())

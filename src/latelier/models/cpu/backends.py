@@ -101,7 +101,7 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
         raise InvalidArgumentError(
             "received compute_dtype='int8', which ONNX Runtime computes; load the model with backend='onnx'."
         )
-    encoder = model[0].model if isinstance(model[0], Transformer) else None
+    encoder: Any = model[0].model if isinstance(model[0], Transformer) else None
     if encoder is None and (compute_dtype == "int8" or backend == "onnx"):
         raise InvalidArgumentError(
             f"received backend={backend!r} for a model whose first module is a {type(model[0]).__name__}; ONNX Runtime "

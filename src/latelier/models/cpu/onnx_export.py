@@ -125,7 +125,7 @@ def _trace(encoder: Any, path: Path) -> None:
     names = _input_names(encoder)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with torch.no_grad(), _quietly():
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             _LastHiddenState(encoder, names).eval(),
             _example(encoder, *_SHAPES[1]),
             dynamo=True,
@@ -134,8 +134,7 @@ def _trace(encoder: Any, path: Path) -> None:
             output_names=[_OUTPUT],
             verbose=False,
         )
-    model = program.model
-    for node in model.graph:
+    for node in program.model.graph:
         node.metadata_props.clear()  # the lines of Python that each operator came from
     program.save(str(path), external_data=True)  # weights go to `WEIGHTS_FILE`
 

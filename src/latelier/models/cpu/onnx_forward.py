@@ -152,13 +152,15 @@ class _OnnxForward:
     def __call__(self, *args: Any, **options: Any) -> Any:
         if args or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not _accepts(options):
             return type(self._encoder).forward(self._encoder, *args, **options)
-        inputs = (options.get(name) for name in INPUTS)
-        ids, mask, types = (None if each is None else each.long().numpy() for each in inputs)
-        return BaseModelOutput(last_hidden_state=torch.from_numpy(self._session.run(ids, mask, types)))
+        given = (options.get(name) for name in INPUTS)
+        inputs: list[Any] = [None if each is None else each.long().numpy() for each in given]
+        hidden = self._session.run(*inputs)
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(hidden))
 
 
 def _accepts(options: dict[str, Any]) -> bool:
     """Whether a call is for a padded batch of token ids, with no option that an export does not know."""
     ids, mask = options.get("input_ids"), options.get("attention_mask")
-    padded = isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.shape == ids.shape and ids.ndim == 2
-    return padded and ids.numel() > 0 and all(name in _KNOWN_OPTIONS or not value for name, value in options.items())
+    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or mask.shape != ids.shape or ids.ndim != 2:
+        return False
+    return ids.numel() > 0 and all(name in _KNOWN_OPTIONS or not value for name, value in options.items())
