@@ -205,12 +205,12 @@ def convert_rows(rows: int, count: int, row: tuple[int, int, int], out: np.ndarr
     for r in range(len(out)):
         source, target = rows + min(r, count - 1) * row_bytes, np.int64(out[r].ctypes.data)
         if kind == WORDS:
-            _keep_words(source, target, numbers)  # type: ignore[call-arg]  # numba adds the typing context
+            _keep_words(source, target, numbers)
         elif kind == FLOAT16:
-            _from_float16(source, target, numbers)  # type: ignore[call-arg]
+            _from_float16(source, target, numbers)
         elif kind == BFLOAT16:
-            _from_bfloat16(source, target, numbers)  # type: ignore[call-arg]
+            _from_bfloat16(source, target, numbers)
         elif kind == INT8:
-            _from_int8(source, target, numbers)  # type: ignore[call-arg]
+            _from_int8(source, target, numbers)
         else:
-            _from_wide_int8(source, target, numbers)  # type: ignore[call-arg]
+            _from_wide_int8(source, target, numbers)

@@ -134,13 +134,28 @@ def _score_tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: in
     from late_interaction_kernels import maxsim_varlen
     from late_interaction_kernels.score_pairs import score_pairs_packed
 
-    offsets = [_offsets(side).int() for side in (queries, documents)]
-    longest = {"max_seqlen_q": int(queries.lengths.max()), "max_seqlen_d": int(documents.lengths.max())}
+    query_offsets, document_offsets = _offsets(queries).int(), _offsets(documents).int()
+    longest_query, longest_document = int(queries.lengths.max()), int(documents.lengths.max())
     if not step:
-        return maxsim_varlen(queries.vectors, documents.vectors, *offsets, **longest)
+        return maxsim_varlen(
+            queries.vectors,
+            documents.vectors,
+            query_offsets,
+            document_offsets,
+            max_seqlen_q=longest_query,
+            max_seqlen_d=longest_document,
+        )
     pairs = torch.arange(len(documents), dtype=torch.int32, device=documents.device)
-    owners = pairs // share
-    flat = score_pairs_packed(queries.vectors, documents.vectors, *offsets, owners, pairs, **longest)
+    flat = score_pairs_packed(
+        queries.vectors,
+        documents.vectors,
+        query_offsets,
+        document_offsets,
+        pair_q_idx=pairs // share,
+        pair_d_idx=pairs,
+        max_seqlen_q=longest_query,
+        max_seqlen_d=longest_document,
+    )
     return flat.view(len(queries), share)
 
 

@@ -143,9 +143,9 @@ _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 @kernel()
 def _as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
     """Return the address of rows of bytes as the instruction set multiplies them: in `wide`, if that is 16 bits."""
-    if not has_wide_rows(isa):  # type: ignore[call-arg]  # numba adds the typing context
+    if not has_wide_rows(isa):
         return rows
-    widen_bytes(rows, np.int64(wide.ctypes.data), len(wide))  # type: ignore[call-arg]
+    widen_bytes(rows, np.int64(wide.ctypes.data), len(wide))
     return np.int64(wide.ctypes.data)
 
 
