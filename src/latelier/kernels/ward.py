@@ -97,11 +97,13 @@ def cluster_documents(
     Examples
     --------
     >>> vectors = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype="float32")
-    >>> labels, weights = np.zeros(3, dtype="int64"), np.array([9, 1, 0.1], dtype="float32")
-    >>> cluster_documents(vectors, np.array([0, 3]), np.array([2]), np.ones(0, dtype="float32"), labels)
+    >>> offsets, clusters = np.array([0, 3]), np.array([2])
+    >>> none, labels = np.ones(0, dtype="float32"), np.zeros(3, dtype="int64")
+    >>> cluster_documents(vectors, offsets, clusters, none, labels)
     >>> labels.tolist()
     [0, 0, 1]
-    >>> cluster_documents(vectors, np.array([0, 3]), np.array([2]), weights, labels)
+    >>> weights = np.array([9, 1, 0.1], dtype="float32")
+    >>> cluster_documents(vectors, offsets, clusters, weights, labels)
     >>> labels.tolist()
     [0, 1, 1]
     """

@@ -180,7 +180,8 @@ def pool_tokens(
     With weights, the fourth token has more influence on its mean than the second:
 
     >>> weights = [1, 1, 1, 3, 1, 1]
-    >>> pool_tokens(packed, num_vectors=3, method="attention-ward", weights=weights)[0].round(3)
+    >>> options = {"method": "attention-ward", "weights": weights}
+    >>> pool_tokens(packed, num_vectors=3, **options)[0].round(3)
     array([[ 1.   ,  0.   ],
            [ 0.756,  0.655],
            [-1.   ,  0.   ]], dtype=float32)
