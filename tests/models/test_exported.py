@@ -117,7 +117,8 @@ def test_neither_torch_nor_transformers_is_imported(exported):
 
 def test_no_texts_and_other_inputs(exported):
     assert exported["dense"].encode_queries([]) == []
-    for texts in ("pear", ["pear", 3]):
+    assert len(exported["dense"].encode_queries(text for text in ("pear", "fig"))) == 2
+    for texts in ("pear", b"pear", ["pear", 3], {"pear": 1}, None):
         with pytest.raises(InvalidArgumentError, match="give a list of str"):
             exported["dense"].encode_queries(texts)
     with pytest.raises(InvalidArgumentError, match="cannot tokenise these texts"):
@@ -130,11 +131,14 @@ def test_an_export_is_replaced_and_other_folders_are_not(models, exported, tmp_p
     export(models["recipe"], folder)
     assert_equal(ExportedEncoder(folder), models["recipe"])
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "diary.txt").write_text("kept")
-    with pytest.raises(InvalidArgumentError, match="exists and is not an export"):
-        export(models["dense"], tmp_path / "notes")
-    assert (tmp_path / "notes" / "diary.txt").read_text() == "kept"
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings" / "export.json").write_text("{}")
+    for other in (folder, tmp_path / "settings"):  # files of other names would be lost
+        (other / "diary.txt").write_text("kept")
+        for target in (other, other / "diary.txt"):
+            with pytest.raises(InvalidArgumentError, match="exists and is not an export"):
+                export(models["dense"], target)
+        assert (other / "diary.txt").read_text() == "kept"
 
 
 def damage_description(folder):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
+from latelier.kernels.threads import thread_count
 from latelier.models.cpu.onnx_files import read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
 from latelier.utils import batch_by_tokens, check_count
@@ -59,7 +60,7 @@ class ExportedEncoder:
     folder
         The folder of the export.
     threads
-        Number of threads; default: ``OMP_NUM_THREADS``, or all processors.
+        Number of threads; default: torch's if it is imported, otherwise ``OMP_NUM_THREADS`` or the number of cores.
 
     Raises
     ------
@@ -67,6 +68,19 @@ class ExportedEncoder:
         If ONNX Runtime is not installed.
     ModelLoadError
         If the folder is not an export, or is damaged.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT
+    >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
+    >>> model.export("exported")
+    >>> encoder = ExportedEncoder("exported")
+    >>> query = encoder.encode_queries(["a pear"])[0]
+    >>> expected = model.encode_query("a pear").numpy()
+    >>> query.shape, np.allclose(query, expected, rtol=0, atol=1e-5)
+    ((4, 384), True)
+    >>> encoder.tokens("a pear")
+    ['[CLS]', 'a', 'pear', '[SEP]']
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, threads: int | None = None) -> None:
@@ -86,7 +100,7 @@ class ExportedEncoder:
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise ModelLoadError(str(self.folder), error) from error
         self._tokenizers: dict[str, Any] = {}
-        self._encoder = OnnxEncoder(self.folder, threads or _processors())
+        self._encoder = OnnxEncoder(self.folder, threads or thread_count())
 
     @property
     def max_length_query(self) -> int | None:
@@ -164,11 +178,13 @@ class ExportedEncoder:
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[tuple[np.ndarray, ...]]:
         """Return ids, token types, which positions are attended to, and which are scored, of each text."""
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        is_list = isinstance(texts, Iterable) and not isinstance(texts, (str, bytes, Mapping))
+        given = list(texts) if is_list else []
+        if not is_list or not all(isinstance(text, str) for text in given):
             raise InvalidArgumentError(f"received {describe(texts)} as texts; give a list of str.")
         settings = self._tasks[task]
         try:
-            encodings = self._tokenizer(task).encode_batch([settings.prompt + text for text in texts])
+            encodings = self._tokenizer(task).encode_batch([settings.prompt + text for text in given])
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"cannot tokenise these texts: {error} Give texts, as str.") from error
         rows: list[tuple[np.ndarray, ...]] = []
@@ -224,11 +240,3 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
 
     weights: dict[str, np.ndarray] = load_file(str(path))
     return weights
-
-
-def _processors() -> int:
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted):
-        return int(wanted)
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -21,6 +21,7 @@ from latelier.utils.reading import as_path
 __all__ = ["EXPORT_DTYPES", "export"]
 
 EXPORT_DTYPES = ("float32", "int8")
+_FILES = {DESCRIPTION_FILE, GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE, HEADS_FILE}
 _NO_LIMIT = 10**9  # transformers' tokenizers without a limit have 10**30
 
 
@@ -46,7 +47,7 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
     if compute_dtype not in EXPORT_DTYPES:
         raise InvalidArgumentError(f"received compute_dtype={compute_dtype!r}; expected 'float32' or 'int8'.")
     target = as_path(folder, "the folder")
-    if target.exists() and not (target / DESCRIPTION_FILE).is_file() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not _is_replaceable(target):
         raise InvalidArgumentError(f"{str(target)!r} exists and is not an export; give a new folder.")
     heads, description = _heads(model), _describe(model)
     encoder = model[0].model
@@ -71,6 +72,12 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
         if isinstance(error, LatelierError):
             raise
         raise StorageError(f"cannot write the export {target}: {error}.") from error
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether this is an empty folder, or one with the files of an export and no others, which would be lost."""
+    names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
+    return not names or {DESCRIPTION_FILE, GRAPH_FILE} <= names <= _FILES
 
 
 def _heads(model: Any) -> list[Dense]:
