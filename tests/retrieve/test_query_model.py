@@ -95,11 +95,21 @@ def test_damaged_exports_are_not_used(home):
     with Retriever.open(home / "index") as retriever:
         assert retriever._model.encoder is None
         assert len(retriever.search("pears")) == len(TEXTS)
+        retriever.export_encoder()
+    with Retriever.open(home / "index", backend="onnx") as retriever:  # the damaged export was replaced
+        assert len(retriever.search("pears")) == len(TEXTS)
 
 
 def test_wrong_arguments(exported, tiny):
-    with pytest.raises(InvalidArgumentError, match="received backend='tensorflow'; expected 'auto', 'onnx' or 'torch'"):
-        Retriever.open(exported / "index", backend="tensorflow")
+    for given in ({}, {"model": tiny}):
+        with pytest.raises(InvalidArgumentError, match=r"received backend='tensorflow' .*; expected 'auto', 'onnx'"):
+            Retriever.open(exported / "index", backend="tensorflow", **given)
+    with pytest.raises(InvalidArgumentError, match="which is not the folder of an exported encoder"):
+        Retriever.open(exported / "index", backend="onnx", model=tiny)
+    with pytest.raises(
+        InvalidArgumentError, match="backend='onnx' with device='cuda'; an exported encoder runs on the"
+    ):
+        Retriever.open(exported / "index", backend="onnx", device="cuda")
     with pytest.raises(InvalidArgumentError, match="was given as an object, which no index names; give it by name"):
         Retriever(ColBERT.from_dense(tiny, device="cpu")).export_encoder()
 
@@ -108,7 +118,7 @@ def test_a_copy_of_an_export_is_a_model_that_the_user_names(home):
     [folder] = (home / "cache" / "encoders").iterdir()
     encoder = folder.rename(home / "encoder")
     shutil.rmtree(home / "model")
-    with Retriever.open(home / "index", model=encoder, backend="torch") as retriever:
+    with Retriever.open(home / "index", model=encoder, backend="onnx") as retriever:
         assert retriever.search("pears", k=1)[0].id == 0
         retriever.add([("new", "pears and moons")])
         assert retriever.search("pears and moons", k=1)[0].id == "new"
@@ -116,6 +126,10 @@ def test_a_copy_of_an_export_is_a_model_that_the_user_names(home):
             retriever.export_encoder()
     with pytest.raises(InvalidArgumentError, match="which runs on the CPU; omit the device"):
         Retriever(encoder, device="cuda")
+    with pytest.raises(InvalidArgumentError, match="has the options that its model was exported with; omit"):
+        Retriever(encoder, model_options={"truncate_dim": 8})
+    with pytest.raises(InvalidArgumentError, match=r"backend='torch' for '.*', an exported encoder; omit one"):
+        Retriever.open(home / "index", model=encoder, backend="torch")
     with Retriever(encoder, home / "another") as retriever:
         retriever.add(TEXTS)
         assert retriever.search("the moon is far", k=1)[0].id == 1

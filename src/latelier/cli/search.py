@@ -33,7 +33,9 @@ def search(
     filter_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
     ] = 10.0,
-    model: Annotated[str | None, typer.Option(help="Model name or folder; default: the index's own.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
+    ] = None,
     backend: Annotated[
         Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
     ] = Backend.AUTO,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import ModelLoadError
-from latelier.models.cpu.onnx_files import DESCRIPTION_FILE
+from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, is_whole
 from latelier.utils.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def encoder_folder(identity: ModelIdentity) -> Path:
 
 
 def export_encoder(model: ColBERT, identity: ModelIdentity) -> Path:
-    """Export a model for the indexes that store this identity, unless that was done before; return the folder."""
+    """Export a model for the indexes that store this identity, unless there is a whole export; return the folder."""
     folder = encoder_folder(identity)
-    if not is_exported(folder):
+    if not is_whole(folder):
         from latelier.models.exporting import export
 
         export(model, folder)

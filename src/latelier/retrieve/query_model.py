@@ -19,7 +19,33 @@ if TYPE_CHECKING:
     from latelier.models import ColBERT
     from latelier.models.exported import ExportedEncoder
 
-__all__ = ["QueryModel"]
+__all__ = ["QueryModel", "check_query_backend"]
+
+
+def check_query_backend(backend: Any, model: Any) -> None:
+    """Check what is to encode the queries of an index.
+
+    Parameters
+    ----------
+    backend
+        ``"auto"``, ``"onnx"`` or ``"torch"``, see `latelier.retrieve.Retriever.open`.
+    model
+        Name or folder of the model, or folder of an exported encoder, that the user names; None: the index's own.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the backend is unknown, or not that of the model that the user names.
+    """
+    if backend not in ("auto", "onnx", "torch"):
+        raise InvalidArgumentError(f"received backend={describe(backend)}; expected 'auto', 'onnx' or 'torch'.")
+    if model is not None and backend == "torch" and is_exported(model):
+        raise InvalidArgumentError(f"received backend='torch' for {short(str(model))}, an exported encoder; omit one.")
+    if model is not None and backend == "onnx" and not is_exported(model):
+        raise InvalidArgumentError(
+            f"received backend='onnx' for {short(str(model))}, which is not the folder of an exported encoder. Give "
+            "such a folder (Retriever.export_encoder() returns one), or omit the backend."
+        )
 
 
 class QueryModel:
@@ -66,6 +92,11 @@ class QueryModel:
             return cls(name, options, lambda: model)
         if device not in (None, "cpu"):
             raise InvalidArgumentError(f"{short(name)} is an exported encoder, which runs on the CPU; omit the device.")
+        if options:
+            raise InvalidArgumentError(
+                f"{short(name)} is an exported encoder, which has the options that its model was exported with; omit "
+                f"model_options: {', '.join(map(short, options))}."
+            )
         return cls(name, {}, None, open_encoder(name))
 
     @classmethod
@@ -84,11 +115,14 @@ class QueryModel:
         Raises
         ------
         InvalidArgumentError
-            If the backend is unknown, or is ``"onnx"`` and there is no exported encoder.
+            If the backend is ``"onnx"`` and the device is a GPU, or there is no exported encoder.
         """
-        if backend not in ("auto", "onnx", "torch"):
-            raise InvalidArgumentError(f"received backend={backend!r}; expected 'auto', 'onnx' or 'torch'.")
-        encoder = None if backend == "torch" or device not in (None, "cpu") else find_encoder(identity)
+        on_cpu = device in (None, "cpu")
+        if backend == "onnx" and not on_cpu:
+            raise InvalidArgumentError(
+                f"received backend='onnx' with device={device!r}; an exported encoder runs on the CPU. Omit one."
+            )
+        encoder = find_encoder(identity) if backend != "torch" and on_cpu else None
         if backend == "onnx" and encoder is None:
             raise InvalidArgumentError(
                 f"this machine has no exported encoder of the model {short(identity.name)}: make one with "

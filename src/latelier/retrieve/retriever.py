@@ -22,7 +22,7 @@ from latelier.retrieve.encoder_store import is_exported
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.model_identity import ModelIdentity
 from latelier.retrieve.queries import checked_queries
-from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.query_model import QueryModel, check_query_backend
 from latelier.retrieve.results import Result
 from latelier.scores.alignment import align
 from latelier.utils import check_count
@@ -43,8 +43,8 @@ class Retriever:
     Parameters
     ----------
     model
-        A model, or a name or folder for `latelier.models.load`; None is all-MiniLM-L6-v2 as a late-interaction model
-        without further training.
+        A model, a name or folder for `latelier.models.load`, or the folder of an exported encoder; None is
+        all-MiniLM-L6-v2 as a late-interaction model without further training.
     index
         An index, or its folder: the index in it is opened, or a `latelier.indexes.Flat` is made there. None makes one
         in memory.
@@ -148,7 +148,8 @@ class Retriever:
             If there is no index, or its description of its model is malformed.
         InvalidArgumentError
             If the index does not name its model, the model of that name has other weights now, or the model needs
-            options that are not stored or is of a kind that users must pass themselves.
+            options that are not stored or is of a kind that users must pass themselves. If there is no exported encoder
+            for ``backend="onnx"``.
         ModelLoadError
             If the model no longer exists.
 
@@ -162,6 +163,7 @@ class Retriever:
         ...     retriever.search("fruit")[0].id
         'a'
         """
+        check_query_backend(backend, model)
         index = indexes.open(path, read_only=read_only)
         try:
             if model is not None:
