@@ -201,7 +201,7 @@ def test_wrong_shapes(name):
 
 def test_a_hidden_state_is_a_pair():
     encoding, (hidden, _) = draw()
-    with pytest.raises(InvalidArgumentError, match=r"reward_hidden_state; expected a pair of tensors of shape \(1, 5"):
+    with pytest.raises(InvalidArgumentError, match=r"received a Tensor as reward_hidden_state; expected a pair of"):
         build()(encoding, hidden)
 
 

@@ -165,7 +165,8 @@ def test_rotations_that_do_not_fit_raise(arguments, context, table, message):
         (lambda: SinusoidalPositions(0), "received dim=0; expected an integer of at least 1"),
         (lambda: RotaryPositions(4, scale=0), "received scale=0; expected a positive number"),
         (lambda: RotaryPositions(2, alpha=2.0), "received alpha=2.0 for 2 channels; expected dim of at least 4"),
-        (lambda: RotaryPositions(4)(torch.zeros(3, 6)), r"of shape \(3, 6\); expected \(..., length, 4\)"),
+        (lambda: RotaryPositions(4)(torch.zeros(3, 6)), r"of shape \(3, 6\) and .* of shape \(..., length, 4\)"),
+        (lambda: SinusoidalPositions(4)(torch.zeros(3, 4, dtype=int)), "torch.int64; expected floating-point"),
     ],
 )
 def test_wrong_arguments_raise(make, message):

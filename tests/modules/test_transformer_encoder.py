@@ -1,5 +1,8 @@
 """Blocks equal those of torch for shared weights, and the encoder equals its parts."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -100,11 +103,21 @@ def test_resizing_keeps_the_rows_and_shows_the_new_size():
     assert torch.equal(encoder.embeddings.weight, before[:3])
 
 
+def test_arguments_given_as_numbers_of_numpy_can_be_saved_as_json():
+    size, dim, heads = np.array([5, 8, 2])
+    encoder = TransformerEncoder(size, dim, heads=heads, hidden_dim=dim)
+    encoder.resize_token_embeddings(size + 1)
+    saved = json.loads(json.dumps(encoder.arguments))
+    assert repr(TransformerEncoder(**saved)) == repr(TransformerEncoder(6, 8, heads=2, hidden_dim=8))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: TransformerBlock(10, heads=4), "received dim=10 for 4 heads; expected a multiple of 4"),
         (lambda: FeedForward(4, activation="tanh"), "received activation='tanh'; expected 'gelu' or 'relu'"),
+        (lambda: FeedForward(4, activation=["gelu"]), r"received activation=\['gelu'\]; expected 'gelu' or 'relu'"),
+        (lambda: TransformerEncoder(9, dim=12.0), "received dim=12.0; expected an integer of at least 1"),
         (lambda: TransformerEncoder(9, 12, heads=4), "received dim=3; expected an even number"),
         (lambda: TransformerEncoder(9, positions="learned"), "received positions='learned'; expected 'rotary'"),
         (lambda: TransformerEncoder(9, num_layers=0), "received num_layers=0; expected an integer of at least 1"),

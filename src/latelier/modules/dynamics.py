@@ -16,7 +16,7 @@ from latelier.modules.lstm_step import LSTMStep
 from latelier.modules.mlp import make_mlp
 from latelier.modules.residual import ResidualBlock
 from latelier.utils import check_count, count_entries
-from latelier.utils.describing import describe, short
+from latelier.utils.describing import short
 
 __all__ = ["DynamicsNetwork"]
 
@@ -276,7 +276,7 @@ class DynamicsNetwork(nn.Module):
         expected = (1, batch, self.lstm_hidden_size)
         if not isinstance(state, (tuple, list)) or len(state) != 2 or not all(torch.is_tensor(part) for part in state):
             raise InvalidArgumentError(
-                f"received {describe(type(state))} as reward_hidden_state; expected a pair of tensors of shape "
+                f"received a {type(state).__name__} as reward_hidden_state; expected a pair of tensors of shape "
                 f"{expected}, or None."
             )
         shapes = [tuple(part.shape) for part in state]
@@ -296,10 +296,10 @@ def _flatten(parameters: Iterable[Tensor]) -> tuple[np.ndarray, float]:
 
 
 def _check_arguments(given: dict[str, Any]) -> None:
-    """Check the constructor's arguments, given by name."""
+    """Check the constructor's arguments, given by name, and make Python's integers of those of numpy."""
     for name in _COUNTS:
-        check_count(name, given[name])
-    check_count("num_res_blocks", given["num_res_blocks"], least=0)
+        given[name] = check_count(name, given[name])
+    given["num_res_blocks"] = check_count("num_res_blocks", given["num_res_blocks"], least=0)
     channels, action = given["num_channels"], given["action_encoding_dim"]
     if channels <= action:
         raise InvalidArgumentError(

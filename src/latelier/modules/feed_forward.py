@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
         check_count("dim", dim)
         check_count("hidden_dim", hidden_dim, optional=True)
         check_number("dropout", dropout, zero=True, most=1.0)
-        if activation not in _ACTIVATIONS:
+        if activation not in get_args(Activation):
             raise InvalidArgumentError(f"received activation={short(activation)}; expected 'gelu' or 'relu'.")
         self._arguments = {"dim": dim, "hidden_dim": hidden_dim, "activation": activation, "dropout": dropout}
         width = 4 * dim if hidden_dim is None else hidden_dim

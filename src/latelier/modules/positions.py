@@ -201,9 +201,11 @@ def _check_even(dim: int) -> int:
 
 
 def _check_input(module: SinusoidalPositions | RotaryPositions, hidden_states: Tensor) -> int:
-    """Return the length of a sequence ``(..., l, dim)``."""
-    if hidden_states.ndim < 2 or hidden_states.shape[-1] != module.dim:
+    """Return the length of a sequence ``(..., l, dim)`` of floating-point numbers."""
+    shape, dtype = tuple(hidden_states.shape), hidden_states.dtype
+    if len(shape) < 2 or shape[-1] != module.dim or not dtype.is_floating_point:
         raise InvalidArgumentError(
-            f"received hidden_states of shape {tuple(hidden_states.shape)}; expected (..., length, {module.dim})."
+            f"received hidden_states of shape {shape} and {dtype}; expected floating-point numbers of shape "
+            f"(..., length, {module.dim})."
         )
     return hidden_states.shape[-2]

@@ -78,8 +78,9 @@ class TransformerEncoder(nn.Module):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        check_count("vocabulary_size", vocabulary_size)
-        check_count("num_layers", num_layers)
+        for name in ("vocabulary_size", "dim", "num_layers", "heads"):
+            arguments[name] = check_count(name, arguments[name])  # an int of Python, which JSON can hold
+        arguments["hidden_dim"] = check_count("hidden_dim", hidden_dim, optional=True)
         check_number("dropout", dropout, zero=True, most=1.0)
         if positions not in ("rotary", "sinusoidal", None):
             raise InvalidArgumentError(
@@ -154,7 +155,7 @@ class TransformerEncoder(nn.Module):
         new = nn.Embedding(check_count("new_num_tokens", new_num_tokens), self.dim, device=old.device, dtype=old.dtype)
         kept = min(new_num_tokens, old.shape[0])
         new.weight[:kept] = old[:kept]
-        self.embeddings, self._arguments["vocabulary_size"] = new, new_num_tokens
+        self.embeddings, self._arguments["vocabulary_size"] = new, new.num_embeddings
         return new
 
     def extra_repr(self) -> str:
