@@ -1,5 +1,6 @@
 """One step of `QueryDynamics` against loops over rows; what training, saving and padding must not change."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -82,6 +83,15 @@ def test_untrained_it_changes_nothing_and_predicts_no_gain():
         assert state.value_prefix.tolist() == [0.0, 0.0, 0.0]
 
 
+def test_a_document_or_a_query_without_tokens_changes_nothing_else():
+    dynamics, queries = make(), ragged([3, 0, 2], seed=1)
+    state = dynamics(dynamics.begin(queries), ragged([0, 4, 6], seed=2))
+    assert state.queries().lengths.tolist() == [3, 0, 2 + 6]
+    assert all(torch.isfinite(part).all() for part in (state.queries().vectors, state.logits, *state.hidden))
+    alone = dynamics(dynamics.begin(queries[2:]), ragged([0, 4, 6], seed=2)[2:])
+    torch.testing.assert_close(state.queries()[2], alone.queries()[0], rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_reach_every_parameter_and_the_query():
     dynamics = make().train()
     queries = [query.requires_grad_() for query in ragged([3, 5], seed=1)]
@@ -107,7 +117,7 @@ def test_the_value_prefix_is_the_gain_that_was_trained():
 
 
 def test_saving_keeps_every_number(tmp_path):
-    dynamics = make(num_res_blocks=2, lstm_hidden_size=7)
+    dynamics = make(num_res_blocks=np.int64(2), lstm_hidden_size=7)
     path = tmp_path / "reader.safetensors"
     dynamics.save(path)
     loaded = QueryDynamics.load(path)
@@ -138,6 +148,8 @@ def test_files_that_are_none_of_ours_are_rejected(tmp_path):
         save_file({"a": torch.zeros(1)}, path, metadata={**metadata, "version": "1", "arguments": arguments})
         with pytest.raises(InvalidArgumentError, match="is damaged"):
             QueryDynamics.load(path)
+    with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
+        QueryDynamics.load(5)
     with pytest.raises(StorageError, match="could not write"):
         make().save(tmp_path / "no folder" / "reader.safetensors")
 

@@ -12,6 +12,7 @@ from latelier.experimental.merging import Merge, check_merge, merge_hits
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Hit, Id
 from latelier.retrieve import Retriever
+from latelier.retrieve.queries import checked_queries
 from latelier.utils import check_count
 from latelier.utils.describing import describe, short
 
@@ -161,10 +162,7 @@ class MultiStepRetriever:
         InvalidArgumentError
             If an argument has a value that is not accepted, or a query more tokens than ``dynamics.query_rows``.
         """
-        texts = [queries] if isinstance(queries, str) else list(queries)
-        for position, text in enumerate(texts):
-            if not isinstance(text, str) or not text.strip():
-                raise InvalidArgumentError(f"queries[{position}] is {short(text)}; expected a text that is not empty.")
+        texts = checked_queries(queries)
         check_count("k", k)
         check_count("max_steps", max_steps, least=0)
         check_merge(merge)

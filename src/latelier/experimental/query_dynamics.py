@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -133,7 +132,7 @@ class QueryDynamics(nn.Module):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         for name, value in arguments.items():
-            check_count(name, value, least=0 if name == "num_res_blocks" else 1)
+            arguments[name] = check_count(name, value, least=0 if name == "num_res_blocks" else 1)
         self.arguments = arguments
         self.dim, self.query_rows, self.document_rows = dim, query_rows, document_rows
         rows = query_rows + document_rows
@@ -268,7 +267,7 @@ class QueryDynamics(nn.Module):
         InvalidArgumentError
             If there is no such file, or it was not written by `save`, is damaged or of a newer version.
         """
-        return read_module(Path(path), cls).eval()
+        return read_module(path, cls).eval()
 
     def _pad(self, texts: Sequence[Any] | TokenEmbeddings, length: int) -> Tensor:
         """Return the first `length` tokens of each text as ``(b, length, dim)`` float32, padded with zeros."""
@@ -298,15 +297,16 @@ def _actions(query: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     tuple of Tensor
         Vectors ``(b, query_rows + document_rows, dim)``: for a query row the token with the largest inner product, for
         a document row its token. Inner products ``(b, query_rows + document_rows, 1)``: that of the pair, and the
-        largest one with a query row. Both are 0 for padding.
+        largest one with a query row. Both are 0 for padding, and where the query or the document has no tokens.
     """
     is_query, is_token = query.abs().sum(-1) > 0, tokens.abs().sum(-1) > 0
     similarity = query @ tokens.transpose(1, 2)
     best, position = similarity.masked_fill(~is_token[:, None], -torch.inf).max(dim=2)
     matched = tokens.gather(1, position[..., None].expand(-1, -1, tokens.shape[2])) * is_query[..., None]
     covered = similarity.masked_fill(~is_query[..., None], -torch.inf).amax(dim=1)
-    both = torch.cat([best.where(is_query, 0.0), covered.where(is_token, 0.0)], dim=1)
-    return torch.cat([matched, tokens], dim=1), both.unsqueeze(-1)
+    both = torch.cat([best, covered], dim=1)
+    is_pair = torch.cat([is_query & is_token.any(1, keepdim=True), is_token & is_query.any(1, keepdim=True)], dim=1)
+    return torch.cat([matched, tokens], dim=1), both.where(is_pair, 0.0).unsqueeze(-1)
 
 
 def _energy(*rows: Tensor) -> Tensor:

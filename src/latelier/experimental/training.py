@@ -18,7 +18,7 @@ from latelier.experimental.multi_step import MultiStepRetriever
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Id
 from latelier.scores import colbert_kd_scores
-from latelier.utils import check_count, check_number
+from latelier.utils import check_count, check_number, count_entries
 from latelier.utils.describing import describe
 
 __all__ = ["ReadingExample", "train_query_dynamics"]
@@ -218,6 +218,7 @@ def _checked_examples(
     if len(given) < batch_size:
         raise InvalidArgumentError(f"received {len(given)} examples; expected at least batch_size={batch_size}.")
     for position, example in enumerate(given):
+        count_entries(example.documents, f"documents of examples[{position}]", "a list of ids")
         if len(example.documents) < 2 or len(example.documents) != len(given[0].documents):
             raise InvalidArgumentError(
                 f"examples[{position}] has {len(example.documents)} documents; expected as many as the first example "
