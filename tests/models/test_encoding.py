@@ -236,8 +236,8 @@ class TestStream:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("one text",), "received 'one text' \\(str\\) as texts to stream"),
-            ((7,), "received 7 \\(int\\) as texts to stream"),
+            (("one text",), "received 'one text' \\(str\\) as texts"),
+            ((7,), "received 7 \\(int\\) as texts"),
         ],
     )
     def test_an_argument_that_is_not_a_stream_is_an_error_at_once(self, dense, arguments, message):

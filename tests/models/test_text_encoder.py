@@ -169,6 +169,11 @@ def test_the_vocabulary_holds_frequent_characters_of_any_script():
     assert vocabularies[0] == vocabularies[1] == vocabularies[2]
 
 
+def test_words_of_one_character_are_words():
+    assert train_tokenizer(["寿命 長"], 300).tokenize("長命") == ["長", "命"]
+    assert train_tokenizer(["a b c", "? !"], 300).tokenize("b!") == ["b", "!"]
+
+
 def test_a_tokenizer_of_another_model_is_taken(tiny):
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     network = TransformerEncoder(len(tokenizer), dim=8, heads=2)
@@ -184,7 +189,7 @@ def test_a_tokenizer_of_another_model_is_taken(tiny):
         (lambda: TextEncoder(TransformerEncoder(9), "bert"), "as tokenizer; expected one of transformers"),
         (lambda: TextEncoder(TransformerEncoder(9), train_tokenizer(TEXTS)), "tokens for an encoder with 9 embeddings"),
         (lambda: encoder(max_seq_length=0), "received max_seq_length=0"),
-        (lambda: encoder(query_expansion={"strategy": "min", "length": 4}), "expected 'strategy': 'fixed'"),
+        (lambda: encoder(query_expansion={"strategy": "min", "length": 4}), "expected a dict with 'strategy': 'fixed'"),
         (lambda: encoder(query_expansion={"strategy": "fixed", "length": 0}), "length of query_expansion=0"),
         (
             lambda: encoder(query_expansion={"strategy": "fixed", "length": 4, "token": "?!"}),
@@ -193,8 +198,16 @@ def test_a_tokenizer_of_another_model_is_taken(tiny):
         (lambda: model(max_length_document=600), "max_length_document=600, but this encoder reads at most 512"),
         (lambda: model().tokenize(["a"], padding=True), "preprocess has no argument 'padding'"),
         (lambda: model().tokenize([("a", "b")]), "cannot make features of these inputs"),
+        (lambda: encoder(query_expansion="fixed"), "received query_expansion='fixed'; expected a dict with 'strategy'"),
+        (
+            lambda: encoder(query_expansion={"strategy": "fixed", "length": 4, "token": ["a"]}),
+            r"the token \['a'\], which is not in the vocabulary",
+        ),
+        (lambda: train_tokenizer(["a fig", None]), r"texts\[1\] is None; expected str"),
+        (lambda: train_tokenizer({"a": "fig"}), "received {'a': 'fig'} \\(dict\\) as texts"),
+        (lambda: train_tokenizer(["", " "]), "received no words to learn a vocabulary from"),
         (lambda: train_tokenizer([]), "received no words to learn a vocabulary from"),
-        (lambda: train_tokenizer("one text"), "received one text to learn a vocabulary from"),
+        (lambda: train_tokenizer("one text"), "received .one text. \\(str\\) as texts"),
         (lambda: train_tokenizer(TEXTS, 199), "received vocabulary_size=199; expected an integer of at least 200"),
     ],
 )

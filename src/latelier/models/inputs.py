@@ -119,9 +119,9 @@ def _check_texts(rows: Iterable[Any], name: str = "texts") -> None:
 
 def checked_stream(texts: Any) -> Iterator[str]:
     """Yield texts one by one; the first row that is not a text raises an error that names its position."""
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
+    if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
         raise InvalidArgumentError(
-            f"received {describe(texts)} as texts to stream; expected an iterable of str, a list or a generator."
+            f"received {describe(texts)} as texts; expected an iterable of str, a list or a generator."
         )
 
     def check() -> Iterator[str]:

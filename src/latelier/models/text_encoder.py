@@ -108,18 +108,23 @@ class TextEncoder(InputModule):
     @query_expansion.setter
     def query_expansion(self, value: dict[str, Any] | None) -> None:
         if value is not None:
-            value = {"attend": False, "token": None, **value}
-            if value.keys() != {"strategy", "attend", "token", "length"} or value["strategy"] != "fixed":
+            required, optional = {"strategy", "length"}, {"attend": False, "token": None}
+            if (
+                not isinstance(value, dict)
+                or not required <= value.keys() <= required | optional.keys()
+                or value["strategy"] != "fixed"
+            ):
                 raise InvalidArgumentError(
-                    f"received query_expansion={short(value)}; expected 'strategy': 'fixed', 'length', and optionally "
-                    "'attend' and 'token'."
+                    f"received query_expansion={short(value)}; expected a dict with 'strategy': 'fixed', 'length', and "
+                    "optionally 'attend' and 'token'."
                 )
+            value = optional | value
             check_count("the length of query_expansion", value["length"])
             token = self.tokenizer.mask_token if value["token"] is None else value["token"]
-            if token not in self.tokenizer.get_vocab():
+            if not isinstance(token, str) or token not in self.tokenizer.get_vocab():
                 raise InvalidArgumentError(
-                    f"received query_expansion with the token {token!r}, which is not in the vocabulary; expected one "
-                    "of its tokens, or None for the mask token of a tokenizer that has one."
+                    f"received query_expansion with the token {short(token)}, which is not in the vocabulary; expected "
+                    "one of its tokens, or None for the mask token of a tokenizer that has one."
                 )
         self._query_expansion = value
 

@@ -12,6 +12,7 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.inputs import checked_stream
 from latelier.utils import check_count
 
 __all__ = ["train_tokenizer"]
@@ -43,7 +44,7 @@ def train_tokenizer(
     Raises
     ------
     InvalidArgumentError
-        If there is no word in the texts, if they are a single string, or the size is less than 200.
+        If there is no word in the texts, if they are a single string or not texts, or the size is less than 200.
 
     Examples
     --------
@@ -52,10 +53,10 @@ def train_tokenizer(
     ['newest', ',', 's', '##l', '##o', '##w']
     """
     check_count("vocabulary_size", vocabulary_size, 200)
-    if isinstance(texts, str):
-        raise InvalidArgumentError("received one text to learn a vocabulary from; expected a list of texts.")
     rules = _rules(WordPiece(unk_token="[UNK]"), lowercase)
-    texts = list(texts)
+    texts = list(checked_stream(texts))
+    if not any(rules.pre_tokenizer.pre_tokenize_str(rules.normalizer.normalize_str(text)) for text in texts):
+        raise InvalidArgumentError("received no words to learn a vocabulary from; expected a list of texts.")
     letters, punctuation = _alphabet(map(rules.normalizer.normalize_str, texts), vocabulary_size, lowercase)
     # The trainer numbers pieces of one letter in the order of a hash table, unless they are among the special tokens.
     # Ties between pairs of pieces are decided by these numbers.
@@ -69,8 +70,6 @@ def train_tokenizer(
         show_progress=False,
     )
     rules.train_from_iterator(texts, trainer)
-    if rules.get_vocab_size() == len(pieces):
-        raise InvalidArgumentError("received no words to learn a vocabulary from; expected a list of texts.")
     tokenizer = _rules(WordPiece(rules.get_vocab(), unk_token="[UNK]"), lowercase)
     ends = ((token, tokenizer.get_vocab()[token]) for token in ("[SEP]", "[CLS]"))
     tokenizer.post_processor = processors.BertProcessing(*ends)
