@@ -196,6 +196,21 @@ def test_pool_takes_a_list_as_other_poolings_do():
         torch.testing.assert_close(one, F.normalize(vectors, dim=-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_pool_takes_vectors_of_any_dtype_and_returns_it(dtype):
+    document = rows(batch(9))[0].to(dtype)
+    (found,) = trained().pool([document])
+    (expected,) = trained().pool([document.float()])
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected.to(dtype))
+
+
+def test_pool_pools_the_tasks_that_it_was_made_for():
+    pooling, queries = trained(tasks=["query"]), rows(batch(9))
+    assert pooling.pool(queries, task="document") is queries
+    assert torch.equal(pooling.pool(queries, task="query")[0], trained().pool(queries)[0])
+
+
 @pytest.mark.parametrize("name", ["dim", "num_vectors", "heads", "dim_head", "hidden_dim"])
 def test_arguments_are_positive_integers(name):
     with pytest.raises(InvalidArgumentError, match=f"received {name}=0; expected an integer of at least 1"):

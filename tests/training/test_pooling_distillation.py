@@ -101,6 +101,12 @@ def test_what_cannot_be_distilled_is_said(shallow):
         distill_pooling(model, [])
     with pytest.raises(InvalidArgumentError, match="sentences are drawn from texts only"):
         distill_pooling(model, TokenEmbeddings.from_list([[[1.0, 0.0]]]))
-    for name, value in (("steps", 0), ("batch_size", 0), ("learning_rate", 0)):
-        with pytest.raises(InvalidArgumentError, match=f"received {name}=0"):
+    with pytest.raises(InvalidArgumentError, match=r"received 'one text' \(str\) as texts"):
+        distill_pooling(model, "one text")
+    with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is None; expected str"):
+        distill_pooling(model, ["a", None])
+    with pytest.raises(InvalidArgumentError, match="received token vectors of 2 dimensions; expected 384"):
+        distill_pooling(model, ["a"], TokenEmbeddings.from_list([[[1.0, 0.0]]]))
+    for name, value in (("steps", 0), ("batch_size", 0), ("learning_rate", 0), ("seed", -1)):
+        with pytest.raises(InvalidArgumentError, match=f"received {name}={value}"):
             distill_pooling(model, ["a"], **{name: value})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,7 @@ class AttentionPooling(BaseTokenPooling):
             [-1.0000,  0.0000]]), tensor([[1., 0.]])]
     """
 
-    config_keys: ClassVar[list[str]] = ["dim", "num_vectors", "heads", "dim_head", "hidden_dim", "tasks"]
+    config_keys = ["dim", "num_vectors", "heads", "dim_head", "hidden_dim", "tasks"]  # noqa: RUF012 (as in the base)
 
     def __init__(
         self,
@@ -107,7 +107,9 @@ class AttentionPooling(BaseTokenPooling):
 
     __repr__ = nn.Module.__repr__  # that of sentence-transformers leaves out the parts
 
-    def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
+    def forward(  # type: ignore[override]
+        self, features: dict[str, Any], task: str | None = None
+    ) -> dict[str, Any]:
         """Pool the documents of a batch.
 
         Parameters
@@ -133,19 +135,16 @@ class AttentionPooling(BaseTokenPooling):
         if not self.applies_to(task):
             return features
         tokens, mask = features["token_embeddings"], features["attention_mask"].bool()
-        if tokens.shape[-1] != self.dim:
-            raise InvalidArgumentError(
-                f"received token vectors of {tokens.shape[-1]} dimensions; this AttentionPooling was made for "
-                f"{self.dim}."
-            )
         vectors, kept = self._pool(tokens, mask)
         return {**features, "token_embeddings": vectors.to(tokens.dtype), "attention_mask": kept}
 
-    def pool_one(self, embedding: Tensor) -> Tensor:
-        """Pool one document ``(tokens, dim)`` into ``(at most num_vectors, dim)``."""
-        mask = torch.ones(1, len(embedding), dtype=torch.bool, device=embedding.device)
-        pooled = self({"token_embeddings": embedding[None], "attention_mask": mask})
-        return F.normalize(pooled["token_embeddings"][0, pooled["attention_mask"][0]], dim=-1)
+    def pool_one(self, embedding: Tensor, **kwargs: Any) -> Tensor:
+        """Pool one document ``(tokens, dim)`` into ``(at most num_vectors, dim)`` vectors of length 1, of its dtype.
+
+        `pool` calls this for each document of a list; it passes no keyword arguments, and they are not used.
+        """
+        vectors, kept = self._pool(embedding[None], embedding.new_ones(1, len(embedding), dtype=torch.bool))
+        return F.normalize(vectors[kept], dim=-1).to(embedding.dtype)
 
     def log_weights(self, tokens: Tensor) -> Tensor:
         """Return ``log w_i``, between -4 and 4, of token vectors ``(..., dim)``; shape ``(...)``."""
@@ -158,7 +157,7 @@ class AttentionPooling(BaseTokenPooling):
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
 
     @classmethod
-    def load(
+    def load(  # type: ignore[override]
         cls,
         model_name_or_path: str,
         subfolder: str = "",
@@ -182,7 +181,12 @@ class AttentionPooling(BaseTokenPooling):
 
     def _pool(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return vectors ``(n, num_vectors, dim)``, not normalised, and which of them are a document's."""
-        unit = F.normalize(tokens, dim=-1)
+        if tokens.shape[-1] != self.dim:
+            raise InvalidArgumentError(
+                f"received token vectors of {tokens.shape[-1]} dimensions; this AttentionPooling was made for "
+                f"{self.dim}."
+            )
+        unit = F.normalize(tokens.to(self.queries.dtype), dim=-1)
         weights = self.log_weights(unit).exp()
         clusters = ward_clusters(unit.detach(), mask, weights.detach(), self.num_vectors)
         # (n, num_vectors, tokens): whether a token is in a vector's own cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.models.compression import find_pooling, unpooled
+from latelier.models.inputs import checked_stream
 from latelier.modules import AttentionPooling
 from latelier.utils import check_count, check_number
 from latelier.utils.progress import progress_bar
@@ -101,16 +102,27 @@ def distill_pooling(
     for name, value in (("steps", steps), ("batch_size", batch_size)):
         check_count(name, value)
     check_number("learning_rate", learning_rate)
+    check_count("seed", seed, 0)
+    if not isinstance(documents, TokenEmbeddings):
+        documents = list(checked_stream(documents))
     if queries is None:
         if isinstance(documents, TokenEmbeddings):
             raise InvalidArgumentError("received token vectors and no queries; sentences are drawn from texts only.")
         queries = _sentences(documents, random.Random(seed))
+    elif not isinstance(queries, TokenEmbeddings):
+        queries = list(checked_stream(queries))
 
     def encode(texts: Sequence[str] | TokenEmbeddings, is_query: bool) -> TokenEmbeddings:
+        encoded: Any = texts
         if not isinstance(texts, TokenEmbeddings):
             shown = show_progress_bar
-            texts = model.encode(texts, is_query=is_query, packed=True, precision="float16", show_progress_bar=shown)
-        return texts.to("cpu").to("torch")
+            encoded = model.encode(texts, is_query=is_query, packed=True, precision="float16", show_progress_bar=shown)
+        if encoded.dim != pooling.dim:
+            raise InvalidArgumentError(
+                f"received token vectors of {encoded.dim} dimensions; expected {pooling.dim}, those of the model "
+                "before it compresses documents, without truncate_dim."
+            )
+        return encoded.to("cpu").to("torch")
 
     with unpooled(pooling):
         batches = _Batches(encode(documents, False), encode(queries, True), batch_size, seed, model.device)
@@ -151,8 +163,8 @@ class _Batches:
         others = near[np.arange(self.size), self._rng.integers(near.shape[1], size=self.size)]
         documents, mask = self.documents[np.unique([near[:, 0], others])].to("float32").pad()
         rows = torch.from_numpy(np.repeat(np.arange(self.size), chosen.lengths))
-        vectors = chosen.to("float32").vectors
-        return _Batch(*(each.to(self.device) for each in (vectors, rows, documents, mask)))
+        parts: list[Any] = [chosen.to("float32").vectors, rows, documents, mask]
+        return _Batch(*(part.to(self.device) for part in parts))
 
 
 def _means(embeddings: TokenEmbeddings) -> Tensor:
