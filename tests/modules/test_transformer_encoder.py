@@ -115,6 +115,10 @@ def test_arguments_given_as_numbers_of_numpy_can_be_saved_as_json():
     ("make", "message"),
     [
         (lambda: TransformerBlock(10, heads=4), "received dim=10 for 4 heads; expected a multiple of 4"),
+        (
+            lambda: TransformerBlock(8)(torch.zeros(1, 8, 3, 3)),
+            r"of shape \(1, 8, 3, 3\); expected \(batch, length, 8\)",
+        ),
         (lambda: FeedForward(4, activation="tanh"), "received activation='tanh'; expected 'gelu' or 'relu'"),
         (lambda: FeedForward(4, activation=["gelu"]), r"received activation=\['gelu'\]; expected 'gelu' or 'relu'"),
         (lambda: TransformerEncoder(9, dim=12.0), "received dim=12.0; expected an integer of at least 1"),

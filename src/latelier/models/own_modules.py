@@ -1,4 +1,4 @@
-"""Modules of a pipeline that are not in sentence-transformers: `ColBERT` loads them without ``trust_remote_code``."""
+"""Modules that this library adds to pipelines of sentence-transformers; `ColBERT` needs no ``trust_remote_code``."""
 
 from __future__ import annotations
 

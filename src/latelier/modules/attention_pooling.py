@@ -32,10 +32,10 @@ class AttentionPooling(BaseTokenPooling):
     and a learned query of each vector in that attention::
 
         u_i = x_i / |x_i|                                   token vectors
-        w_i = exp(MLP(u_i))                                 weights, 1 at first
+        w_i = exp(clamp(MLP(s u_i), -4, 4))                 weights, 1 at first; s = sqrt(dim)
         C_1 .. C_k = Ward's clusters of u, weighted by w    k = min(tokens, num_vectors)
         m_j = normalised sum of w_i u_i over C_j
-        v_j = m_j + Attention(m_j + q_j, u)                 output projection 0 at first, q_j = 0
+        v_j = m_j + Attention(s m_j + q_j, s u)             output projection 0 at first, q_j = 0
 
     The attention adds to its logits a learned penalty, one per head, for tokens outside the cluster. No gradient flows
     through the choice of clusters; weights get theirs through the sums, and the next clusters use the changed weights.
@@ -54,7 +54,7 @@ class AttentionPooling(BaseTokenPooling):
     hidden_dim
         Hidden units of the network that weighs tokens.
     tasks
-        Tasks of the texts that are pooled; default ``["document"]``, which texts without a task are too.
+        Tasks of the texts that are pooled; default ``["document"]``. Texts without a task count as documents.
 
     Raises
     ------

@@ -75,6 +75,11 @@ class FeedForward(nn.Module):
         ----------
         hidden_states
             ``(..., dim)``.
+
+        Returns
+        -------
+        Tensor
+            ``(..., dim)``.
         """
         out: Tensor = self.dropout(self.down(self.activation(self.up(hidden_states))))
         return out

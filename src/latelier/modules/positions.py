@@ -55,9 +55,19 @@ class SinusoidalPositions(nn.Module):
         Parameters
         ----------
         hidden_states
-            ``(..., l, dim)``.
+            ``(..., l, dim)``, floating-point.
         start
             Position of the first row.
+
+        Returns
+        -------
+        Tensor
+            Of the shape and dtype of `hidden_states`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the shape or the dtype is another.
         """
         length = _check_input(self, hidden_states)
         angles = _angles(length, start, self.dim, self.base, hidden_states.device)
@@ -131,9 +141,19 @@ class RotaryPositions(nn.Module):
         Parameters
         ----------
         hidden_states
-            ``(..., l, dim)``.
+            ``(..., l, dim)``, floating-point.
         start
             Position of the first row.
+
+        Returns
+        -------
+        Tensor
+            Of the shape and dtype of `hidden_states`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the shape or the dtype is another.
         """
         length = _check_input(self, hidden_states)
         return rotate(hidden_states, self.table(length, start, hidden_states.device))

@@ -74,7 +74,7 @@ class TransformerBlock(nn.Module):
         check_number("eps", eps, zero=True)
         if dim % check_count("heads", heads):
             raise InvalidArgumentError(f"received dim={dim} for {heads} heads; expected a multiple of {heads}.")
-        self._arguments, self.norm_first = arguments, norm_first
+        self._arguments, self.dim, self.norm_first = arguments, dim, norm_first
         self.norm1 = nn.LayerNorm(dim, eps)
         self.attention = Attention(dim, heads=heads, dim_head=dim // heads, dropout=dropout, bias=True)
         self.norm2 = nn.LayerNorm(dim, eps)
@@ -99,7 +99,17 @@ class TransformerBlock(nn.Module):
         -------
         Tensor
             ``(b, l, dim)``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a shape does not fit.
         """
+        shape = tuple(hidden_states.shape)
+        if len(shape) != 3 or shape[-1] != self.dim:
+            raise InvalidArgumentError(
+                f"received hidden_states of shape {shape}; expected (batch, length, {self.dim})."
+            )
         positions = {} if image_rotary_emb is None else {"image_rotary_emb": image_rotary_emb}
         if self.norm_first:
             attended = self.attention(self.norm1(hidden_states), attention_mask=attention_mask, **positions)
