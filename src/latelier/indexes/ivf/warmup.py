@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
@@ -15,11 +17,12 @@ from latelier.indexes.storage.segments import Part, Segment
 
 __all__ = ["compile_kernels"]
 
-_DOCUMENTS, _TOKENS, _DIM = 64, 8, 32
+# More documents than are reranked without the sign stage, see `most_without_signs`.
+_DOCUMENTS, _TOKENS, _DIM = 128, 8, 32
 
 
 def compile_kernels() -> int:
-    """Encode, train, build, append and search once, on a few random documents.
+    """Encode, train, build, append and search in each way, on a few random documents.
 
     Returns
     -------
@@ -29,7 +32,7 @@ def compile_kernels() -> int:
     Examples
     --------
     >>> compile_kernels()
-    64
+    128
     """
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((_DOCUMENTS * _TOKENS, _DIM), dtype="float32")
@@ -43,6 +46,7 @@ def compile_kernels() -> int:
     some = build_lists(train_centroids(table, numbers), table, numbers[:half])
     lists = append_documents(some, DocumentTable([part], codec, numbers[:half]), numbers[half:])
     scope = Scope(DocumentTable([part], codec, lists.numbers), lists, np.zeros(0, dtype="uint8"), numbers)
-    search_query(scope, vectors[:4], 1, SearchParameters(nprobe=4, candidates=12, rerank=11))
-    exact = SearchParameters(nprobe=4, candidates=12, rerank=11, exact=True)
-    return len(search_query(scope, vectors[:4], _DOCUMENTS, exact).numbers)
+    probing = SearchParameters(nprobe=4, candidates=12, rerank=11)
+    search_query(scope, vectors[:4], 1, probing)
+    search_query(scope, vectors[:4], 1, replace(probing, candidates=_DOCUMENTS, rerank=None))
+    return len(search_query(scope, vectors[:4], _DOCUMENTS, replace(probing, exact=True)).numbers)
