@@ -40,7 +40,7 @@ class FirstUse:
         self._thread: threading.Thread | None = None
 
     def is_over(self, work: int, prepare: Callable[[], object]) -> bool:
-        """Whether a search uses the kernels; from the second search on, a thread prepares them.
+        """Return whether a search uses the kernels; from the second search on, a thread prepares them.
 
         Parameters
         ----------
@@ -48,7 +48,8 @@ class FirstUse:
             The work of the search, in the unit of `most_work`.
         prepare
             Compiles or loads the kernels, for example by the same search. It runs in a thread that the process waits
-            for when it ends, so that the compiled kernels are on disk for the next one.
+            for when it ends, so that the compiled kernels are on disk for the next one. Its errors are dropped: the
+            next search uses the kernels, and raises them again.
         """
         if self._is_over or work > self._most_work:
             self._is_over = True
@@ -66,6 +67,6 @@ class FirstUse:
             self._thread.join()
 
     def _prepare(self, prepare: Callable[[], object]) -> None:
-        with suppress(Exception):  # the next search raises it again, where it can be handled
+        with suppress(Exception):
             prepare()
         self._is_over = True

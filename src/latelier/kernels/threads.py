@@ -1,9 +1,8 @@
 """Work on ranges of documents in several threads, for kernels that release the interpreter lock.
 
-The number of threads is torch's (`torch.set_num_threads`), the calling thread included; without torch, which is not
-imported for it, ``OMP_NUM_THREADS`` or the number of cores. The threads take small ranges
-from one queue instead of one large share each, so a thread that loses its core on a busy machine delays the call by at
-most one small range.
+The number of threads is torch's (`torch.set_num_threads`), the calling thread included; if torch is not imported, it is
+``OMP_NUM_THREADS`` or the number of cores. The threads take small ranges from one queue instead of one large share
+each, so a thread that loses its core on a busy machine delays the call by at most one small range.
 """
 
 from __future__ import annotations
