@@ -161,6 +161,26 @@ def test_a_document_does_not_depend_on_its_batch():
         torch.testing.assert_close(alone, together[i : i + 1])
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_token_that_is_not_finite_spoils_its_own_document_alone(wrong):
+    pooling, features = trained(), batch(20, 9)
+    expected = rows(pooling(dict(features)))
+    features["token_embeddings"][0, 3] = wrong
+    spoilt, other = rows(pooling(dict(features)))
+    assert spoilt.isnan().any()
+    torch.testing.assert_close(other, expected[1])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -1.0])
+def test_weights_that_are_not_positive_count_as_1(wrong):
+    unit, mask = F.normalize(batch(20)["token_embeddings"], dim=-1), torch.ones(1, 20, dtype=torch.bool)
+    weights = torch.linspace(0.1, 3, 20)[None]
+    weights[0, 5] = 1
+    expected = ward_clusters(unit, mask, weights, 4)
+    weights[0, 5] = wrong
+    assert torch.equal(ward_clusters(unit, mask, weights, 4), expected)
+
+
 def test_queries_pass_unchanged():
     features = batch(5)
     assert AttentionPooling(DIM, 2)(features, task="query") is features

@@ -146,7 +146,8 @@ class MultiStepRetriever:
         k
             Maximum number of hits per query.
         max_steps
-            Maximum number of documents to read per query; 0: one search, as `Retriever.search`.
+            Maximum number of documents to read per query, each one of the best `k` hits; 0: one search, as
+            `Retriever.search`.
         min_gain
             Search again only if the predicted gain, an increase of the reciprocal rank, is above this; None: always.
         merge

@@ -235,9 +235,10 @@ class TextEncoder(InputModule):
         OSError
             If there are no settings.
         """
-        if backend != "torch" or set(model_kwargs or ()) - _LOADER_OPTIONS:
+        others = {name: value for name, value in (model_kwargs or {}).items() if name not in _LOADER_OPTIONS}
+        if backend != "torch" or others:
             raise InvalidArgumentError(
-                f"received backend={backend!r} and model_kwargs={model_kwargs}; a TextEncoder has the backend 'torch' "
+                f"received backend={backend!r} and model_kwargs={short(others)}; a TextEncoder has the backend 'torch' "
                 "alone, and no model_kwargs. model.half() and model.bfloat16() change its dtype."
             )
         place: dict[str, Any] = {"subfolder": subfolder, "token": token, "cache_folder": cache_folder}

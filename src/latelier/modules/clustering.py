@@ -24,7 +24,8 @@ def ward_clusters(vectors: Tensor, mask: Tensor, weights: Tensor, num_clusters: 
     mask
         Bool ``(documents, tokens)``: the tokens to cluster.
     weights
-        ``(documents, tokens)``, positive: a token of weight ``w`` counts as ``w`` equal tokens.
+        ``(documents, tokens)``, positive: a token of weight ``w`` counts as ``w`` equal tokens. Other weights, such as
+        the NaN of a training that diverges, count as 1.
     num_clusters
         Number of clusters of each document; a document with fewer tokens has one for each.
 
@@ -45,6 +46,7 @@ def ward_clusters(vectors: Tensor, mask: Tensor, weights: Tensor, num_clusters: 
     offsets = lengths_to_offsets(lengths)
     rows = vectors[mask].float().cpu().contiguous().numpy()
     sizes = weights[mask].float().cpu().contiguous().numpy()
+    sizes = np.where((sizes > 0) & (sizes < np.inf), sizes, np.float32(1))  # the kernel reads out of bounds with NaN
     labels = np.empty(len(rows), dtype=np.int64)
 
     def cluster(first: int, last: int) -> None:
