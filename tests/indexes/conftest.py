@@ -19,7 +19,7 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
+def _kernels_at_once(monkeypatch):
     """Search by the kernels from the first search on; numpy's answers have tests of their own."""
     monkeypatch.setattr(indexes.Flat, "_first_use", FirstUse(most_work=0))
     monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=0))
