@@ -85,6 +85,19 @@ def test_numpy_finds_what_the_kernels_find(make, monkeypatch):
                 np.testing.assert_allclose([hit.score for hit in mine], [scores[hit.id] for hit in mine], atol=1e-4)
 
 
+@pytest.mark.parametrize("make", [indexes.Flat, indexes.IVF])
+@pytest.mark.parametrize("size", [1e30, 3e38])
+@pytest.mark.filterwarnings("error")
+def test_numpy_scores_numbers_too_large_for_float32_without_warnings_and_nan(make, size, monkeypatch):
+    monkeypatch.setattr(make, "_first_use", FirstUse(most_work=1 << 60))
+    signs = np.random.default_rng(0).choice(np.float32([-1, 1]), (200, 2, 64)) * np.float32(size)
+    index = make()
+    index.add(range(200), list(signs))
+    scores = [hit.score for hit in index.search([signs[7]], k=200)[0]]
+    assert (scores[0], index.search([signs[7]], k=1)[0][0].id) == (np.inf, 7)
+    assert not np.isnan(scores).any()
+
+
 def test_search_parameters_hold_for_numpy():
     codec, part = sample(4, 32)
     vectors = np.random.default_rng(1).standard_normal((4, 32), dtype="float32")

@@ -58,8 +58,8 @@ def search_by_numpy(
         signs = _query_signs(vectors)
         scores = np.concatenate([hamming_scores_by_numpy(part, signs, norms) for part in parts])
         if parameters.rerank is None:
-            edge = np.partition(scores, -k)[-k] - parameters.slack * _deviation(vectors)
-            chosen = np.flatnonzero(scores >= edge)
+            edge = float(np.partition(scores, -k)[-k]) - parameters.slack * _deviation(vectors)
+            chosen = np.flatnonzero(scores >= max(edge, -_LARGEST))
         else:
             chosen = np.sort(np.argsort(-scores, kind="stable")[: parameters.rerank])
     query = TokenEmbeddings(vectors, [0, len(vectors)])

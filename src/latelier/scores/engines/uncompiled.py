@@ -38,7 +38,12 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     scores = np.empty((len(queries), len(documents)), dtype="float32")
     for first, last in split_by_rows(documents.offsets, max(1, _BLOCK_ELEMENTS // len(rows))):
         begin, end = documents.offsets[first], documents.offsets[last]
-        similarities = rows @ documents.vectors[begin:end].astype("float32", copy=False).T
-        best = np.maximum.reduceat(similarities, documents.offsets[first:last] - begin, axis=1)
-        np.add.reduceat(best, queries.offsets[:-1], axis=0, out=scores[:, first:last])
+        # As in the kernels, products that exceed the largest float32 are infinite, without a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            similarities = rows @ documents.vectors[begin:end].astype("float32", copy=False).T
+            starts = documents.offsets[first:last] - begin
+            best = np.maximum.reduceat(similarities, starts, axis=1)
+            if np.isnan(best).any():  # infinite products of both signs were added; the kernels do not count NaN
+                best = np.nan_to_num(np.fmax.reduceat(similarities, starts, axis=1), nan=-np.inf, posinf=np.inf)
+            np.add.reduceat(best, queries.offsets[:-1], axis=0, out=scores[:, first:last])
     return scores
