@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import LayerNorm
 
@@ -179,6 +180,87 @@ def test_a_damaged_export_raises(exported, tmp_path, damage):
     damage(folder)
     with pytest.raises(ModelLoadError, match="could not load the model"):
         ExportedEncoder(folder)
+
+
+def rewrite(folder, name, content):
+    """Replace a file by one that the description names with the right size."""
+    (folder / name).write_bytes(content)
+    described = json.loads((folder / "export.json").read_text())
+    described["files"][name]["bytes"] = len(content)
+    (folder / "export.json").write_text(json.dumps(described))
+
+
+HOSTILE_SETTINGS = [
+    ("dim", float("inf")),
+    ("dim", 20),
+    ("dim", 0),
+    ("pad_id", 10**30),
+    ("heads", "Tanh"),
+    ("heads", ["Identity", "Identity"]),
+    ("heads", ["Softmax"]),
+    ("query.prompt", None),
+    ("query.max_length", -1),
+    ("query.max_length", 10**25),
+    ("query.skipped", [[1], [2]]),
+    ("document.skipped", [10**30]),
+    ("query.expansion", 5),
+    ("query.expansion", {"length": 10**13, "token_id": 1, "attend": True}),
+    ("query.expansion", {"length": 14, "token_id": -5, "attend": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), HOSTILE_SETTINGS)
+def test_hostile_settings_raise(exported, tmp_path, name, value):
+    folder = shutil.copytree(exported["recipe"].folder, tmp_path / "hostile")
+    described = json.loads((folder / "export.json").read_text())
+    *outer, last = name.split(".")
+    inside = described[outer[0]] if outer else described
+    assert last in inside
+    inside[last] = value
+    (folder / "export.json").write_text(json.dumps(described))
+    with pytest.raises(ModelLoadError, match="could not load the model"):
+        ExportedEncoder(folder)
+
+
+def foreign_graph():
+    onnx = pytest.importorskip("onnx")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "graph", [x], [y])
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+
+
+def heads(**weights):
+    return save({name.replace("_", "0."): np.asarray(value) for name, value in weights.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("encoder.onnx", lambda: b"", "No graph"),
+        ("encoder.onnx", foreign_graph, "no transformer"),
+        ("heads.safetensors", lambda: bytes(300), "heads.safetensors is damaged"),
+        ("heads.safetensors", lambda: heads(_weight=np.ones((16, 47), "float32")), "for vectors of 48 dimensions"),
+        ("heads.safetensors", lambda: heads(_weight=np.ones((5, 48), "float32")), "its weights make 5"),
+        ("heads.safetensors", lambda: heads(_weight=np.full((16, 48), np.nan, "float32")), "not finite"),
+        ("heads.safetensors", lambda: heads(other=np.ones(3)), "KeyError"),
+    ],
+)
+def test_files_of_another_model_raise(exported, tmp_path, name, content, match):
+    folder = shutil.copytree(exported["recipe"].folder, tmp_path / "other")
+    rewrite(folder, name, content())
+    with pytest.raises(ModelLoadError, match=match):
+        ExportedEncoder(folder)
+
+
+def test_a_tokenizer_with_a_larger_vocabulary_raises(exported, tmp_path, capfd):
+    folder = shutil.copytree(exported["recipe"].folder, tmp_path / "other")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["pear"] = 10**6
+    rewrite(folder, "tokenizer.json", json.dumps(tokenizer).encode())
+    with pytest.raises(ModelLoadError, match="idx=1000000 must be within"):
+        ExportedEncoder(folder).encode_queries(["pear"])
+    assert capfd.readouterr().err == ""
 
 
 def test_a_model_with_other_modules_is_not_exported(tiny, tmp_path):

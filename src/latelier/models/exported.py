@@ -30,6 +30,10 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 # As in `latelier.models.encoding`: the activations of larger batches do not fit the caches of a processor.
 _BATCH_TOKENS = 2048
 _LEAST_NORM = 1e-12  # that of torch.nn.functional.normalize
+# What a damaged description may ask for: ids and lengths that fit the int64 and uint64 of tokenizers and ONNX Runtime,
+# and an expansion whose ids fit the memory.
+_LARGEST = 10**9
+_LONGEST_EXPANSION = 10**6
 
 
 class _Task(NamedTuple):
@@ -43,10 +47,26 @@ class _Task(NamedTuple):
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> _Task:
-        kept = described["kept"]
-        skipped, allowed = (np.array(each, dtype="int64") for each in (described["skipped"], kept or ()))
-        prompt, max_length, expansion = (described[name] for name in ("prompt", "max_length", "expansion"))
-        return cls(prompt, max_length, expansion, skipped, None if kept is None else allowed)
+        """Return the settings that an export describes; `TypeError`, `KeyError` or `ValueError` if they are damaged."""
+        prompt, expansion, kept = (described[name] for name in ("prompt", "expansion", "kept"))
+        if not isinstance(prompt, str):
+            raise ValueError(f"the prompt is {describe(prompt)}; expected a text.")
+        max_length = check_count("max_length", described["max_length"], most=_LARGEST, optional=True)
+        if expansion is not None:
+            expansion = {
+                "length": check_count("length", expansion["length"], most=_LONGEST_EXPANSION),
+                "token_id": check_count("token_id", expansion["token_id"], 0, _LARGEST),
+                "attend": bool(expansion["attend"]),
+            }
+        return cls(prompt, max_length, expansion, _ids(described["skipped"]), None if kept is None else _ids(kept))
+
+
+class _Head(NamedTuple):
+    """A linear layer: weights ``(out, in)``, bias ``(out,)`` or None, and an activation function."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    activation: Callable[[Any], Any]
 
 
 class ExportedEncoder:
@@ -85,22 +105,27 @@ class ExportedEncoder:
 
     def __init__(self, folder: str | os.PathLike[str], *, threads: int | None = None) -> None:
         self.folder = as_path(folder, "the folder of an export")
-        check_count("threads", threads, optional=True)
+        threads = check_count("threads", threads, optional=True) or thread_count()
         described = read_description(self.folder)
         try:
-            self.embedding_size = int(described["dim"])
+            self.embedding_size = check_count("dim", described["dim"], most=_LARGEST)
             self.compute_dtype = str(described["compute_dtype"])
             self.fingerprint = str(described["fingerprint"])
             self._tasks = {task: _Task.of(described[task]) for task in ("query", "document")}
-            self._pad_id, self._heads = int(described["pad_id"]), list(described["heads"])
+            self._pad_id = check_count("pad_id", described["pad_id"], 0, _LARGEST)
             self._normalizes = bool(described["normalizes"])
-            self._direction = str(described["truncation_side"])
-            self._weights = _read_weights(self.folder / HEADS_FILE) if self._heads else {}
+            self._direction = "left" if described["truncation_side"] == "left" else "right"
             self._json = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+            self._encoder = OnnxEncoder(self.folder, threads)
+            self._heads = _read_heads(self.folder / HEADS_FILE, described["heads"], self._encoder.width)
+            width = self._heads[-1].weight.shape[0] if self._heads else self._encoder.width
+            if self.embedding_size > width:
+                raise ValueError(f"it describes vectors of {self.embedding_size} dimensions; its weights make {width}.")
+        except ModelLoadError:
+            raise
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise ModelLoadError(str(self.folder), error) from error
         self._tokenizers: dict[str, Any] = {}
-        self._encoder = OnnxEncoder(self.folder, threads or thread_count())
 
     @property
     def max_length_query(self) -> int | None:
@@ -220,11 +245,9 @@ class ExportedEncoder:
 
     def _project(self, vectors: np.ndarray) -> np.ndarray:
         """Apply the linear layers and the normalisation to hidden states ``(tokens, width)``."""
-        for i, head in enumerate(self._heads):
-            out = vectors @ self._weights[f"{i}.weight"].T
-            if f"{i}.bias" in self._weights:
-                out = out + self._weights[f"{i}.bias"]
-            vectors = ACTIVATIONS[head](out)
+        for head in self._heads:
+            out = vectors @ head.weight.T
+            vectors = head.activation(out if head.bias is None else out + head.bias)
         if self._normalizes:
             vectors = _normalize(vectors)
         return vectors if vectors.shape[1] == self.embedding_size else _normalize(vectors[:, : self.embedding_size])
@@ -235,8 +258,44 @@ def _normalize(vectors: np.ndarray) -> np.ndarray:
     return unit
 
 
-def _read_weights(path: Path) -> dict[str, np.ndarray]:
+def _ids(listed: Any) -> np.ndarray:
+    if not isinstance(listed, list):
+        raise ValueError(f"a list of token ids is {describe(listed)}.")
+    return np.array([check_count("a token id", each, 0, _LARGEST) for each in listed], dtype="int64")
+
+
+def _read_heads(path: Path, activations: Any, width: int) -> list[_Head]:
+    """Read the linear layers of an export; `KeyError`, `TypeError` or `ValueError` if they are damaged.
+
+    Parameters
+    ----------
+    path
+        Their file.
+    activations
+        The name of each layer's activation.
+    width
+        Dimensions of the input of the first layer.
+    """
+    if not isinstance(activations, list):
+        raise ValueError(f"the activations of its layers are {describe(activations)}; expected a list.")
+    if not activations:
+        return []
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    weights: dict[str, np.ndarray] = load_file(str(path))
-    return weights
+    try:
+        weights: dict[str, np.ndarray] = load_file(str(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} is damaged: {error}.") from error
+    heads: list[_Head] = []
+    for i, activation in enumerate(activations):
+        weight, bias = weights[f"{i}.weight"], weights.get(f"{i}.bias")
+        rows = weight.shape[0] if weight.ndim else 0
+        if rows == 0 or weight.shape != (rows, width) or (bias is not None and bias.shape != (rows,)):
+            raise ValueError(f"a linear layer has weights {weight.shape} for vectors of {width} dimensions.")
+        for each in (weight, bias):
+            if each is not None and not (each.dtype == np.float32 and np.isfinite(each).all()):
+                raise ValueError("the weights of a linear layer are not finite numbers in float32.")
+        heads.append(_Head(weight, bias, ACTIVATIONS[activation]))
+        width = rows
+    return heads

@@ -30,6 +30,11 @@ class OnnxEncoder:
     threads
         Number of threads of a product.
 
+    Attributes
+    ----------
+    width
+        Dimensions of the hidden states.
+
     Raises
     ------
     MissingExtraError
@@ -47,7 +52,7 @@ class OnnxEncoder:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors
+        options.log_severity_level = 4  # fatal errors: all others are raised
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         path = folder / GRAPH_FILE
         try:
@@ -57,7 +62,13 @@ class OnnxEncoder:
             )
         except Exception as error:  # the classes of ONNX Runtime's errors have no narrower base
             raise ModelLoadError(str(path), error) from error
+        self._path = path
         self._names = [each.name for each in self._session.get_inputs()]
+        shapes = [each.shape for each in self._session.get_outputs()]
+        if not {*self._names} <= {*INPUTS} or len(shapes) != 1 or len(shapes[0]) != 3 or type(shapes[0][2]) is not int:
+            reason = ValueError(f"it has the inputs {self._names} and outputs of the shapes {shapes}: no transformer.")
+            raise ModelLoadError(str(path), reason)
+        self.width: int = shapes[0][2]
         self.threads = threads
 
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray | None) -> np.ndarray:
@@ -67,9 +78,17 @@ class OnnxEncoder:
         ----------
         input_ids, attention_mask, token_type_ids
             ``(n, length)`` int64; types that are None are zeros.
+
+        Raises
+        ------
+        ModelLoadError
+            If the graph cannot compute these inputs, such as token ids that its table of embeddings does not have.
         """
         given: dict[str, Any] = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         if token_type_ids is None:
             given["token_type_ids"] = np.zeros_like(input_ids)
-        hidden: np.ndarray = self._session.run(None, {name: given[name] for name in self._names})[0]
+        try:
+            hidden: np.ndarray = self._session.run(None, {name: given[name] for name in self._names})[0]
+        except Exception as error:  # as above
+            raise ModelLoadError(str(self._path), error) from error
         return hidden
