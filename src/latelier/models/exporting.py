@@ -14,7 +14,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, write_folder
 from latelier.models.cpu.onnx_session import GRAPH_FILE, WEIGHTS_FILE
-from latelier.models.cpu.onnx_store import encoder_fingerprint, stored_export
+from latelier.models.cpu.onnx_store import encoder_fingerprint, has_adapters, stored_export
 from latelier.models.exported import ACTIVATIONS, HEADS_FILE, TOKENIZER_FILE
 from latelier.utils.reading import as_path
 
@@ -85,6 +85,8 @@ def _heads(model: Any) -> list[Dense]:
     modules = list(model)
     if not modules or type(modules[0]) is not Transformer:
         raise _not_exportable("its first module is not a Transformer.")
+    if has_adapters(modules[0].model):
+        raise _not_exportable("its transformer has adapters of peft; merge them into its weights first.")
     heads = [module for module in modules[1:] if type(module) is Dense]
     rest = [module for module in modules[1:] if type(module) not in (Dense, MultiVectorMask)]
     if [type(module) for module in rest] not in ([], [Normalize]) or (rest and modules[-1] is not rest[0]):

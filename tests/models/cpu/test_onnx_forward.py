@@ -1,10 +1,13 @@
 """ONNX Runtime computes what the transformer computes, follows its weights, and leaves nothing behind."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 from latelier.models.cpu import backends, onnx_store
 from latelier.models.cpu.onnx_session import OnnxEncoder
+from latelier.models.exporting import export
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 
@@ -168,6 +172,57 @@ def test_hooks_inside_are_called(model):
     assert seen == [1]
 
 
+@pytest.mark.parametrize("find", [lambda encoder: encoder, lambda encoder: encoder.encoder.layer[1]])
+def test_replaced_forwards_are_called_and_kept(model, torch_model, find):
+    model.encode_document("pear")
+    module, seen = find(model[0].model), []
+    own = module.forward
+
+    def forward(*inputs, **options):
+        seen.append(1)
+        return own(*inputs, **options)
+
+    module.forward = forward
+    assert_same(model, torch_model)
+    assert (len(seen) > 0, module.__dict__["forward"]) == (True, forward)
+
+
+def test_adapters_are_computed_by_torch(model, torch_model, runs, tmp_path):
+    peft = pytest.importorskip("peft", reason="needs the extra train")
+    model.add_adapter(peft.LoraConfig(r=4, target_modules=["query"], init_lora_weights=False))
+    adapted = model.encode_document(TEXTS)
+    assert not torch.allclose(adapted[1], torch_model.encode_document(TEXTS)[1], atol=1e-3)
+    model.disable_adapters()  # changes no weight
+    assert_same(model, torch_model)
+    assert runs == []
+    with pytest.raises(LatelierError, match="it has hooks or adapters inside"):
+        model.encode_query("pear", compute_dtype="int8")
+    with pytest.raises(InvalidArgumentError, match="adapters of peft; merge them"):
+        export(model, tmp_path / "exported")
+
+
+def test_threads_compute_in_their_own_dtype(model):
+    expected = {dtype: model.encode_document(TEXTS, compute_dtype=dtype)[3] for dtype in ("float32", "int8")}
+    assert not torch.allclose(expected["float32"], expected["int8"], atol=1e-3)
+
+    def encode(dtype):
+        return [model.encode_document(TEXTS, compute_dtype=dtype)[3] for _ in range(30)]
+
+    with ThreadPoolExecutor(3) as pool:
+        for dtype, computed in [(dtype, pool.submit(encode, dtype)) for dtype in ("float32", "int8", "float32")]:
+            torch.testing.assert_close(torch.stack(computed.result()), expected[dtype].expand(30, -1, -1))
+    assert "forward" not in model[0].model.__dict__
+
+
+def test_a_model_that_is_no_longer_used_is_freed(tiny):
+    model = ColBERT.from_dense(tiny, device="cpu", backend="onnx")
+    model.encode_query("pear")
+    encoder = weakref.ref(model[0].model)
+    del model
+    gc.collect()
+    assert encoder() is None
+
+
 def test_the_number_of_threads_is_torchs(model, torch_model):
     before = torch.get_num_threads()
     model.encode_query("pear")
@@ -183,7 +238,8 @@ def test_a_damaged_export_is_made_again(tiny, torch_model, cache, tmp_path, monk
     monkeypatch.setenv("LATELIER_CACHE", str(tmp_path))
     shutil.copytree(cache / "onnx", tmp_path / "onnx")
     assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="onnx"), torch_model)
-    weights = next(iter((tmp_path / "onnx").glob("*-float32"))) / "encoder.onnx.data"
+    fingerprint = onnx_store.encoder_fingerprint(torch_model[0].model)
+    weights = tmp_path / "onnx" / f"{fingerprint}-float32" / "encoder.onnx.data"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 255
     weights.write_bytes(content)

@@ -94,7 +94,7 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
     InvalidArgumentError
         For ``"int8"`` with torch.
     LatelierError
-        For ``"int8"`` if the weights have changed since the model was first used.
+        For ``"int8"`` if the weights have changed since the model was first used, or it has hooks or adapters inside.
     """
     backend = getattr(model, "cpu_backend", "torch")
     if compute_dtype == "int8" and (backend not in ("onnx", "auto") or not _is_installed()):
@@ -114,8 +114,8 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
         session = exported_session(encoder, compute_dtype)
         if session is None and compute_dtype == "int8":
             raise LatelierError(
-                "received compute_dtype='int8', but the weights have changed since the model was first used, or a hook "
-                "is registered inside it. Save the model, and load it again to encode in int8."
+                "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
+                "hooks or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
             )
     with patched_forwards(model) if session is None else onnx_forward(encoder, session):
         yield

@@ -108,14 +108,17 @@ class PrepackedBert:
 
 
 def has_standard_forward(bert: BertModel) -> bool:
-    """Whether `PrepackedBert` computes all that the model is configured to, and no hook is registered inside it."""
+    """Whether `PrepackedBert` computes all that the model is configured to, with no hook or other forward inside it."""
     config = bert.config
     known = config.hidden_act == "gelu" and not config.is_decoder and not config.add_cross_attention
     # "eager" returns attention weights; other names stand for other kernels.
     known = known and config._attn_implementation == "sdpa" and "forward" not in bert.__dict__
     known = known and not (config.output_hidden_states or config.output_attentions)
     return known and not any(
-        module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl is not None
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._compiled_call_impl is not None
+        or "forward" in module.__dict__
         for module in submodules(bert.encoder)
     )
 

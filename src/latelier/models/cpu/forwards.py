@@ -20,7 +20,7 @@ from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_layers
-from latelier.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_linear
+from latelier.models.cpu.prepacked import PatchedForward, PrepackedLinear, can_prepack, is_plain_linear
 
 __all__ = ["patched_forwards"]
 
@@ -107,7 +107,7 @@ def _prepacked_bert(bert: BertModel) -> PrepackedBert | None:
     return known
 
 
-class _LinearForward:
+class _LinearForward(PatchedForward):
     """Replaces `torch.nn.Linear.forward`."""
 
     __slots__ = ("_layer", "_weights")
@@ -123,7 +123,7 @@ class _LinearForward:
         return self._weights.multiply(input, dtype, (self._layer,), "none")
 
 
-class _BertForward:
+class _BertForward(PatchedForward):
     """Replaces `BertModel.forward`."""
 
     __slots__ = ("_bert", "_weights")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from latelier.models.cpu.onnx_session import INPUTS, OnnxEncoder
-from latelier.models.cpu.onnx_store import encoder_fingerprint, stored_export
-from latelier.models.cpu.prepacked import submodules
+from latelier.models.cpu.onnx_store import encoder_fingerprint, has_adapters, stored_export
+from latelier.models.cpu.prepacked import PatchedForward, submodules
 
 __all__ = ["exported_session", "known_fingerprint", "onnx_forward"]
 
@@ -23,6 +24,7 @@ _KNOWN_OPTIONS = {*INPUTS, "return_dict"}
 _SAMPLES = 16  # numbers of each weight that are compared in each call, as in `prepacked`
 
 logger = logging.getLogger(__name__)
+_lock = Lock()
 
 
 def exported_session(encoder: nn.Module, compute_dtype: str) -> OnnxEncoder | None:
@@ -41,7 +43,8 @@ def exported_session(encoder: nn.Module, compute_dtype: str) -> OnnxEncoder | No
     Returns
     -------
     OnnxEncoder or None
-        None if the weights have changed, a hook is registered inside the transformer, or it is compiled.
+        None if the weights have changed, the transformer has adapters, is compiled, or has a hook or a replaced forward
+        inside.
 
     Raises
     ------
@@ -65,13 +68,22 @@ def known_fingerprint(encoder: nn.Module) -> str:
 def onnx_forward(encoder: nn.Module, session: OnnxEncoder) -> Iterator[None]:
     """Run a session in place of a transformer's forward inside the block.
 
-    With gradients, under autocast and for inputs other than a padded batch, the transformer computes itself.
+    It replaces it for the calling thread. With gradients, under autocast, for inputs other than a padded batch, and in
+    threads outside such a block, the transformer computes itself.
     """
-    encoder.__dict__["forward"] = _OnnxForward(encoder, session)  # as in `patched_forwards`
+    thread = get_ident()
+    with _lock:
+        forward = encoder.__dict__.get("forward")
+        if not isinstance(forward, _OnnxForward):
+            forward = encoder.__dict__["forward"] = _OnnxForward(encoder)  # as in `patched_forwards`
+        forward.sessions[thread] = session
     try:
         yield
     finally:
-        encoder.__dict__.pop("forward", None)
+        with _lock:
+            del forward.sessions[thread]
+            if not forward.sessions and encoder.__dict__.get("forward") is forward:
+                del encoder.__dict__["forward"]
 
 
 class _Exports:
@@ -91,7 +103,7 @@ class _Exports:
             if self._is_current and not is_current:
                 logger.info("the weights have changed since they were exported: encoding with torch")
             self._weights, self._is_current = _Weights(encoder), is_current
-        if not self._is_current or self._weights.are_observed:
+        if not self._is_current or self._weights.are_observed(encoder) or has_adapters(encoder):
             return None
         known, threads = self._sessions.get(compute_dtype), torch.get_num_threads()
         if known is None or known.threads != threads:
@@ -104,34 +116,44 @@ _exports: WeakKeyDictionary[nn.Module, _Exports] = WeakKeyDictionary()
 
 
 class _Weights:
-    """Where the weights of a transformer are, and some of their bytes: enough to see that they have changed."""
+    """Where the weights of a transformer are, and some of their bytes: enough to see that they have changed.
+
+    It holds no reference to the transformer, by which it is found in a weak dictionary.
+    """
 
     def __init__(self, encoder: nn.Module) -> None:
-        self._modules = submodules(encoder)
-        self._places = self._find_places()
-        self._samples = [_sample(tensor) for tensor in self._tensors()]
+        self._inside = submodules(encoder)[1:]
+        self._places = _find_places([encoder, *self._inside])
+        self._samples = [_sample(tensor) for tensor in _tensors([encoder, *self._inside])]
         self._bytes = [sample.tobytes() for sample in self._samples]
 
-    @property
-    def are_observed(self) -> bool:
-        """Whether a hook is registered inside the transformer, or it is compiled."""
-        first, *inside = self._modules
-        return first._compiled_call_impl is not None or any(
-            module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl is not None
-            for module in inside
+    def are_observed(self, encoder: nn.Module) -> bool:
+        """Whether a hook or a forward of its own is in a module of the transformer, or one is compiled."""
+        forward = encoder.__dict__.get("forward")
+        if encoder._compiled_call_impl is not None or not (forward is None or isinstance(forward, PatchedForward)):
+            return True
+        return any(
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._compiled_call_impl is not None
+            or ("forward" in module.__dict__ and not isinstance(module.__dict__["forward"], PatchedForward))
+            for module in self._inside
         )
 
     def match(self, encoder: nn.Module) -> bool:
         """Whether the transformer has the same modules and weights."""
         # Places first: the memory of a sample may be freed where a weight has moved.
-        same = submodules(encoder) == self._modules and self._find_places() == self._places
+        modules = submodules(encoder)
+        same = modules[1:] == self._inside and _find_places(modules) == self._places
         return same and [sample.tobytes() for sample in self._samples] == self._bytes
 
-    def _tensors(self) -> list[Tensor]:
-        return [tensor for module in self._modules for tensor in module._parameters.values() if tensor is not None]
 
-    def _find_places(self) -> list[tuple[int, int]]:
-        return [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in self._tensors()]
+def _tensors(modules: list[nn.Module]) -> list[Tensor]:
+    return [tensor for module in modules for tensor in module._parameters.values() if tensor is not None]
+
+
+def _find_places(modules: list[nn.Module]) -> list[tuple[int, int]]:
+    return [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in _tensors(modules)]
 
 
 def _sample(tensor: Tensor) -> np.ndarray:
@@ -140,22 +162,23 @@ def _sample(tensor: Tensor) -> np.ndarray:
     return flat[:: max(1, tensor.numel() // _SAMPLES) * tensor.element_size()].numpy()
 
 
-class _OnnxForward:
-    """Replaces the forward of a transformer."""
+class _OnnxForward(PatchedForward):
+    """Replaces the forward of a transformer in the threads that have a session."""
 
-    __slots__ = ("_encoder", "_session")
+    __slots__ = ("_encoder", "sessions")
 
-    def __init__(self, encoder: nn.Module, session: OnnxEncoder) -> None:
+    def __init__(self, encoder: nn.Module) -> None:
         self._encoder = encoder
-        self._session = session
+        self.sessions: dict[int, OnnxEncoder] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        if args or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not _accepts(options):
+        session = self.sessions.get(get_ident())
+        computes_itself = args or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+        if session is None or computes_itself or not _accepts(options):
             return type(self._encoder).forward(self._encoder, *args, **options)
         given = (options.get(name) for name in INPUTS)
         inputs: list[Any] = [None if each is None else each.long().numpy() for each in given]
-        hidden = self._session.run(*inputs)
-        return BaseModelOutput(last_hidden_state=torch.from_numpy(hidden))
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(session.run(*inputs)))
 
 
 def _accepts(options: dict[str, Any]) -> bool:

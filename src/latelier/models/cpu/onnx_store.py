@@ -15,9 +15,10 @@ from torch import nn
 from latelier.errors import LatelierError, StorageError
 from latelier.models.cpu.onnx_export import EXPORT_VERSION, export_float32, quantize_int8
 from latelier.models.cpu.onnx_files import is_whole, write_folder
+from latelier.models.cpu.prepacked import submodules
 from latelier.utils.cache import cache_folder
 
-__all__ = ["encoder_fingerprint", "stored_export"]
+__all__ = ["encoder_fingerprint", "has_adapters", "stored_export"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,18 @@ def encoder_fingerprint(encoder: Any) -> str:
         32 hexadecimal digits.
     """
     config = {**encoder.config.to_dict(), "_name_or_path": None, "transformers_version": transformers.__version__}
-    digest = hashlib.sha256(repr((EXPORT_VERSION, torch.__version__)).encode())
+    kind = (type(encoder).__module__, type(encoder).__qualname__)
+    digest = hashlib.sha256(repr((EXPORT_VERSION, torch.__version__, kind)).encode())
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in encoder.state_dict().items():
         digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:32]
+
+
+def has_adapters(encoder: nn.Module) -> bool:
+    """Whether a transformer has adapters of peft: they can be turned off and scaled without a change of weights."""
+    return any(type(module).__module__.startswith("peft.") for module in submodules(encoder))
 
 
 def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> Path:

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PrepackedLinear", "can_prepack", "is_plain_linear", "submodules"]
+__all__ = ["PatchedForward", "PrepackedLinear", "can_prepack", "is_plain_linear", "submodules"]
 
 _ROWS_HINT = 32  # rows of a typical short input; the prepacked weight serves any number of rows
 _SAMPLES = 16  # weights compared in each call to detect changes: an optimiser step changes nearly all weights
@@ -71,6 +71,12 @@ def _prepack(linears: tuple[nn.Linear, ...], dtype: torch.dtype) -> tuple[Tensor
         biases = tuple(linear.bias for linear in linears if linear.bias is not None)
         bias = torch.cat(biases).to(dtype) if biases else None
         return torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT), bias
+
+
+class PatchedForward:
+    """Base of the forwards that replace those of a model's modules while texts are encoded."""
+
+    __slots__ = ()
 
 
 def submodules(module: nn.Module) -> list[nn.Module]:
