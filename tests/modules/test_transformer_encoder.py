@@ -99,7 +99,8 @@ def test_resizing_keeps_the_rows_and_shows_the_new_size():
     assert encoder.embeddings.weight.requires_grad
     assert encoder.arguments["vocabulary_size"] == 7
     assert "vocabulary_size=7" in repr(encoder)
-    encoder.resize_token_embeddings(3)
+    encoder.requires_grad_(False).resize_token_embeddings(3)
+    assert not encoder.embeddings.weight.requires_grad
     assert torch.equal(encoder.embeddings.weight, before[:3])
 
 

@@ -150,11 +150,22 @@ class TransformerEncoder(nn.Module):
         ----------
         new_num_tokens
             The new `vocabulary_size`.
+
+        Returns
+        -------
+        torch.nn.Embedding
+            Of the device and dtype of the table before, and frozen if it was.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the size is not a positive integer.
         """
         old = self.embeddings.weight
         new = nn.Embedding(check_count("new_num_tokens", new_num_tokens), self.dim, device=old.device, dtype=old.dtype)
         kept = min(new_num_tokens, old.shape[0])
         new.weight[:kept] = old[:kept]
+        new.weight.requires_grad_(old.requires_grad)
         self.embeddings, self._arguments["vocabulary_size"] = new, new.num_embeddings
         return new
 
