@@ -65,6 +65,16 @@ def test_texts_give_the_same_as_their_vectors_and_a_seed_decides(shallow, texts)
     assert train(some, None)[2].queries.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_model_in_half_precision_is_trained_in_float32(shallow, whole, dtype):
+    model = ColBERT.from_dense(shallow, device="cpu").compress_documents(4).to(dtype)
+    distill_pooling(model, whole[0][:20], whole[1][:20], steps=3, batch_size=4)
+    weights = model[2].state_dict()
+    assert {each.dtype for each in weights.values()} == {dtype}
+    assert weights["queries"].any()  # zeros at first
+    assert all(each.isfinite().all() for each in weights.values())
+
+
 def test_loss_is_that_of_the_formula(distilled, whole):
     pooling = distilled[2]
     documents, queries = whole[0][:3], whole[1][:2]

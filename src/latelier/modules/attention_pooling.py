@@ -148,7 +148,9 @@ class AttentionPooling(BaseTokenPooling):
 
     def log_weights(self, tokens: Tensor) -> Tensor:
         """Return ``log w_i``, between -4 and 4, of token vectors ``(..., dim)``; shape ``(...)``."""
-        scaled = F.normalize(tokens, dim=-1) * self.dim**0.5  # entries of about 1, as linear layers expect
+        scaled = (
+            F.normalize(tokens.to(self.queries.dtype), dim=-1) * self.dim**0.5
+        )  # entries of about 1, as linear layers expect
         return self.importance(scaled).squeeze(-1).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:

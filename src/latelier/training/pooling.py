@@ -86,7 +86,8 @@ def distill_pooling(
     Raises
     ------
     InvalidArgumentError
-        If the model has no `AttentionPooling`, a number is out of range, or no document or no query has scored tokens.
+        If the model has no `AttentionPooling`, a number is out of range, a text is not a str, token vectors have
+        another dimension than those that the model pools, or no document or no query has scored tokens.
 
     Examples
     --------
@@ -126,7 +127,12 @@ def distill_pooling(
 
     with unpooled(pooling):
         batches = _Batches(encode(documents, False), encode(queries, True), batch_size, seed, model.device)
-    _train(pooling, batches, steps, learning_rate, show_progress_bar)
+    dtype = pooling.queries.dtype
+    pooling.to(torch.promote_types(dtype, torch.float32))  # AdamW's steps are too small for half precision
+    try:
+        _train(pooling, batches, steps, learning_rate, show_progress_bar)
+    finally:
+        pooling.to(dtype)
     return model
 
 
