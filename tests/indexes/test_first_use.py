@@ -1,5 +1,10 @@
 """The first searches of a process, by numpy: the same documents as by the kernels, and which search takes which."""
 
+import os
+import subprocess
+import sys
+import threading
+
 import numpy as np
 import pytest
 
@@ -135,3 +140,42 @@ def test_an_error_of_the_kernels_is_raised_by_the_next_search(monkeypatch):
     index._first_use.wait()
     with pytest.raises(ZeroDivisionError, match="division by zero"):
         index.search(np.eye(4))
+
+
+FORKED = """
+import os, sys, time
+import numpy as np
+from latelier import indexes
+index = indexes.Flat()
+index.add(["a"], [np.eye(4)])
+for _ in range(2):
+    index.search(np.eye(4))
+time.sleep(float(sys.argv[1]))
+child = os.fork()
+assert index.search(np.eye(4))[0][0].id == "a"
+sys.exit(os.waitpid(child, 0)[1] if child else 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1.0])
+def test_a_process_forked_while_kernels_compile_searches(tmp_path, seconds):
+    """The thread that compiles holds locks of numba, of imports and, at moments, of logging."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", FORKED, str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_search_needs_no_thread(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    first_use = FirstUse(most_work=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert [first_use.is_over(1, list) for _ in range(3)] == [False] * 3
+    first_use.is_over(1, list)
+    first_use.wait()
+    assert first_use.is_over(1, list)

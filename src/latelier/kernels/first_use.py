@@ -8,12 +8,33 @@ until a thread has made the kernels ready.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakSet
 
 import numpy as np
 
-__all__ = ["FirstUse"]
+__all__ = ["FirstUse", "wait_for_preparations"]
+
+_threads: WeakSet[threading.Thread] = WeakSet()
+
+
+def wait_for_preparations(seconds: float) -> None:
+    """Wait for the threads that prepare kernels, which a fork has to do.
+
+    A child that is forked meanwhile inherits the locks that they hold, of imports and of numba's compiler, and no
+    thread of it releases them.
+
+    Parameters
+    ----------
+    seconds
+        How long to wait at most.
+    """
+    end = time.monotonic() + seconds
+    for thread in list(_threads):
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 class FirstUse:
@@ -57,8 +78,11 @@ class FirstUse:
         self._searches += 1
         # The thread of a process is not alive in its forked children. Two threads at once would only do the same work.
         if self._searches > 1 and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._prepare, args=(prepare,), name="latelier-kernels")
-            self._thread.start()
+            thread = threading.Thread(target=self._prepare, args=(prepare,), name="latelier-kernels")
+            with suppress(RuntimeError):  # while the interpreter exits, or at a limit of the system
+                thread.start()
+                _threads.add(thread)
+                self._thread = thread
         return False
 
     def wait(self) -> None:

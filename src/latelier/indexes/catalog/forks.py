@@ -4,8 +4,9 @@ SQLite records, per process, the locks on each open file. A child that is forked
 these records but not the locks: a new connection of the child to the same file would not be protected, and the parent
 would delete the log that the child uses when it closes its last connection. So:
 
-1. Before a fork, new transactions wait, transactions of other threads get `FORK_SECONDS` to end, and idle connections
-   are closed. Parent and child open new ones at their next call.
+1. Before a fork, threads that compile kernels get `COMPILE_SECONDS` to end, new transactions wait, transactions of
+   other threads get `FORK_SECONDS` to end, and idle connections are closed. Parent and child open new ones at their
+   next call.
 2. In the child every lock is replaced by a new one, whether or not it was held in the parent.
 3. If a transaction did not end in time, the child gets an error: from the index that the forking thread was using, or
    from every index if another thread may have been inside SQLite, since no thread of the child can release its locks.
@@ -13,6 +14,10 @@ would delete the log that the child uses when it closes its last connection. So:
 
 from __future__ import annotations
 
+# Imported for their own hooks: those of a fork run in the reverse order, so that these two take their locks, which
+# threads that compile kernels need, after the hook of this module has waited for such threads.
+import concurrent.futures.thread  # noqa: F401
+import logging  # noqa: F401
 import os
 import sys
 import threading
@@ -23,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from latelier.errors import StorageError
+from latelier.kernels.first_use import wait_for_preparations
 
 __all__ = ["Lock", "Pool", "check_usable", "is_fork_near", "iterate_outside", "register", "using"]
 
@@ -32,8 +38,9 @@ T = TypeVar("T")
 FORK_SECONDS = 1.0
 # How long a fork waits for a transaction that reads a user's iterable: enough for a short list. Others may take hours.
 STREAM_SECONDS = 0.25
-# How long a fork waits while another thread compiles a kernel, which happens once per installation.
-COMPILE_SECONDS = 15.0
+# How long a fork waits while another thread compiles kernels, which happens once per installation. It takes several
+# seconds, and several times as long beside busy processes.
+COMPILE_SECONDS = 60.0
 # How long a transaction waits for a fork to end before it begins anyway. If the fork then happens within the
 # transaction, the child gets an error.
 _PATIENCE_SECONDS = 10.0
@@ -197,6 +204,7 @@ def _must_wait(me: int) -> bool:
 
 
 def _before_fork() -> None:
+    wait_for_preparations(COMPILE_SECONDS)
     me = threading.get_ident()
     with _state.lock:
         _state.forking[me] = True
