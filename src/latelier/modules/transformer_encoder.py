@@ -28,7 +28,7 @@ class TransformerEncoder(nn.Module):
     dim
         Channels, a multiple of `heads`.
     num_layers
-        Number of `TransformerBlock`s.
+        Number of blocks (`TransformerBlock`).
     heads, hidden_dim, activation, norm_first
         As in `TransformerBlock`. With ``norm_first``, a layer norm follows the last block.
     positions
