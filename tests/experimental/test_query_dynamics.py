@@ -1,5 +1,7 @@
 """One step of `QueryDynamics` against loops over rows; what training, saving and padding must not change."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -164,3 +166,12 @@ def test_wrong_arguments_are_named():
         dynamics.begin(ragged([2], dim=7))
     with pytest.raises(InvalidArgumentError, match="received 1 documents for 2 queries"):
         dynamics(dynamics.begin(ragged([2, 3])), ragged([2]))
+
+
+def test_a_file_whose_arguments_do_not_fit_its_weights_takes_no_memory(tmp_path):
+    path = tmp_path / "reader.safetensors"
+    dynamics = make()
+    metadata = {"latelier": "QueryDynamics", "version": "1", "arguments": json.dumps({"dim": 10**12})}
+    save_file(dynamics.state_dict(), path, metadata=metadata)
+    with pytest.raises(InvalidArgumentError, match="size mismatch"):  # not that memory is short
+        QueryDynamics.load(path)

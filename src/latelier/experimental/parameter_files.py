@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -90,7 +91,10 @@ def read_module(path: PathLike, cls: type[_Module]) -> _Module:
             f"{_FORMAT_VERSION}. Upgrade latelier, or train and save again."
         )
     try:
-        module = cls(**parse_json(metadata["arguments"]))
+        arguments = parse_json(metadata["arguments"])
+        with torch.device("meta"):  # compares the shapes before memory is taken for them
+            cls(**arguments).load_state_dict(tensors, assign=True)
+        module = cls(**arguments)
         module.load_state_dict(tensors)
     except (KeyError, TypeError, RuntimeError, InvalidArgumentError) as error:
         raise InvalidArgumentError(f"{path} is damaged: {error}") from error
