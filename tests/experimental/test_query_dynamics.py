@@ -175,3 +175,12 @@ def test_a_file_whose_arguments_do_not_fit_its_weights_takes_no_memory(tmp_path)
     save_file(dynamics.state_dict(), path, metadata=metadata)
     with pytest.raises(InvalidArgumentError, match="size mismatch"):  # not that memory is short
         QueryDynamics.load(path)
+
+
+def test_weights_that_are_not_finite_are_rejected(tmp_path):
+    dynamics = make()
+    with torch.no_grad():
+        next(dynamics.parameters()).view(-1)[0] = torch.nan
+    dynamics.save(tmp_path / "reader.safetensors")
+    with pytest.raises(InvalidArgumentError, match="not finite"):
+        QueryDynamics.load(tmp_path / "reader.safetensors")

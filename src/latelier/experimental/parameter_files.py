@@ -98,4 +98,6 @@ def read_module(path: PathLike, cls: type[_Module]) -> _Module:
         module.load_state_dict(tensors)
     except (KeyError, TypeError, RuntimeError, InvalidArgumentError) as error:
         raise InvalidArgumentError(f"{path} is damaged: {error}") from error
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise InvalidArgumentError(f"{path} holds weights that are not finite; train and save again.")
     return module
