@@ -70,6 +70,7 @@ class TransformerEncoder(nn.Module):
         dim: int = 128,
         num_layers: int = 2,
         heads: int = 4,
+        *,
         hidden_dim: int | None = None,
         positions: Literal["rotary", "sinusoidal"] | None = "rotary",
         dropout: float = 0.0,
