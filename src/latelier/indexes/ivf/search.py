@@ -33,8 +33,10 @@ __all__ = [
     "Found",
     "ProbedLists",
     "Scope",
+    "Stages",
     "find_candidates",
     "probe_lists",
+    "run_stages",
     "search_query",
 ]
 
@@ -88,6 +90,27 @@ class ProbedLists(NamedTuple):
     excess: np.ndarray
 
 
+class Stages(NamedTuple):
+    """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all.
+
+    Attributes
+    ----------
+    probed
+        The probed inverted lists; None if none were probed, since few documents are eligible.
+    candidates
+        Documents that enter the sign stage.
+    reranked
+        Documents that leave it, to be scored with the query in 8 bits.
+    scored
+        The best of these, to be scored with the query in single precision.
+    """
+
+    probed: ProbedLists | None
+    candidates: np.ndarray
+    reranked: np.ndarray
+    scored: np.ndarray
+
+
 def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Found:
     """Find the best documents of one query.
 
@@ -107,34 +130,66 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     Found
         Sorted by falling score; documents with equal scores by catalog number.
     """
-    table, query, isa = scope.table, quantise_query(vectors), instruction_set().argument
-    chosen = scope.eligible if parameters.exact else _candidates(scope, query, k, parameters)
-    if len(chosen) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
-        chosen = keep_by_signs(table, chosen, query.vectors, k, parameters)
-    if len(chosen) > k + _MARGIN:
-        chosen = keep_best(chosen, _score_codes(isa, table, chosen, query, all_digits=False), k + _MARGIN)
+    table, query = scope.table, quantise_query(vectors)
+    chosen = run_stages(scope, query, k, parameters).scored
     if not len(chosen):
         return Found(np.zeros(0, dtype="float32"), np.zeros(0, dtype="int64"))
-    scores, numbers = _score_codes(isa, table, chosen, query, all_digits=True), table.numbers[chosen]
+    scores, numbers = _score_codes(table, chosen, query, all_digits=True), table.numbers[chosen]
     order = np.lexsort((numbers, -scores))[:k]
     return Found(scores[order], numbers[order])
 
 
-def _candidates(scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters) -> np.ndarray:
-    """Return the documents for the sign stage: candidates and all documents in no list; or all eligible ones."""
+def run_stages(scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters) -> Stages:
+    """Select the documents of one query that are scored in single precision.
+
+    Parameters
+    ----------
+    scope
+        The documents that may be found.
+    query
+        The query, with at least one token.
+    k
+        Maximum number of documents to return.
+    parameters
+        The search parameters.
+
+    Returns
+    -------
+    Stages
+        What each stage passes on.
+    """
+    table, probed, candidates = scope.table, None, scope.eligible
+    if not parameters.exact:
+        probed, candidates = _candidates(scope, query, k, parameters)
+    reranked = candidates
+    if len(candidates) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
+        reranked = keep_by_signs(table, candidates, query.vectors, k, parameters)
+    scored = reranked
+    if len(reranked) > k + _MARGIN:
+        scored = keep_best(reranked, _score_codes(table, reranked, query, all_digits=False), k + _MARGIN)
+    return Stages(probed, candidates, reranked, scored)
+
+
+def _candidates(
+    scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters
+) -> tuple[ProbedLists | None, np.ndarray]:
+    """Return the probed lists, and the documents for the sign stage: candidates and all documents in no list.
+
+    Without probed lists, these are all eligible documents.
+    """
     table, eligible = scope.table, scope.eligible
     listed = int(np.searchsorted(eligible, table.listed))
     enough = parameters.rerank or max(k, parameters.candidates // 2)
     widening = min(_MAX_WIDENING, max(1, round(table.listed / max(1, listed))))
     if scope.lists is None or listed <= (_SCAN + widening) * parameters.candidates:
-        return eligible
+        return None, eligible
     while widening <= _MAX_WIDENING:
         probed = probe_lists(scope.lists.centroids, query, parameters.nprobe * widening)
         found = find_candidates(scope.lists, table, probed, scope.allowed, parameters.candidates)
         if len(found) >= enough:
-            return np.concatenate([found, eligible[listed:]])
+            return probed, np.concatenate([found, eligible[listed:]])
         widening *= 4
-    return eligible
+    return None, eligible
 
 
 def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> ProbedLists:
@@ -209,11 +264,9 @@ def _sums() -> np.ndarray:
     return _SCRATCH.sums
 
 
-def _score_codes(
-    isa: tuple[int, ...], table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool
-) -> np.ndarray:
+def _score_codes(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool) -> np.ndarray:
     """Return MaxSim of the codes with the query in single precision (all digits) or in 8 bits, float32."""
-    scores = np.empty(len(chosen), dtype="float32")
+    scores, isa = np.empty(len(chosen), dtype="float32"), instruction_set().argument
     coded = query.packed, query.start, query.scales
     rerank_scores(isa, tuple(table.documents), chosen, tuple(table.codec.shape), coded, all_digits, scores)
     return scores
