@@ -97,15 +97,15 @@ def test_measures_that_cannot_be_read(measure, message):
 @pytest.mark.parametrize(
     ("run", "qrels", "measures", "message"),
     [
-        ({}, {"q": {"d": 1}}, ["RR"], "received an empty run"),
-        ({"q": {}}, {"q": {"d": 1}}, ["RR"], "received an empty run"),
+        ({}, {"q": {"d": 1}}, ["RR"], "the run is empty"),
+        ({"q": {}}, {"q": {"d": 1}}, ["RR"], "the run is empty"),
         ({"q": {"d": 1.0}}, {}, ["RR"], "received no qrels"),
         ({"q": {"d": 1.0}}, {"q": {}}, ["RR"], "received no qrels"),
         ({"q": {"d": 1.0}}, {"q": {"d": 1}}, [], "received no measure"),
         ({"q": {"d": 1.0}}, {"q": {"d": 1}}, None, "received None as measures"),
         ([("q", "d")], {"q": {"d": 1}}, ["RR"], "as run; expected .query id: .document id: number"),
         ({"q": {"d": 1.0}}, {"q": "d"}, ["RR"], "as query 'q' of the qrels"),
-        ({"q": {"d": math.nan}}, {"q": {"d": 1}}, ["RR"], "document 'd' of query 'q' has score NaN"),
+        ({"q": {"d": math.nan}}, {"q": {"d": 1}}, ["RR"], "document 'd' of query 'q' in the run has score NaN"),
         ({"1": {"d": 1.0}}, {"q1": {"d": 1}}, ["RR"], "share no query: the run has '1', ..., the qrels 'q1'"),
     ],
 )

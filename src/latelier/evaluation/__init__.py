@@ -1,22 +1,31 @@
-"""Test collections, runs, and retrieval measures such as nDCG@10."""
+"""Test collections, runs, retrieval measures such as nDCG@10, and comparisons of runs."""
 
-from latelier.evaluation.collection import Collection, load_beir
-from latelier.evaluation.measures import Evaluation, evaluate
-from latelier.evaluation.trec import (
-    Qrels,
-    Run,
-    ranking,
-    read_trec,
-    read_trec_qrels,
-    write_trec,
-    write_trec_qrels,
-)
+from typing import TYPE_CHECKING
+
+from latelier.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from latelier.evaluation.collection import Collection, load_beir
+    from latelier.evaluation.comparison import Comparison, MeasureComparison, compare
+    from latelier.evaluation.measures import Evaluation, evaluate
+    from latelier.evaluation.trec import (
+        Qrels,
+        Run,
+        ranking,
+        read_trec,
+        read_trec_qrels,
+        write_trec,
+        write_trec_qrels,
+    )
 
 __all__ = [
     "Collection",
+    "Comparison",
     "Evaluation",
+    "MeasureComparison",
     "Qrels",
     "Run",
+    "compare",
     "evaluate",
     "load_beir",
     "ranking",
@@ -25,3 +34,10 @@ __all__ = [
     "write_trec",
     "write_trec_qrels",
 ]
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    collection=("Collection", "load_beir"),
+    comparison=("Comparison", "MeasureComparison", "compare"),
+    measures=("Evaluation", "evaluate"),
+    trec=("Qrels", "Run", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"),
+)

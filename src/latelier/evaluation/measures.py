@@ -19,7 +19,7 @@ from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation.trec import Qrels, Run, check_table, ranking
 from latelier.utils.describing import describe
 
-__all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate"]
+__all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate", "evaluate_named"]
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
 _FORM = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>.*)\))?(?:@(?P<cutoff>\S+))?")
@@ -97,6 +97,21 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     >>> evaluation["RR@10"], evaluation.per_query["q2"]["RR@10"]
     (0.75, 0.5)
     """
+    return evaluate_named(run, qrels, measures, "the run", depth=3)
+
+
+def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str, *, depth: int) -> Evaluation:
+    """Do what `evaluate` does, and call the run by a label in messages.
+
+    Parameters
+    ----------
+    run, qrels, measures
+        As in `evaluate`.
+    label
+        What messages call the run.
+    depth
+        The ``stacklevel`` of the warning about queries without results: 3 names the line that called the caller.
+    """
     ir_measures = _ir_measures()
     try:
         names = [measures] if isinstance(measures, str) else list(measures)
@@ -107,10 +122,10 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     parsed = {name: _parse(name, ir_measures) for name in names}
     if not parsed:
         raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
-    check_table(run, "run")
+    check_table(run, label.removeprefix("the "))
     check_table(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
-    _check(run, qrels)
+    _check(run, qrels, label, depth + 1)
     # Negated ranks as scores: every measure sees the same order.
     ranked = {
         query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
@@ -165,28 +180,28 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
     return measure
 
 
-def _check(run: Run, qrels: Qrels) -> None:
+def _check(run: Run, qrels: Qrels, label: str, depth: int) -> None:
     if not qrels:
         raise InvalidArgumentError("received no qrels; expected {query id: {document id: integer}}.")
     if not any(run.values()):
-        raise InvalidArgumentError("received an empty run; expected {query id: {document id: score}}.")
+        raise InvalidArgumentError(f"{label} is empty; expected {{query id: {{document id: score}}}}.")
     for query, scores in run.items():
         for document, score in scores.items():
             if math.isnan(score):
                 raise InvalidArgumentError(
-                    f"document {document!r} of query {query!r} has score NaN, which cannot be ranked."
+                    f"document {document!r} of query {query!r} in {label} has score NaN, which cannot be ranked."
                 )
     missing = [query for query in qrels if not run.get(query)]
     if len(missing) == len(qrels):
         raise InvalidArgumentError(
-            f"the run and the qrels share no query: the run has {next(iter(run))!r}, ..., the qrels {missing[0]!r}, "
+            f"{label} and the qrels share no query: {label} has {next(iter(run))!r}, ..., the qrels {missing[0]!r}, "
             "...; do they belong to the same collection?"
         )
     if missing:
         shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
         warnings.warn(
-            f"{len(missing):,} of {len(qrels):,} judged queries have no results in the run and count as 0: {shown}",
-            stacklevel=3,
+            f"{len(missing):,} of {len(qrels):,} judged queries have no results in {label} and count as 0: {shown}",
+            stacklevel=depth,
         )
 
 

@@ -1,0 +1,220 @@
+"""`compare`: whether two runs differ, query by query, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from latelier.errors import InvalidArgumentError
+from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
+from latelier.evaluation.significance import bootstrap_interval, holm, paired_effect_size, randomization_test
+from latelier.evaluation.trec import Qrels, Run
+from latelier.utils.describing import describe
+
+__all__ = ["Comparison", "MeasureComparison", "compare"]
+
+# Smaller differences are rounding, as of an nDCG whose gains were added in another order, and count as ties.
+_TIE = 1e-9
+_SHOWN = 5
+_COLUMNS = ("diff", "95% interval", "d", "p", "p Holm", "W/T/L")
+
+
+@dataclass(frozen=True)
+class MeasureComparison:
+    """One measure of two runs.
+
+    Parameters
+    ----------
+    a, b
+        The mean of each run over the judged queries.
+    differences
+        Query id to the value of `b` minus the value of `a`.
+    interval
+        95% bootstrap interval of the mean difference.
+    effect_size
+        Cohen's d of paired values: mean difference / standard deviation of the differences.
+    p
+        p-value of the paired randomisation test, two-sided.
+    p_holm
+        `p` corrected for the number of measures.
+    """
+
+    a: float
+    b: float
+    differences: dict[str, float]
+    interval: tuple[float, float]
+    effect_size: float
+    p: float
+    p_holm: float
+
+    @property
+    def difference(self) -> float:
+        """The mean difference."""
+        return sum(self.differences.values()) / len(self.differences)
+
+    @property
+    def wins(self) -> int:
+        """Number of queries that `b` answers better."""
+        return sum(value > 0 for value in self.differences.values())
+
+    @property
+    def losses(self) -> int:
+        """Number of queries that `b` answers worse."""
+        return sum(value < 0 for value in self.differences.values())
+
+    @property
+    def ties(self) -> int:
+        """Number of queries without a difference."""
+        return len(self.differences) - self.wins - self.losses
+
+    def changed(self, n: int = 10) -> dict[str, float]:
+        """Return the differences of the `n` queries that changed most, largest change first, ties left out."""
+        order = sorted(self.differences.items(), key=lambda item: (-abs(item[1]), item[0]))
+        return {query: value for query, value in order[:n] if value}
+
+
+class Comparison(dict[str, MeasureComparison]):
+    """Measure name to `MeasureComparison`; prints as a table, with the queries that changed most by the first measure.
+
+    Parameters
+    ----------
+    measures
+        Measure name to its comparison.
+    names
+        What to call the runs.
+    trials
+        Trials of each randomisation test.
+    """
+
+    def __init__(self, measures: Mapping[str, MeasureComparison], names: tuple[str, str], trials: int) -> None:
+        super().__init__(measures)
+        self.names = names
+        self.trials = trials
+
+    def __repr__(self) -> str:
+        rows = [("measure", *self.names, *_COLUMNS)]
+        for name, measure in self.items():
+            values = f"{measure.a:.4f}", f"{measure.b:.4f}", f"{measure.difference:+.4f}"
+            interval = "[{:+.4f}, {:+.4f}]".format(*measure.interval)
+            tests = f"{measure.effect_size:+.2f}", _probability(measure.p), _probability(measure.p_holm)
+            rows.append((name, *values, interval, *tests, f"{measure.wins}/{measure.ties}/{measure.losses}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        first, measure = next(iter(self.items()))
+        changed = ", ".join(f"{query} {value:+.4f}" for query, value in measure.changed(_SHOWN).items())
+        a, b = self.names
+        lines += [
+            f"({len(measure.differences):,} queries; diff is {b} minus {a}; W/T/L: {b} wins, ties, losses;",
+            f"p of a paired randomisation test, two-sided, {self.trials:,} trials)",
+            f"changed most by {first}: {changed or 'no query'}",
+        ]
+        return "\n".join(lines)
+
+
+def compare(
+    run_a: Run,
+    run_b: Run,
+    qrels: Qrels,
+    measures: Iterable[str] = DEFAULT_MEASURES,
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    trials: int = 100_000,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two runs on the same queries: by how much `run_b` differs from `run_a`, and whether by chance.
+
+    Each measure gets a paired randomisation test; the p-values are corrected by Holm's procedure for the number of
+    measures. With a corrected p-value up to 0.05, the runs differ beyond chance in that measure.
+
+    Parameters
+    ----------
+    run_a, run_b
+        Query id to document id to score. `run_a` is the baseline: a positive difference means that `run_b` is better.
+    qrels
+        Query id to document id to relevance. As in `evaluate`, queries without qrels are ignored, and a judged query
+        without results counts as 0.
+    measures
+        Names in ir-measures' spelling.
+    names
+        What to call the runs in the table and in messages.
+    trials
+        Trials of the randomisation test. With few queries that differ, it tries all combinations of signs.
+    seed
+        Seed of the test and of the bootstrap interval: the same arguments give the same result.
+
+    Returns
+    -------
+    Comparison
+        A dict from measure name to `MeasureComparison`, in the given order.
+
+    Raises
+    ------
+    InvalidArgumentError
+        As in `evaluate`, and if fewer than two queries have qrels, or a measure is not a number for a query.
+    MissingExtraError
+        If ir-measures is not installed.
+
+    Warns
+    -----
+    UserWarning
+        If judged queries have no results in a run; the message names the run.
+
+    References
+    ----------
+    M. D. Smucker, J. Allan, B. Carterette: A Comparison of Statistical Significance Tests for Information Retrieval
+    Evaluation. CIKM 2007.
+
+    Examples
+    --------
+    >>> qrels = {f"q{i}": {"good": 1} for i in range(8)}
+    >>> first = {query: {"bad": 2.0, "good": 1.0} for query in qrels}
+    >>> second = {query: {"good": 1.0} for query in qrels}
+    >>> second["q7"] = {"bad": 1.0}
+    >>> comparison = compare(first, second, qrels, ["RR", "Success@1"])
+    >>> found = comparison["RR"]
+    >>> found.difference, found.wins, found.ties, found.losses
+    (0.375, 7, 0, 1)
+    >>> found.p, found.p_holm  # 18 of the 256 combinations of signs
+    (0.0703125, 0.0703125)
+    >>> comparison["Success@1"].p  # 2 of the 128 of the queries that differ
+    0.015625
+    >>> found.changed(2)
+    {'q0': 0.5, 'q1': 0.5}
+    """
+    a, b = _names(names)
+    if not isinstance(measures, str) and isinstance(measures, Iterable):
+        measures = list(measures)  # an iterator could be read only once
+    first = evaluate_named(run_a, qrels, measures, f"run {a}", depth=3)
+    second = evaluate_named(run_b, qrels, measures, f"run {b}", depth=3)
+    queries = len(first.per_query)
+    if queries < 2:
+        raise InvalidArgumentError(
+            f"received qrels of {queries} query; a comparison needs at least two, and dozens to tell systems apart."
+        )
+    differences = {name: _differences(first, second, name) for name in first}
+    p_values = [randomization_test(list(values.values()), trials, seed) for values in differences.values()]
+    compared = {}
+    for (name, values), p, p_holm in zip(differences.items(), p_values, holm(p_values), strict=True):
+        listed = list(values.values())
+        interval = bootstrap_interval(listed, seed=seed)
+        effect = paired_effect_size(listed)
+        compared[name] = MeasureComparison(first[name], second[name], values, interval, effect, p, p_holm)
+    return Comparison(compared, (a, b), trials)
+
+
+def _names(names: tuple[str, str]) -> tuple[str, str]:
+    if isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names):
+        return names[0], names[1]
+    raise InvalidArgumentError(f"received {describe(names)} as names; expected two texts, such as ('bm25', 'hybrid').")
+
+
+def _differences(first: Evaluation, second: Evaluation, measure: str) -> dict[str, float]:
+    found = {}
+    for query, values in first.per_query.items():
+        difference = second.per_query[query][measure] - values[measure]
+        found[query] = 0.0 if abs(difference) <= _TIE else difference
+    return found
+
+
+def _probability(p: float) -> str:
+    return f"{p:.4f}" if p >= 0.0001 else f"{p:.0e}"
