@@ -271,7 +271,8 @@ def test_streams_are_read_in_bounded_portions(tmp_path):
     stored, ahead = [], []
     vectors = np.ones((100, 64), dtype="float32")  # 25,600 bytes
 
-    with indexes.Flat(tmp_path / "index", segment_bytes=1 << 18) as index:
+    with indexes.Flat(tmp_path / "index") as index:
+        index._segment_bytes = 1 << 18
 
         def documents():
             for i in range(100):
@@ -301,7 +302,8 @@ def test_an_error_in_a_stream_leaves_the_index_as_it_was(disk_index):
 
 
 def test_an_id_that_comes_twice_in_a_long_stream_is_refused(tmp_path):
-    with indexes.Flat(tmp_path / "index", segment_bytes=1000) as index:
+    with indexes.Flat(tmp_path / "index") as index:
+        index._segment_bytes = 1000
         index.add("x", FINE)
         for write in (index.add, index.update):
             with pytest.raises(DuplicateIdError, match="'d0' was given twice in this call"):

@@ -29,7 +29,9 @@ class Machine(RuleBasedStateMachine):
     exact = True
 
     def make(self, folder):
-        return indexes.Flat(folder, segment_bytes=400)
+        index = indexes.Flat(folder)
+        index._segment_bytes = 400
+        return index
 
     @initialize()
     def begin(self):
@@ -132,7 +134,9 @@ class IVFMachine(Machine):
 
     def make(self, folder):
         indexes.IVF._thresholds = Thresholds(train_tokens=10, append_tokens=3)
-        return indexes.IVF(folder, memory_limit=800)
+        index = indexes.IVF(folder)
+        index._segment_bytes = 400
+        return index
 
     def teardown(self):
         indexes.IVF._thresholds = THRESHOLDS

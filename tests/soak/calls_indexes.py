@@ -173,9 +173,7 @@ def make(call: Caller, scratch: Path) -> None:
     path = draw(st.one_of(st.none(), st.just(scratch / "no"), st.just(scratch / "new"), NONSENSE.filter(_no_name)))
     kind = draw(st.sampled_from([indexes.Flat, indexes.IVF, indexes.open]))
     own = (
-        {"dtype": NONSENSE, "segment_bytes": COUNTS}
-        if kind is indexes.Flat
-        else {"nbits": NONSENSE, "memory_limit": COUNTS}
+        {"dtype": NONSENSE, "max_memory": COUNTS} if kind is indexes.Flat else {"nbits": NONSENSE, "max_memory": COUNTS}
     )
     some = draw(options) | ({} if kind is indexes.open else draw(st.fixed_dictionaries({}, optional=own)))
     found = call(kind, path, **some)

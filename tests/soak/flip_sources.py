@@ -21,10 +21,9 @@ LARGE = 70_000
 FILTER = "year >= 2100 AND who <> 'w3'"
 QUERIES = [np.random.default_rng(99).integers(-8, 9, size=(4, DIM)).astype("float32") for _ in range(3)]
 
-# Segments of some thirty documents, so that an index has several.
-_SMALL = {f"flat-{dtype}": (indexes.Flat, {"dtype": dtype, "segment_bytes": 5000}) for dtype in ("float32", "float16")}
-_CODED = {f"ivf-{n}": (indexes.IVF, {"nbits": n, "memory_limit": 10_000}) for n in (8, 4, 2, 1)}
-_ANN = {f"ann-{n}": (indexes.IVF, {"nbits": n, "memory_limit": 10_000}) for n in (8, 4, 2, 1)}
+_SMALL = {f"flat-{dtype}": (indexes.Flat, {"dtype": dtype}) for dtype in ("float32", "float16")}
+_CODED = {f"ivf-{n}": (indexes.IVF, {"nbits": n}) for n in (8, 4, 2, 1)}
+_ANN = {f"ann-{n}": (indexes.IVF, {"nbits": n}) for n in (8, 4, 2, 1)}
 KINDS: dict[str, tuple[Callable[..., indexes.Index], dict[str, Any]]] = {**_SMALL, **_CODED, **_ANN}
 LOGGED = {"log-flat": indexes.Flat, "log-ivf": indexes.IVF}
 # Commits that the log holds; with the first, it is empty.
@@ -83,6 +82,7 @@ def fill(index: indexes.Index) -> indexes.Index:
     metadata = [{"year": 2000 + i, "who": f"w{i % 5}", "tags": ["a", i]} if i % 9 else None for i in numbers]
     texts = [f"text of document {i} " * 4 if i % 7 else None for i in numbers]
     ids = [f"d{i}" if i % 3 else i for i in numbers]
+    index._segment_bytes = 5000  # segments of some thirty documents, so that an index has several
     with index:
         for first in (0, 60, 120):
             some = slice(first, first + 60)

@@ -18,7 +18,7 @@ from latelier.indexes.exact import BlockSize, score_blocks
 from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
-from latelier.indexes.stored import SEGMENT_BYTES, StoredIndex
+from latelier.indexes.stored import StoredIndex
 from latelier.kernels.first_use import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils.ranges import lengths_to_offsets
@@ -43,8 +43,9 @@ class Flat(StoredIndex):
         It cannot be changed later.
     read_only
         Never write; implied if the folder cannot be written.
-    segment_bytes
-        Size of the batches in which documents are written; `add` takes about this much memory.
+    max_memory
+        Approximate maximum memory of a write, as bytes or a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``;
+        ``None`` takes about 1 GB.
     device
         A GPU to search on, such as ``"cuda"``, which holds a copy of all vectors; ``None`` searches on the CPU.
 
@@ -82,13 +83,13 @@ class Flat(StoredIndex):
         *,
         dtype: Literal["float32", "float16"] | None = None,
         read_only: bool = False,
-        segment_bytes: int = SEGMENT_BYTES,
+        max_memory: int | str | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
             raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
         own = {"dtype": dtype or "float32"}
-        super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
+        super().__init__(path, own, read_only=read_only, max_memory=max_memory, device=device)
         if dtype not in (None, self.dtype):
             self.close()
             raise InvalidArgumentError(

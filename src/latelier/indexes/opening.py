@@ -19,7 +19,13 @@ __all__ = ["open"]
 _KINDS: dict[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
 
 
-def open(path: PathLike, *, read_only: bool = False, device: str | torch.device | None = None) -> Index:
+def open(
+    path: PathLike,
+    *,
+    read_only: bool = False,
+    max_memory: int | str | None = None,
+    device: str | torch.device | None = None,
+) -> Index:
     """Open the index in a folder, of any kind.
 
     Parameters
@@ -28,6 +34,8 @@ def open(path: PathLike, *, read_only: bool = False, device: str | torch.device 
         The folder.
     read_only
         Never write.
+    max_memory
+        Approximate maximum memory, as bytes or a text such as ``"1GB"``; see `Flat` and `IVF`.
     device
         A GPU to search on, such as ``"cuda"``; ``None`` searches on the CPU.
 
@@ -57,4 +65,4 @@ def open(path: PathLike, *, read_only: bool = False, device: str | torch.device 
             f"the index in {path} is of kind {kind!r}, but this version of latelier knows {', '.join(_KINDS)}; upgrade "
             "with: pip install --upgrade latelier"
         )
-    return _KINDS[kind](path, read_only=read_only, device=device)
+    return _KINDS[kind](path, read_only=read_only, max_memory=max_memory, device=device)

@@ -28,18 +28,19 @@ from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_count
 from latelier.utils.progress import progress_bar
+from latelier.utils.sizes import parse_bytes
 
 if TYPE_CHECKING:
     import torch
 
     from latelier.indexes.gpu import GpuSearch
 
-__all__ = ["SEGMENT_BYTES", "StoredIndex"]
+__all__ = ["StoredIndex"]
 
 _SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
-# Maximum size of the float vectors that a write holds in memory, and of the vectors of a merged segment.
-SEGMENT_BYTES = 256 << 20
+# (size of a batch of documents in float32) = (memory budget) / _MEMORY_BATCHES, without a budget `_BATCH_BYTES`.
+_MEMORY_BATCHES, _BATCH_BYTES = 4, 256 << 20
 
 
 class StoredIndex(Index):
@@ -74,8 +75,8 @@ class StoredIndex(Index):
         Configuration of a new index; an existing index keeps its own, ``self._storage.configuration``.
     read_only
         Never write.
-    segment_bytes
-        Size of the batches in which documents are written, and of the segments that are merged from smaller ones.
+    max_memory
+        Approximate maximum memory of a write, as bytes or a text with a unit.
     device
         Device to search on. A GPU gets a copy of the vectors at the first search, and scores every document for every
         query, many queries at a time. ``None`` or ``"cpu"`` searches with `_search`.
@@ -83,6 +84,9 @@ class StoredIndex(Index):
 
     kind: ClassVar[str]
     _choices: ClassVar[dict[str, tuple[Any, ...]]]
+    # Size of the batches in which documents are written, and of the segments that are merged from smaller ones, both
+    # as vectors of the index's dtype.
+    _segment_bytes: int = _BATCH_BYTES
 
     def __init__(
         self,
@@ -90,13 +94,15 @@ class StoredIndex(Index):
         configuration: Mapping[str, Any],
         *,
         read_only: bool,
-        segment_bytes: int,
+        max_memory: int | str | None,
         device: str | torch.device | None = None,
     ) -> None:
         if path is None and read_only:
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         self.path = None if path is None else as_folder(path)
-        self._segment_bytes = segment_bytes
+        limit = parse_bytes("max_memory", max_memory)
+        if limit is not None:
+            self._segment_bytes = max(1, limit // _MEMORY_BATCHES)
         self._gpu = None if device is None else self._search_on(device)
         configuration = {"kind": self.kind, **configuration}
         self._storage = Storage(self.path, configuration, self._layout, read_only=read_only)

@@ -187,7 +187,8 @@ def stream(leave):
     yield one
 
 for folder, leave in zip(sys.argv[1::2], sys.argv[2::2]):
-    index = indexes.Flat(folder, segment_bytes=1)  # a segment per document, so that some are written
+    index = indexes.Flat(folder)
+    index._segment_bytes = 1  # a segment per document, so that some are written
     index.add("a", one)
     index.add(["b", "c"], stream(leave))
     if os.getpid() == parent:
@@ -212,7 +213,8 @@ def test_a_fork_within_a_write_s_own_iterable_cannot_spoil_the_write(tmp_path):
 
 def test_an_iterable_that_reads_a_snapshot_while_it_is_read_leaves_forks_alone(tmp_path):
     """It enters the snapshot when it is asked for the first document, and leaves it when asked for one too many."""
-    with indexes.Flat(tmp_path / "old") as old, indexes.Flat(tmp_path / "new", segment_bytes=64) as new:
+    with indexes.Flat(tmp_path / "old") as old, indexes.Flat(tmp_path / "new") as new:
+        new._segment_bytes = 64
         old.add(range(9), [ONE] * 9)
 
         def stored():

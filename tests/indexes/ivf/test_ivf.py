@@ -84,8 +84,8 @@ def test_bits_are_fixed_when_the_index_is_made(tmp_path):
         indexes.IVF(tmp_path / "index", nbits=8)
     with pytest.raises(InvalidArgumentError, match="received nbits=3; expected one of 8, 4, 2, 1"):
         indexes.IVF(nbits=3)
-    with pytest.raises(InvalidArgumentError, match="received memory_limit=0; expected an integer of at least 1"):
-        indexes.IVF(memory_limit=0)
+    with pytest.raises(InvalidArgumentError, match="received max_memory='0MB'; expected a number of bytes, or a text"):
+        indexes.IVF(max_memory="0MB")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_streamed_build_takes_bounded_memory(early, tmp_path):
         for _ in range(count):
             yield rng.standard_normal((100, 128), dtype="float32")
 
-    with indexes.IVF(tmp_path / "index", nbits=4, memory_limit=limit) as index:
+    with indexes.IVF(tmp_path / "index", nbits=4, max_memory=limit) as index:
         index.add("first", np.ones((1, 128)))
         tracemalloc.start()
         index.add(range(count), stream())

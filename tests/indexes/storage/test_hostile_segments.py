@@ -160,7 +160,8 @@ def test_documents_that_a_stranger_s_catalog_names_twice_are_not_deleted(tmp_pat
 @pytest.mark.skipif(os.name == "nt", reason="needs resource limits")
 def test_too_many_open_files_are_no_damage(tmp_path):
     folder = tmp_path / "index"
-    with indexes.Flat(folder, segment_bytes=3 << 20) as index:
+    with indexes.Flat(folder) as index:
+        index._segment_bytes = 3 << 20
         for i in range(6):  # segments that are mapped, each with a file descriptor
             index.add(range(10 * i, 10 * i + 10), matrices([1000] * 10, dim=64, seed=i))
 

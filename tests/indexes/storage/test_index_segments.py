@@ -35,7 +35,8 @@ def test_a_thousand_single_documents_make_few_segments():
 
 
 def test_segments_are_not_merged_beyond_their_size(tmp_path):
-    with indexes.Flat(tmp_path / "index", segment_bytes=100 * 2 * 4) as index:  # 100 tokens
+    with indexes.Flat(tmp_path / "index") as index:
+        index._segment_bytes = 100 * 2 * 4  # 100 tokens
         for i in range(30):
             index.add(i, np.full((20, 2), float(i)))
         assert max(sizes(index)) <= 100

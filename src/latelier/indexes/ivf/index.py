@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["IVF"]
 
-# (size of a batch of documents in float32) = (memory limit) / _MEMORY_BATCHES. The codes of a batch take at most a
-# quarter of its size, and as much again while they are merged and written. The sample of tokens for training is at most
-# as large as a batch.
-_MEMORY_BATCHES = 2
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
 # Efforts that `check` tries besides the default.
@@ -65,8 +61,9 @@ class IVF(StoredIndex):
         or 30 bytes on disk, everything included.
     read_only
         Never write; implied if the folder cannot be written.
-    memory_limit
-        Approximate maximum memory of a write, in bytes, for any number of documents.
+    max_memory
+        Approximate maximum memory of a write, as bytes or a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``;
+        ``None`` takes about 1 GB.
     device
         A GPU to search on, such as ``"cuda"``. It holds a copy of all vectors in half precision, 256 bytes per token at
         128 dims, and scores every document for every query, whatever the effort. ``None`` searches on the CPU.
@@ -102,14 +99,13 @@ class IVF(StoredIndex):
         *,
         nbits: Literal[8, 4, 2, 1] | None = None,
         read_only: bool = False,
-        memory_limit: int = 1 << 30,
+        max_memory: int | str | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         if nbits is not None and not (isinstance(nbits, (int, np.integer)) and nbits in BITS):
             raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
-        segment_bytes = max(1, check_count("memory_limit", memory_limit) // _MEMORY_BATCHES)
         own = {"nbits": int(nbits or 8)}
-        super().__init__(path, own, read_only=read_only, segment_bytes=segment_bytes, device=device)
+        super().__init__(path, own, read_only=read_only, max_memory=max_memory, device=device)
         self._loaded: _Loaded | None = None
         self._loading = forks.Lock()
         self._has_warned = False
