@@ -175,6 +175,19 @@ def test_faulty_arguments_of_a_search(run, folder):
         assert result.stderr.count("\n") < 5
 
 
+def test_a_search_takes_the_options_of_the_index(run, tmp_path, folder, records_file):
+    approximate = tmp_path / "approximate"
+    assert run("index", records_file, "--index", approximate, "--kind", "ivf", "--device", "cpu").exit_code == 0
+    options = ["--nprobe", 8, "--candidates", 10, "--rerank", 3, "--effort", 2]
+    result = run("search", approximate, "unhealthy fruit", "-k", 1, "--json", "--device", "cpu", *options)
+    assert [found["id"] for found in json.loads(result.stdout)["results"]] == ["fruit"]
+    for effort, message in [("slow", "received effort='slow'"), ("-1", "received effort=-1")]:
+        result = run("search", approximate, "fruit", "--effort", effort, "--device", "cpu")
+        assert (result.exit_code, message in result.stderr) == (1, True)
+    result = run("search", folder, "fruit", "--effort", "exact", "--device", "cpu")
+    assert "a search of Flat has no option 'effort'" in result.stderr
+
+
 def test_debug_shows_the_traceback(run, tmp_path):
     result = run("--debug", "info", tmp_path / "absent")
     assert type(result.exception).__name__ == "IndexFormatError"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 
@@ -104,3 +105,26 @@ def test_models_indexes_and_options_of_other_types(model):
     for option, message in [({"filter": 10**5000}, "as a filter"), ({"filter_timeout": "soon"}, "give a number")]:
         with pytest.raises(InvalidArgumentError, match=message):
             Retriever(model).search("fruit", **option)
+
+
+def test_options_that_the_index_does_not_have(retriever):
+    for call in (lambda **given: retriever.search("fruit", **given), lambda **given: retriever.run({}, **given)):
+        with pytest.raises(
+            InvalidArgumentError, match=r"a search of Flat has no option 'effort'; it has none of its own"
+        ):
+            call(effort=2.0)
+
+
+def test_options_of_the_index_reach_its_search(model):
+    approximate = Retriever(model, indexes.IVF())
+    approximate.add(["Bananas are healthy.", "The moon is far away."])
+    for options in ({"nprobe": 1, "candidates": 1, "rerank": 1}, {"effort": "exact"}):
+        assert [hit.id for hit in approximate.search("fruit", 1, **options)] == [0]
+        assert list(approximate.run({"q": "fruit"}, 1, **options)["q"]) == ["0"]
+    for name in ("effort", "nprobe", "candidates", "rerank"):  # only the search itself knows which values are wrong
+        with pytest.raises(InvalidArgumentError, match=f"received {name}=-1; expected"):
+            approximate.search("fruit", **{name: -1})
+        with pytest.raises(InvalidArgumentError, match=f"received {name}=-1; expected"):
+            approximate.run({"q": "fruit"}, **{name: -1})
+    with pytest.raises(InvalidArgumentError, match="'slack'; its own are candidates, effort, nprobe, rerank"):
+        approximate.search("fruit", slack=3)

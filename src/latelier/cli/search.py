@@ -33,6 +33,14 @@ def search(
     filter_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
     ] = 10.0,
+    effort: Annotated[
+        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
+    ] = None,
+    nprobe: Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")] = None,
+    candidates: Annotated[int | None, typer.Option(min=1, help="IVF: documents that enter the sign stage.")] = None,
+    rerank: Annotated[
+        int | None, typer.Option(min=1, help="IVF: documents scored by their codes after the sign stage.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
     ] = None,
@@ -59,7 +67,11 @@ def search(
     quiet_loading()
     with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
         values = [number_or_text(value) for value in parameter or ()]
-        results = retriever.search(text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None)
+        given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates}
+        options = {name: value for name, value in {**given, "rerank": rerank}.items() if value is not None}
+        results = retriever.search(
+            text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None, **options
+        )
         explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
     if json_output:
         print_json({"query": text, "results": results_json(results, explanations)})

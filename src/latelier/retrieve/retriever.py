@@ -6,28 +6,25 @@ The model's name and options are stored with the index.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from latelier import indexes
-from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
-from latelier.models.checkpoints.location import DEFAULT_MODEL
 from latelier.retrieve.documents import OnExisting, document_chunks
-from latelier.retrieve.encoder_store import is_exported
 from latelier.retrieve.explanation import Explanation, explain_alignment
-from latelier.retrieve.model_identity import ModelIdentity
+from latelier.retrieve.opening import given_model, open_or_make, stored_model
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel, check_query_backend
 from latelier.retrieve.results import Result
+from latelier.retrieve.searching import find_hits, find_results
 from latelier.scores.alignment import align
 from latelier.utils import check_count
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import is_folder
+from latelier.utils.describing import describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,19 +82,9 @@ class Retriever:
         device: str | None = None,
         model_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(model_options, (Mapping, type(None))):
-            raise InvalidArgumentError(f"received {describe(model_options)} as model_options; expected a dict.")
-        if isinstance(model, QueryModel):
-            self._model = model
-        elif isinstance(model, (str, os.PathLike, type(None))):
-            name = _portable_name(DEFAULT_MODEL if model is None else model)
-            self._model = QueryModel.named(name, device, model_options or {})
-        else:
-            self._model = QueryModel.given(model)
-            if device is not None or model_options:
-                raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
+        self._model = given_model(model, device, model_options)
         self._model.prepare()
-        self.index = index if isinstance(index, Index) else _open_or_make(index)
+        self.index = index if isinstance(index, Index) else open_or_make(index)
         try:
             self._model.check(self.index)
         except LatelierError:
@@ -166,21 +153,7 @@ class Retriever:
         check_query_backend(backend, model)
         index = indexes.open(path, read_only=read_only)
         try:
-            if model is not None:
-                options = None if is_exported(model) else _stored_options(index)
-                return cls(model, index, device=device, model_options=options)
-            stored = ModelIdentity.stored_in(index)
-            if stored is None or stored.name is None:
-                raise InvalidArgumentError(
-                    f"the index in {path} does not name its model: it is empty, or was filled with embeddings or with "
-                    "a model given as an object. Give the model: Retriever(model, path), or --model."
-                )
-            if stored.unstored:
-                raise InvalidArgumentError(
-                    f"the index in {path} was filled by {short(stored.name)} with options that are not stored: "
-                    f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
-                )
-            return cls(QueryModel.stored(stored, device, backend), index)
+            return cls(stored_model(path, index, model, device, backend), index)
         except BaseException:
             index.close()
             raise
@@ -295,6 +268,7 @@ class Retriever:
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
+        **index_options: Any,
     ) -> list[Result]: ...
 
     @overload
@@ -306,6 +280,7 @@ class Retriever:
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
+        **index_options: Any,
     ) -> list[list[Result]]: ...
 
     def search(
@@ -316,6 +291,7 @@ class Retriever:
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
+        **index_options: Any,
     ) -> list[Result] | list[list[Result]]:
         """Find the best documents for one query or several.
 
@@ -328,6 +304,9 @@ class Retriever:
         filter, parameters, filter_timeout
             An SQL expression over metadata, or several that must all hold; the values of their ``?``; the time limit
             in seconds; see `Index.search`.
+        **index_options
+            Further options of the index's own `search`, such as `effort`, `nprobe`, `candidates` and `rerank` of
+            `latelier.indexes.IVF`.
 
         Returns
         -------
@@ -337,23 +316,20 @@ class Retriever:
         Raises
         ------
         InvalidArgumentError
-            If a query is empty or not a text, or `k` or the filter is invalid.
+            If a query is empty or not a text, `k` or the filter is invalid, or the index has no such option.
         FilterTimeoutError
             If the filter takes too long.
         """
-        queries = checked_queries(texts)
-        check_count("k", k)
-        if not queries:
-            return []
-        vectors = self._model.encode_queries(queries)
-        with self.index.snapshot():  # no document is removed between the search and the reading of its text
-            hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
-            ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
-            records = {record.id: record for record in self.index.get(ids)}
-        results = [
-            [Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found]
-            for found in hits
-        ]
+        results = find_results(
+            self._model,
+            self.index,
+            checked_queries(texts),
+            k,
+            filter=filter,
+            parameters=parameters,
+            filter_timeout=filter_timeout,
+            **index_options,
+        )
         return results[0] if isinstance(texts, str) else results
 
     def run(
@@ -364,6 +340,7 @@ class Retriever:
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
+        **index_options: Any,
     ) -> dict[str, dict[str, float]]:
         """Search many queries and return a run, as `latelier.evaluation.evaluate` takes it.
 
@@ -373,7 +350,7 @@ class Retriever:
             Query id to text.
         k
             Documents per query.
-        filter, parameters, filter_timeout
+        filter, parameters, filter_timeout, **index_options
             As in `search`.
 
         Returns
@@ -392,11 +369,16 @@ class Retriever:
         if not isinstance(queries, Mapping):
             raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
         texts = checked_queries(queries.values())
-        check_count("k", k)
-        if not texts:
-            return {}
-        vectors = self._model.encode_queries(texts)
-        hits = self.index.search(vectors, k, filter=filter, parameters=parameters, filter_timeout=filter_timeout)
+        hits = find_hits(
+            self._model,
+            self.index,
+            texts,
+            k,
+            filter=filter,
+            parameters=parameters,
+            filter_timeout=filter_timeout,
+            **index_options,
+        )
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
     def explain(self, query: str, id: Id) -> Explanation:
@@ -471,25 +453,3 @@ class Retriever:
             if self.index.dim is None:
                 self._model.identity.store_in(self.index)
             write(chunk.ids, embeddings, chunk.texts, chunk.metadata)
-
-
-def _stored_options(index: Index) -> dict[str, Any]:
-    """Return the stored options of the model that filled an index; none if they are malformed."""
-    try:
-        stored = ModelIdentity.stored_in(index)
-    except IndexFormatError:
-        return {}
-    return stored.options if stored else {}
-
-
-def _portable_name(model: PathLike) -> str:
-    """Return a folder as an absolute path, so that the index can be opened from any working directory."""
-    name = os.fspath(model)
-    return str(Path(name).resolve()) if is_folder(Path(name)) else name
-
-
-def _open_or_make(path: PathLike | None) -> Index:
-    if not isinstance(path, (str, os.PathLike, type(None))):
-        raise InvalidArgumentError(f"received {describe(path)} as the index; expected an Index, a folder or None.")
-    exists = path is not None and is_folder(Path(path)) and any(Path(path).iterdir())
-    return indexes.open(path) if path is not None and exists else indexes.Flat(path)

@@ -1,0 +1,105 @@
+"""What a retriever is made of: its model and its index, from what the user gives or from what an index stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latelier import indexes
+from latelier.errors import IndexFormatError, InvalidArgumentError
+from latelier.indexes import Index
+from latelier.indexes.base import PathLike
+from latelier.models.checkpoints.location import DEFAULT_MODEL
+from latelier.retrieve.encoder_store import is_exported
+from latelier.retrieve.model_identity import ModelIdentity
+from latelier.retrieve.query_model import QueryModel
+from latelier.utils.describing import describe, short
+from latelier.utils.reading import is_folder
+
+__all__ = ["given_model", "open_or_make", "stored_model"]
+
+
+def given_model(model: Any, device: str | None = None, options: Mapping[str, Any] | None = None) -> QueryModel:
+    """Return the model that a user gives.
+
+    Parameters
+    ----------
+    model
+        A model, its name or folder, the folder of an exported encoder, or None for the default model.
+    device, options
+        Where and how to load a model given by name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none of these, or a loaded model comes with a device or options.
+    """
+    if not isinstance(options, (Mapping, type(None))):
+        raise InvalidArgumentError(f"received {describe(options)} as model_options; expected a dict.")
+    if isinstance(model, QueryModel):
+        return model
+    if isinstance(model, (str, os.PathLike, type(None))):
+        return QueryModel.named(_portable_name(DEFAULT_MODEL if model is None else model), device, options or {})
+    given = QueryModel.given(model)
+    if device is not None or options:
+        raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
+    return given
+
+
+def stored_model(path: PathLike, index: Index, model: PathLike | None, device: str | None, backend: str) -> QueryModel:
+    """Return the model that filled an index, or the one that the user names in its place.
+
+    Parameters
+    ----------
+    path, index
+        The index and its folder.
+    model
+        Name or folder of a model, loaded with the options that the index stores, or of an exported encoder; None for
+        the model that the index names.
+    device, backend
+        See `latelier.retrieve.Retriever.open`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the index does not name its model, or the model needs options that are not stored.
+    """
+    if model is not None:
+        return given_model(model, device, None if is_exported(model) else _stored_options(index))
+    stored = ModelIdentity.stored_in(index)
+    if stored is None or stored.name is None:
+        raise InvalidArgumentError(
+            f"the index in {path} does not name its model: it is empty, or was filled with embeddings or with "
+            "a model given as an object. Give the model: Retriever(model, path), or --model."
+        )
+    if stored.unstored:
+        raise InvalidArgumentError(
+            f"the index in {path} was filled by {short(stored.name)} with options that are not stored: "
+            f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
+        )
+    return QueryModel.stored(stored, device, backend)
+
+
+def open_or_make(path: PathLike | None) -> Index:
+    """Open the index in a folder; make a `latelier.indexes.Flat` in an empty or missing one, or in memory for None."""
+    if not isinstance(path, (str, os.PathLike, type(None))):
+        raise InvalidArgumentError(f"received {describe(path)} as the index; expected an Index, a folder or None.")
+    exists = path is not None and is_folder(Path(path)) and any(Path(path).iterdir())
+    return indexes.open(path) if path is not None and exists else indexes.Flat(path)
+
+
+def _stored_options(index: Index) -> dict[str, Any]:
+    """Return the stored options of the model that filled an index; none if they are malformed."""
+    try:
+        stored = ModelIdentity.stored_in(index)
+    except IndexFormatError:
+        return {}
+    return stored.options if stored else {}
+
+
+def _portable_name(model: PathLike) -> str:
+    """Return a folder as an absolute path, so that the index can be opened from any working directory."""
+    name = os.fspath(model)
+    return str(Path(name).resolve()) if is_folder(Path(name)) else name

@@ -1,0 +1,101 @@
+"""Searching an index by text: queries checked and encoded, options checked, and hits joined with their documents."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.indexes import Hit, Index
+from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.results import Result
+from latelier.utils.checks import check_count
+from latelier.utils.describing import short
+
+__all__ = ["check_index_options", "find_hits", "find_results"]
+
+
+def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
+    """Check that the search of an index has some options, which every index names for itself.
+
+    Parameters
+    ----------
+    index
+        The index to search.
+    options
+        Further options of its `search`, such as ``effort`` of `latelier.indexes.IVF`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the index has no option of such a name; the message names those that it has.
+
+    Examples
+    --------
+    >>> from latelier import indexes
+    >>> check_index_options(indexes.IVF(), {"effort": 2.0})
+    >>> check_index_options(indexes.Flat(), {"effort": 2.0})
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: a search of Flat has no option 'effort'; it has none of its own.
+    """
+    known = _parameters(type(index)) - _parameters(Index)
+    for name in options:
+        if name not in known:
+            named = f"its own are {', '.join(sorted(known))}" if known else "it has none of its own"
+            raise InvalidArgumentError(f"a search of {type(index).__name__} has no option {short(name)}; {named}.")
+
+
+def find_hits(model: QueryModel, index: Index, queries: Sequence[str], k: int, **options: Any) -> list[list[Hit]]:
+    """Encode queries and search an index for them.
+
+    Parameters
+    ----------
+    model
+        Encodes the queries.
+    index
+        The index to search.
+    queries
+        Texts, checked.
+    k
+        Maximum number of hits per query.
+    **options
+        Arguments of the index's `search`.
+
+    Returns
+    -------
+    list of list of Hit
+        One list per query, best first.
+    """
+    vectors = _encode(model, index, queries, k, options)
+    return [] if vectors is None else index.search(vectors, k, **options)
+
+
+def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int, **options: Any) -> list[list[Result]]:
+    """Search as `find_hits` does, and return the hits with the texts and metadata of their documents."""
+    vectors = _encode(model, index, queries, k, options)
+    if vectors is None:
+        return []
+    with index.snapshot():  # no document is removed between the search and the reading of its text
+        hits = index.search(vectors, k, **options)
+        ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
+        records = {record.id: record for record in index.get(ids)}
+    return [
+        [Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found] for found in hits
+    ]
+
+
+def _encode(
+    model: QueryModel, index: Index, queries: Sequence[str], k: int, options: Mapping[str, Any]
+) -> TokenEmbeddings | None:
+    """Check the arguments of a search and return the vectors of its queries; None if there are no queries."""
+    check_count("k", k)
+    check_index_options(index, {name: value for name, value in options.items() if name not in _parameters(Index)})
+    return model.encode_queries(queries) if queries else None
+
+
+def _parameters(kind: type[Index]) -> set[str]:
+    """Return the names of the keyword-only parameters of an index's `search`."""
+    parameters = inspect.signature(kind.search).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
