@@ -195,7 +195,7 @@ def test_debug_shows_the_traceback(run, tmp_path):
 
 def test_help_names_every_command_with_an_example(run):
     names = [registered.callback.__name__ for registered in app.registered_commands]
-    assert names == ["index", "search", "train", "info", "warmup", "demo"]
+    assert names == ["index", "search", "train", "evaluate", "compare", "info", "warmup", "demo"]
     general = run("--help").stdout
     assert "Exit status: 0 done, 1 failed" in " ".join(general.split())
     for name in names:

@@ -1,4 +1,4 @@
-"""The command line: ``latelier index``, ``search``, ``train``, ``info``, ``warmup`` and ``demo``."""
+"""The command line: ``latelier index``, ``search``, ``train``, ``evaluate``, ``compare`` and others, one file each."""
 
 from latelier.cli.app import app, main
 

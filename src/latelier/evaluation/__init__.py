@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from latelier.evaluation.collection import Collection, load_beir
     from latelier.evaluation.comparison import Comparison, MeasureComparison, compare
     from latelier.evaluation.measures import Evaluation, evaluate
+    from latelier.evaluation.run_files import read_qrels, read_run, write_run
     from latelier.evaluation.trec import (
         Qrels,
         Run,
@@ -29,8 +30,11 @@ __all__ = [
     "evaluate",
     "load_beir",
     "ranking",
+    "read_qrels",
+    "read_run",
     "read_trec",
     "read_trec_qrels",
+    "write_run",
     "write_trec",
     "write_trec_qrels",
 ]
@@ -39,5 +43,6 @@ __getattr__, __dir__ = lazy_names(
     collection=("Collection", "load_beir"),
     comparison=("Comparison", "MeasureComparison", "compare"),
     measures=("Evaluation", "evaluate"),
+    run_files=("read_qrels", "read_run", "write_run"),
     trec=("Qrels", "Run", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"),
 )

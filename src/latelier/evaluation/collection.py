@@ -15,7 +15,7 @@ from latelier.evaluation.files import OnProblem, Problems, numbered_lines
 from latelier.utils.describing import describe
 from latelier.utils.reading import as_path, is_file, is_folder, parse_json
 
-__all__ = ["Collection", "load_beir"]
+__all__ = ["Collection", "find_split", "load_beir"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +108,7 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     """
     folder = as_path(folder, "folder")
     corpus, queries = _find(folder, "corpus.jsonl"), _find(folder, "queries.jsonl")
-    split_qrels = _find_split(folder, split)
+    split_qrels = find_split(folder, split)
     problems = Problems(on_problem)
     documents = {
         id_: {"title": record.get("title") or "", "text": record["text"] or ""}
@@ -131,7 +131,14 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def _find_split(folder: Path, split: str) -> Path:
+def find_split(folder: Path, split: str) -> Path:
+    """Return the file with the qrels of a split of a BEIR folder.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is none; the message lists the splits that there are.
+    """
     if not isinstance(split, str):
         raise InvalidArgumentError(f"received {describe(split)} as split; expected a name such as 'test'.")
     for candidate in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):

@@ -17,7 +17,19 @@ from latelier.evaluation.files import numbered_lines
 from latelier.utils.describing import describe, short
 from latelier.utils.reading import as_path
 
-__all__ = ["Qrels", "Run", "check_table", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"]
+__all__ = [
+    "Qrels",
+    "Run",
+    "add_entry",
+    "check_table",
+    "qrels_from_lines",
+    "ranking",
+    "read_trec",
+    "read_trec_qrels",
+    "run_from_lines",
+    "write_trec",
+    "write_trec_qrels",
+]
 
 Run: TypeAlias = Mapping[str, Mapping[str, float]]
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -124,10 +136,28 @@ def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
     >>> read_trec(path)
     {'q1': {'d2': 1.25}}
     """
+    return run_from_lines(numbered_lines(as_path(path)), str(path))
+
+
+def run_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, float]]:
+    """Return the run that the lines of a TREC file hold.
+
+    Parameters
+    ----------
+    lines
+        Line numbers and lines.
+    source
+        The file's name in messages.
+
+    Examples
+    --------
+    >>> run_from_lines([(1, "q1 Q0 d2 1 1.25 bm25")], "run.trec")
+    {'q1': {'d2': 1.25}}
+    """
     run: dict[str, dict[str, float]] = {}
-    for number, columns in _rows(path, "query-id Q0 document-id rank score name"):
+    for number, columns in _rows(lines, source, "query-id Q0 document-id rank score name"):
         query, _, document, _, score, _ = columns
-        _store(run, query, document, _number(float, score, path, number), f"{path}:{number}")
+        add_entry(run, query, document, _number(float, score, source, number), f"{source}:{number}")
     return run
 
 
@@ -195,11 +225,54 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     >>> read_trec_qrels(path)
     {'q1': {'d2': 1}}
     """
+    return qrels_from_lines(numbered_lines(as_path(path)), str(path))
+
+
+def qrels_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, int]]:
+    """Return the qrels that the lines of a TREC file hold.
+
+    Parameters
+    ----------
+    lines
+        Line numbers and lines.
+    source
+        The file's name in messages.
+
+    Examples
+    --------
+    >>> qrels_from_lines([(1, "q1 0 d2 1")], "qrels.txt")
+    {'q1': {'d2': 1}}
+    """
     qrels: dict[str, dict[str, int]] = {}
-    for number, columns in _rows(path, "query-id 0 document-id relevance"):
+    for number, columns in _rows(lines, source, "query-id 0 document-id relevance"):
         query, _, document, relevance = columns
-        _store(qrels, query, document, _number(int, relevance, path, number), f"{path}:{number}")
+        add_entry(qrels, query, document, _number(int, relevance, source, number), f"{source}:{number}")
     return qrels
+
+
+def add_entry(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
+    """Put one number into a run or qrels.
+
+    Parameters
+    ----------
+    table
+        The run or qrels, changed in place.
+    query, document
+        The ids.
+    value
+        The score or relevance.
+    place
+        File and line, for the message.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the document is there already for this query.
+    """
+    row = table.setdefault(query, {})
+    if document in row:
+        raise InvalidArgumentError(f"{place}: document {document!r} is repeated for query {query!r}.")
+    row[document] = value
 
 
 def check_table(table: object, name: str) -> None:
@@ -253,26 +326,19 @@ def _write(path: Path, lines: list[str]) -> None:
         raise StorageError(f"cannot write {path}: {error}.") from error
 
 
-def _rows(path: str | Path, form: str) -> Iterable[tuple[int, list[str]]]:
-    for number, line in numbered_lines(as_path(path)):
+def _rows(lines: Iterable[tuple[int, str]], source: str, form: str) -> Iterable[tuple[int, list[str]]]:
+    for number, line in lines:
         columns = line.split()
         if len(columns) != len(form.split()):
-            raise InvalidArgumentError(f'{path}:{number}: {len(columns)} columns; expected "{form}".')
+            raise InvalidArgumentError(f'{source}:{number}: {len(columns)} columns; expected "{form}".')
         yield number, columns
 
 
-def _number(kind: type, text: str, path: str | Path, line: int) -> Any:
+def _number(kind: type, text: str, source: str, line: int) -> Any:
     try:
         value = kind(text)
     except ValueError as error:
-        raise InvalidArgumentError(f"{path}:{line}: {text!r} is not {_KINDS[kind]}.") from error
+        raise InvalidArgumentError(f"{source}:{line}: {text!r} is not {_KINDS[kind]}.") from error
     if value != value:
-        raise InvalidArgumentError(f"{path}:{line}: the score is NaN, which cannot be ranked.")
+        raise InvalidArgumentError(f"{source}:{line}: the score is NaN, which cannot be ranked.")
     return value
-
-
-def _store(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
-    row = table.setdefault(query, {})
-    if document in row:
-        raise InvalidArgumentError(f"{place}: document {document!r} is repeated for query {query!r}.")
-    row[document] = value

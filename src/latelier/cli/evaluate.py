@@ -1,0 +1,122 @@
+"""``latelier evaluate``: retrieval measures of an index, a model or a run file on a test collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latelier.cli.index import Kind
+
+if TYPE_CHECKING:
+    from latelier.evaluation import Collection
+    from latelier.retrieve import Retriever
+
+__all__ = ["evaluate"]
+
+
+class OnProblem(str, Enum):
+    """What to do with faulty lines of a collection."""
+
+    ERROR = "error"
+    WARN = "warn"
+
+
+def evaluate(
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="Folder of a collection in BEIR's layout, or qrels for --run."),
+    ],
+    *,
+    index: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Search this index of the collection's documents.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure this run (TREC or JSON Lines); nothing is searched.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
+    ] = None,
+    kind: Annotated[
+        Kind, typer.Option(help="Without --index: kind of the temporary index that the documents are put into.")
+    ] = Kind.FLAT,
+    split: Annotated[str, typer.Option(help="Which qrels of the folder: test, dev, train, ...")] = "test",
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Measure; repeatable. Default: nDCG@10, RR@10, Success@1 and R@100."),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Documents to find for each query.")] = 100,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the run: JSON Lines to a .jsonl file, otherwise TREC.")
+    ] = None,
+    on_problem: Annotated[
+        OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
+    ] = OnProblem.ERROR,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with the values of every query.")] = False,
+) -> None:
+    """Measure how well the documents of a collection are found.
+
+    The queries of the collection are searched in an index, or, without --index, in a temporary one that the documents
+    are encoded into. Or a run file of any system is measured, with --run.
+
+    \b
+    Examples:
+      latelier evaluate ./scifact --output minilm.trec
+      latelier evaluate ./scifact --index ./scifact-index --measure nDCG@10
+      latelier evaluate qrels.txt --run bm25.trec
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    import time
+
+    from latelier import evaluation
+    from latelier.cli.output import print_json, printable, quiet_loading
+    from latelier.errors import InvalidArgumentError
+    from latelier.evaluation.measures import DEFAULT_MEASURES
+
+    facts: dict[str, Any] = {"data": str(data)}
+    if run is not None:
+        if index is not None or model is not None:
+            raise InvalidArgumentError("--run measures a run file; leave --index and --model out, or --run.")
+        qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
+    else:
+        quiet_loading()
+        collection = evaluation.load_beir(data, split, on_problem=on_problem.value)
+        with _retriever(collection, index, model, kind, device) as retriever:
+            begin = time.perf_counter()
+            found = retriever.run(collection.queries, k)
+            milliseconds = 1000 * (time.perf_counter() - begin) / max(len(collection.queries), 1)
+            facts |= {"documents": len(retriever), "milliseconds per query": round(milliseconds, 2)}
+        qrels = collection.qrels
+    if output is not None:
+        evaluation.write_run(found, output)
+    result = evaluation.evaluate(found, qrels, measure or DEFAULT_MEASURES)
+    if json_output:
+        print_json({**facts, "queries": len(result.per_query), "measures": result, "per_query": result.per_query})
+    else:
+        typer.echo(printable(str(result), lines=True))
+
+
+@contextmanager
+def _retriever(
+    collection: Collection, index: Path | None, model: str | None, kind: Kind, device: str | None
+) -> Iterator[Retriever]:
+    """Yield a retriever over an existing index, or over a temporary one with the documents of the collection."""
+    from tempfile import TemporaryDirectory
+
+    from latelier import indexes
+    from latelier.cli.output import show_progress
+    from latelier.retrieve import Retriever
+
+    if index is not None:
+        with Retriever.open(index, model=model, device=device, read_only=True) as retriever:
+            yield retriever
+        return
+    with TemporaryDirectory(prefix="latelier-evaluate-") as folder:
+        made = indexes.Flat(folder) if kind is Kind.FLAT else indexes.IVF(folder)
+        with made, Retriever(model, made, device=device) as retriever:
+            retriever.add(collection.texts().items(), show_progress=show_progress())
+            yield retriever

@@ -1,0 +1,161 @@
+"""`latelier evaluate` and `latelier compare`: their numbers are those of the library, and what they refuse."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from latelier import evaluation
+
+DOCUMENTS = {
+    "fruit": "Bananas are healthy.",
+    "moon": "The moon is far away from the earth.",
+    "berlin": "It is the capital of Germany.",
+    "pasta": "How to cook spaghetti.",
+}
+QUERIES = {"q1": "unhealthy fruit", "q2": "a German city", "q3": "recipes for noodles", "unjudged": "stars"}
+QRELS = {"q1": {"fruit": 1}, "q2": {"berlin": 1, "moon": 0}, "q3": {"pasta": 2}}
+
+
+@pytest.fixture(scope="module")
+def beir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("beir")
+    (folder / "qrels").mkdir()
+    records = [{"_id": id_, "title": "", "text": text} for id_, text in DOCUMENTS.items()]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    queries = [{"_id": id_, "text": text} for id_, text in QUERIES.items()]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(record) + "\n" for record in queries))
+    rows = [f"{q}\t{d}\t{value}" for q, judged in QRELS.items() for d, value in judged.items()]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_file(beir, run, tmp_path_factory):
+    """The run of the default model over a temporary flat index."""
+    path = tmp_path_factory.mktemp("runs") / "minilm.trec"
+    result = run("evaluate", beir, "--device", "cpu", "--output", path, "-k", 4)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_evaluate_encodes_the_collection_and_removes_its_index(beir, run, tmp_path, monkeypatch, run_file):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = run("evaluate", beir, "--device", "cpu", "-k", 4, "--json")
+    facts = json.loads(result.stdout)
+    expected = evaluation.evaluate(evaluation.read_run(run_file), QRELS)
+    assert facts["measures"] == pytest.approx(expected)
+    assert facts["per_query"] == expected.per_query
+    assert (facts["documents"], facts["queries"]) == (4, 3)
+    assert expected["RR@10"] > 0.5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluate_searches_an_index(beir, run, tmp_path, run_file):
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in DOCUMENTS.items()))
+    indexing = run("index", records, "--index", tmp_path / "index", "--kind", "ivf", "--device", "cpu")
+    assert indexing.exit_code == 0, indexing.output
+    options = ("--device", "cpu", "--measure", "nDCG@10", "--measure", "RR", "--output", tmp_path / "run.jsonl")
+    result = run("evaluate", beir, "--index", tmp_path / "index", *options)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["nDCG@10", "RR", "(mean"]
+    found, exact = evaluation.read_run(tmp_path / "run.jsonl"), evaluation.read_run(run_file)
+    assert {query: list(scores) for query, scores in found.items()} == {q: list(s) for q, s in exact.items()}
+    assert lines[0] == f"nDCG@10  {evaluation.evaluate(found, QRELS)['nDCG@10']:.4f}"
+
+
+@pytest.mark.parametrize("qrels", ["folder", "trec", "jsonl"])
+def test_evaluate_measures_a_run_file(beir, run, run_file, tmp_path, qrels):
+    path = {"folder": beir, "trec": tmp_path / "qrels.txt", "jsonl": tmp_path / "qrels.jsonl"}[qrels]
+    if qrels == "trec":
+        evaluation.write_trec_qrels(QRELS, path)
+    elif qrels == "jsonl":
+        rows = [{"query_id": q, "document_id": d, "relevance": v} for q, row in QRELS.items() for d, v in row.items()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("evaluate", path, "--run", run_file)
+    assert result.stdout == f"{evaluation.evaluate(evaluation.read_run(run_file), QRELS)}\n"
+    assert result.stderr == ""
+
+
+def test_compare_prints_the_table_of_the_library(beir, run, run_file, tmp_path):
+    worse = {query: {id_: -score for id_, score in row.items()} for query, row in evaluation.read_run(run_file).items()}
+    evaluation.write_run(worse, tmp_path / "reversed.jsonl")
+    expected = evaluation.compare(
+        evaluation.read_run(run_file), worse, QRELS, ["nDCG@10", "RR"], names=("minilm", "reversed")
+    )
+    arguments = (run_file, tmp_path / "reversed.jsonl", "--qrels", beir, "--measure", "nDCG@10", "--measure", "RR")
+    assert run("compare", *arguments).stdout == f"{expected}\n"
+    facts = json.loads(run("compare", *arguments, "--json").stdout)
+    assert (facts["a"], facts["b"], facts["trials"]) == ("minilm", "reversed", 100_000)
+    assert facts["measures"]["RR"]["p_holm"] == expected["RR"].p_holm
+    assert facts["measures"]["RR"]["differences"] == expected["RR"].differences
+    assert facts["measures"]["RR"]["losses"] == 3
+
+
+def test_compare_as_json_without_a_deviation(run, tmp_path):
+    evaluation.write_run({"q1": {"no": 1.0}, "q2": {"no": 1.0}}, tmp_path / "a.trec")
+    evaluation.write_run({"q1": {"yes": 1.0}, "q2": {"yes": 1.0}}, tmp_path / "b.trec")
+    evaluation.write_trec_qrels({"q1": {"yes": 1}, "q2": {"yes": 1}}, tmp_path / "qrels")
+    result = run("compare", tmp_path / "a.trec", tmp_path / "b.trec", "--qrels", tmp_path / "qrels", "--json")
+    found = json.loads(result.stdout, parse_constant=pytest.fail)["measures"]["RR@10"]
+    assert (found["difference"], found["effect_size"], found["p"]) == (1.0, None, 0.5)
+
+
+def test_hostile_query_ids_are_printed_escaped(run, tmp_path):
+    ids = ["\x1b[31mred", "\u202eq"]
+    evaluation.write_run({id_: {"no": 1.0} for id_ in ids}, tmp_path / "a.jsonl")
+    evaluation.write_run({id_: {"yes": 1.0} for id_ in ids}, tmp_path / "b.jsonl")
+    rows = [{"query_id": id_, "document_id": "yes", "relevance": 1} for id_ in ids]
+    (tmp_path / "qrels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("compare", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--qrels", tmp_path / "qrels.jsonl")
+    assert result.stdout.endswith("changed most by nDCG@10: \\x1b[31mred +1.0000, \\u202eq +1.0000\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("evaluate", "{beir}", "--run", "{run}", "--model", "m"), 1, "leave --index and --model out"),
+        (("evaluate", "{beir}", "--run", "{tmp}/none"), 1, "there is no file"),
+        (("evaluate", "{beir}", "--run", "{tmp}/bad"), 1, "bad:1: 2 columns"),
+        (("evaluate", "{beir}", "--split", "dev"), 1, "splits available: test"),
+        (("evaluate", "{tmp}"), 1, "has no corpus.jsonl"),
+        (("evaluate", "{beir}", "--run", "{run}", "--measure", "nDGC"), 1, "did you mean 'nDCG'"),
+        (("evaluate", "{beir}", "--index", "{tmp}/none"), 1, "none"),
+        (("evaluate", "{beir}", "-k", "0"), 2, "-k"),
+        (("compare", "{run}", "{run}"), 2, "--qrels"),
+        (("compare", "{run}", "{tmp}/bad", "--qrels", "{beir}"), 1, "bad:1: 2 columns"),
+        (("compare", "{run}", "{run}", "--qrels", "{tmp}/empty"), 1, "empty is empty"),
+        (("compare", "{run}", "{run}", "--qrels", "{beir}", "--trials", "0"), 2, "--trials"),
+    ],
+)
+def test_refused(beir, run, run_file, tmp_path, arguments, status, message):
+    (tmp_path / "bad").write_text("q1 d1\n")
+    (tmp_path / "empty").write_text("")
+    result = run(*(argument.format(beir=beir, run=run_file, tmp=tmp_path) for argument in arguments))
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_faulty_lines_are_listed_or_skipped(beir, run, run_file, tmp_path):
+    folder = tmp_path / "beir"
+    shutil.copytree(beir, folder)
+    with (folder / "qrels" / "test.tsv").open("a") as file:
+        file.write("\nq1\tno such document\t1")
+    result = run("evaluate", folder, "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "qrels/test.tsv:6: unknown document id 'no such document'" in result.stderr
+    with pytest.warns(UserWarning, match=r"test\.tsv:6: unknown document id"):
+        result = run("evaluate", folder, "--device", "cpu", "--on-problem", "warn", "-k", 4)
+    assert result.stdout == f"{evaluation.evaluate(evaluation.read_run(run_file), QRELS)}\n"
+
+
+def test_an_output_that_cannot_be_written_is_an_error(beir, run, run_file, tmp_path):
+    result = run("evaluate", beir, "--run", run_file, "--output", tmp_path / "none" / "run.trec")
+    assert result.exit_code == 1
+    assert "cannot write" in result.stderr
+    assert not Path(tmp_path / "none").exists()

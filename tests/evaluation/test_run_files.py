@@ -1,0 +1,120 @@
+"""Runs and qrels in each format are read as the same tables, and each fault is named with its file and line."""
+
+import gzip
+import json
+
+import pytest
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.evaluation import read_qrels, read_run, write_run, write_trec, write_trec_qrels
+
+RUN = {"q1": {"d2": 1.25, "d1": 0.5}, "q2": {"d1": -3.0}}
+QRELS = {"q1": {"d1": 1, "d2": 0}, "q2": {"d1": 2}}
+
+
+def rows(table, value, query="query_id", document="document_id"):
+    return "".join(
+        json.dumps({query: q, document: d, value: number}) + "\n"
+        for q, row in table.items()
+        for d, number in row.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rows(RUN, "score"),
+        rows(RUN, "score", "query-id", "corpus-id"),
+        "\n".join(
+            json.dumps(
+                {"query_id": q, "query": "text", "results": [{"corpus_id": d, "score": s} for d, s in row.items()]}
+            )
+            for q, row in RUN.items()
+        ),
+        "\n\n  " + rows(RUN, "score"),
+    ],
+    ids=["pairs", "BEIR's names", "a query per line", "blank lines first"],
+)
+def test_runs_as_json_lines(tmp_path, text):
+    (tmp_path / "run").write_text(text)
+    assert read_run(tmp_path / "run") == RUN
+
+
+def test_runs_in_trec_format_and_compressed(tmp_path):
+    write_trec(RUN, tmp_path / "run.trec")
+    assert read_run(tmp_path / "run.trec") == RUN
+    (tmp_path / "run.gz").write_bytes(gzip.compress((tmp_path / "run.trec").read_bytes()))
+    assert read_run(tmp_path / "run.gz") == RUN
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.trec"])
+def test_write_run_is_read_back_as_it_was(tmp_path, name):
+    write_run(RUN, tmp_path / name)
+    assert read_run(tmp_path / name) == RUN
+    assert (tmp_path / name).read_text().startswith("{") is name.endswith(".jsonl")
+
+
+def test_json_lines_hold_ids_that_trec_cannot(tmp_path):
+    run = {"q 1": {"a b": 1.0, "\u2028": 0.5}}
+    write_run(run, tmp_path / "run.jsonl")
+    assert read_run(tmp_path / "run.jsonl") == run
+    with pytest.raises(InvalidArgumentError, match="white space"):
+        write_run(run, tmp_path / "run.trec")
+
+
+def test_qrels_in_each_format(tmp_path):
+    write_trec_qrels(QRELS, tmp_path / "trec")
+    (tmp_path / "json").write_text(rows(QRELS, "relevance"))
+    (tmp_path / "floats").write_text(
+        rows({q: {d: float(n) for d, n in row.items()} for q, row in QRELS.items()}, "score")
+    )
+    lines = "".join(f"{q}\t{d}\t{n}\n" for q, row in QRELS.items() for d, n in row.items())
+    (tmp_path / "tsv").write_text(lines)
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    for name in ("trec", "json", "floats", "tsv"):
+        assert read_qrels(tmp_path / name) == QRELS
+    assert read_qrels(tmp_path, "dev") == QRELS
+    with pytest.raises(InvalidArgumentError, match=r"no relevance judgements for split='test'; .* available: dev"):
+        read_qrels(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (read_run, "", "file is empty"),
+        (read_run, "\n \n", "file is empty"),
+        (read_run, "q1 d1 0.5\n", "file:1: 3 columns"),
+        (read_run, '{"query_id": "q"', "file:1: malformed JSON"),
+        (read_run, rows(RUN, "score") + "[]\n", "file:4: expected a JSON object, received list"),
+        (read_run, rows(RUN, "score") + "q1 Q0 d1 1 0.5 x\n", "file:4: malformed JSON"),
+        (read_run, rows(RUN, "value"), "file:1: no 'score' field; its fields are 'query_id', 'document_id', 'value'"),
+        (read_run, rows(RUN, "score", query="q"), "file:1: no 'query_id' field"),
+        (read_run, rows({"q": {"d": None}}, "score"), "file:1: score is None; expected a number"),
+        (read_run, rows({"q": {"d": True}}, "score"), r"file:1: score is True \(bool\)"),
+        (read_run, rows({"q": {"d": float("nan")}}, "score"), r"file:1: score is nan \(float\)"),
+        (read_run, rows({"q": {"d": 10**400}}, "score"), "file:1: score is .* expected a number"),
+        (read_run, rows({"q": {"d": 1}}, "score") * 2, "file:2: document 'd' is repeated for query 'q'"),
+        (read_run, '{"query_id": "q", "results": {"d": 1}}', "file:1: results is .* expected a list"),
+        (read_run, '{"query_id": null, "document_id": "d", "score": 1}', "file:1: the id is None"),
+        (read_qrels, rows({"q": {"d": 0.5}}, "relevance"), "file:1: relevance 0.5 is not an integer"),
+        (read_qrels, rows({"q": {"d": float("inf")}}, "relevance"), "file:1: relevance inf is not an integer"),
+        (read_qrels, "q\td\tscore\nq\td\tmuch\n", "file:2: relevance 'much' is not an integer"),
+        (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query id, document id and relevance by tabs"),
+        (read_qrels, "q\td\t1\nq\td\t0\n", "file:2: document 'd' is repeated"),
+        (read_qrels, "q 0 d one\n", "file:1: 'one' is not an integer"),
+    ],
+)
+def test_faults_name_the_line(tmp_path, read, text, message):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(InvalidArgumentError, match=message):
+        read(tmp_path / "file")
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
+    write_run(RUN, tmp_path / "run.jsonl")
+    with pytest.raises(InvalidArgumentError, match="NaN"):
+        write_run({"q": {"d": float("nan")}}, tmp_path / "run.jsonl")
+    assert read_run(tmp_path / "run.jsonl") == RUN
+    with pytest.raises(StorageError, match="cannot write"):
+        write_run(RUN, tmp_path / "none" / "run.jsonl")
