@@ -17,7 +17,8 @@ from latelier.utils.reading import number_or_text
 
 
 def read(path, format="auto"):
-    return [tuple(document) for document in read_document_file(str(path), format)]
+    documents = read_document_file(str(path), format)
+    return [(document.id, document.with_title(), document.metadata) for document in documents]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,8 @@ def test_an_opened_file():
     [
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a.jsonl:3: malformed JSON"),
         ("a.jsonl", '{"text": "x"}\n{"id": "b"}\n', r"a.jsonl:2: it has no 'text'"),
-        ("a.csv", "id,body\n1,x\n", r"a.csv:1: expected a header with a column 'text'; received 'id, body'"),
-        ("a.csv", "", r"a.csv:1: expected a header"),
+        ("a.csv", "id,body\n1,x\n", r"a.csv:1: it has no field 'text'; the fields are: id, body"),
+        ("a.csv", "", r"a.csv:1: it has no field 'text'; the fields are: none"),
         ("a.csv", "id,text\n1,x\n2,\n", r"a.csv:3: the text of '2' is empty"),
         ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: more cells than the header has columns"),
     ],

@@ -1,9 +1,9 @@
-"""``latelier index``: add the documents of a file to an index."""
+"""``latelier index``: add the documents of a file or a folder to an index."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,16 +24,20 @@ class Kind(str, Enum):
 
 
 class Format(str, Enum):
-    """Formats of the file."""
+    """Formats of a file."""
 
     AUTO = "auto"
     JSONL = "jsonl"
     CSV = "csv"
+    PARQUET = "parquet"
     TXT = "txt"
+    WHOLE = "whole"
 
 
 def index(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="File or pipe with the documents; - is standard input.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
+    ],
     folder: Annotated[Path, typer.Option("--index", metavar="DIR", help="Folder of the index; made if missing.")],
     *,
     model: Annotated[
@@ -44,8 +48,22 @@ def index(
         typer.Option(help="Kind of a new index: flat is exact; ivf is approximate and fast for many documents."),
     ] = Kind.FLAT,
     format: Annotated[
-        Format, typer.Option(help="Format of FILE; auto: by its name, else by its first line.")
+        Format, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
     ] = Format.AUTO,
+    id: Annotated[str | None, typer.Option(metavar="FIELD", help="Field of the id; default: id or _id.")] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="FIELD,...", help="Fields of the text, joined by line ends; default: text.")
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field of the title, put before the text; default: title.")
+    ] = None,
+    metadata: Annotated[
+        str | None, typer.Option(metavar="FIELD,...", help="Fields of the metadata; default: all others.")
+    ] = None,
+    glob: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of text and Markdown; repeatable."),
+    ] = None,
     update: Annotated[bool, typer.Option("--update", help="Replace documents whose id is in the index.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
@@ -57,13 +75,17 @@ def index(
     """Encode documents and add them to an index.
 
     \b
-    FILE holds one document per line or row (.gz is decompressed):
-      jsonl  {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}
-      csv    a header with a column "text"; "id", "title" and metadata as above
-      txt    one text per line; its id is the integer after the largest one in the index
+    SOURCE is a folder, of which each text and Markdown file is a document, or a file (.gz is decompressed):
+      jsonl    {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}
+      csv      a header with a column "text"; "id", "title" and metadata as above; tabs in .tsv
+      parquet  columns as of csv
+      txt      one text per line; its id is the integer after the largest one in the index
+      whole    the file is one text (.md); its id is the name of the file
 
     \b
     Example:
+      latelier index ./notes --index ./notes-index
+      latelier index papers.csv --index ./papers --id doi --text abstract,body --metadata year
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json, printable, quiet_loading, show_progress
@@ -71,7 +93,8 @@ def index(
 
     if update and resume:
         raise InvalidArgumentError("--update replaces stored documents, --resume keeps them; give one of them.")
-    documents = _read(file, format)
+    fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
+    documents = _read(source, format, fields, glob or [])
     quiet_loading()
     with _open_or_make(folder, model, device, kind) as retriever:
         before = len(retriever)
@@ -81,26 +104,35 @@ def index(
         else:
             retriever.add(documents, skip_existing=resume, **options)
         _export_encoder(retriever)
-        counts = {"index": str(folder), "before": before, "documents": len(retriever)}
+        counts: dict[str, Any] = {"index": str(folder), "before": before, "documents": len(retriever)}
+    if (skipped := getattr(documents, "skipped", None)) is not None:
+        counts["skipped"] = [{"path": path, "reason": reason} for path, reason in skipped]
     if json_output:
         print_json(counts)
     else:
         typer.echo(f"{printable(str(folder))}: {counts['documents']:,} documents, {before:,} before.")
 
 
-def _read(file: str, format: Format) -> Iterator[Any]:
+def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) -> Iterable[Any]:
     from latelier.errors import InvalidArgumentError, StorageError
+    from latelier.retrieve.document_fields import as_fields
     from latelier.retrieve.document_files import read_document_file
+    from latelier.retrieve.document_sources import read_documents
 
-    if file == "-":
+    try:
+        if source != "-":
+            return read_documents(source, format=format.value, glob=glob, **fields)
         if sys.stdin is None:
             raise StorageError("standard input is closed; name a file, or pipe the documents in.")
         # As bytes: the text layer decodes by the locale, and some locales let invalid bytes through.
-        return read_document_file(sys.stdin.buffer, format.value, name="standard input")
-    try:
-        return read_document_file(file, format.value)
+        return read_document_file(sys.stdin.buffer, format.value, name="standard input", fields=as_fields(**fields))
     except InvalidArgumentError as error:
-        raise typer.BadParameter(str(error), param_hint="FILE") from error
+        raise typer.BadParameter(str(error), param_hint="SOURCE") from error
+
+
+def _names(listed: str | None) -> list[str] | None:
+    """Return the names in a list with commas; None if there is no list, and none if it is empty."""
+    return None if listed is None else [name.strip() for name in listed.split(",")] if listed.strip() else []
 
 
 def _export_encoder(retriever: Retriever) -> None:

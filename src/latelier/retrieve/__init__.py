@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 from latelier.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from latelier.retrieve.document_sources import read_documents
     from latelier.retrieve.explanation import Explanation, TokenMatch, WordMatch
     from latelier.retrieve.results import Result
     from latelier.retrieve.retriever import Retriever
 
-__all__ = ["Explanation", "Result", "Retriever", "TokenMatch", "WordMatch"]
+__all__ = ["Explanation", "Result", "Retriever", "TokenMatch", "WordMatch", "read_documents"]
 __getattr__, __dir__ = lazy_names(
     __name__,
+    document_sources=("read_documents",),
     explanation=("Explanation", "TokenMatch", "WordMatch"),
     results=("Result",),
     retriever=("Retriever",),

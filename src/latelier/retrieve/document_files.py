@@ -1,4 +1,4 @@
-"""Documents from JSONL, CSV and text files, read line by line; errors name the faulty line."""
+"""Documents from JSONL, CSV, Parquet and text files, read line by line or row by row; errors name the faulty one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.catalog.metadata import encode_metadata
+from latelier.retrieve.document_fields import DocumentFields
 from latelier.retrieve.documents import InputDocument, parse_document
-from latelier.utils.describing import cut
+from latelier.retrieve.parquet_files import json_value, parquet_rows
+from latelier.retrieve.whole_files import whole_file
+from latelier.utils.describing import cut, short
 from latelier.utils.reading import LONGEST_LINE, number_or_text, open_binary, parse_json, text_lines
 
-__all__ = ["DocumentFormat", "read_document_file"]
+__all__ = ["DocumentFormat", "check_format", "read_document_file"]
 
-DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "txt"]
+DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "parquet", "txt", "whole"]
 
 _FORMATS: dict[str, DocumentFormat] = {
     ".jsonl": "jsonl",
@@ -26,13 +29,28 @@ _FORMATS: dict[str, DocumentFormat] = {
     ".json": "jsonl",
     ".csv": "csv",
     ".tsv": "csv",
+    ".parquet": "parquet",
     ".txt": "txt",
+    ".md": "whole",
+    ".markdown": "whole",
 }
 _LONGEST_MESSAGE = 500
+_DEFAULT_FIELDS = DocumentFields()
+
+
+def check_format(format: object) -> None:
+    """Raise `InvalidArgumentError` for anything that is not the name of a format."""
+    if format not in get_args(DocumentFormat):
+        expected = ", ".join(map(repr, get_args(DocumentFormat)))
+        raise InvalidArgumentError(f"received format={short(format)}; expected one of {expected}.")
 
 
 def read_document_file(
-    file: str | Path | BinaryIO, format: DocumentFormat = "auto", *, name: str | None = None
+    file: str | Path | BinaryIO,
+    format: DocumentFormat = "auto",
+    *,
+    name: str | None = None,
+    fields: DocumentFields = _DEFAULT_FIELDS,
 ) -> Iterator[InputDocument]:
     r"""Yield the documents of a file.
 
@@ -42,10 +60,14 @@ def read_document_file(
         The path of a file, a pipe or a device (decompressed if it ends in ``.gz``), or a file opened for bytes.
     format
         ``"jsonl"``: a record, a pair or a text per line, as in `parse_documents`. ``"csv"``: a header with a column
-        ``text``, and ``id``, ``title`` and metadata in others; ``.tsv`` files are separated by tabs. ``"txt"``: a text
-        per line. ``"auto"``: by the file's extension; if that is unknown, by the first line, JSON or plain text.
+        ``text``, and ``id``, ``title`` and metadata in others; ``.tsv`` files are separated by tabs. ``"parquet"``:
+        columns as in CSV. ``"txt"``: a text per line. ``"whole"``: the file is one text, see
+        `latelier.retrieve.whole_files`. ``"auto"``: by the file's extension; if that is unknown, by the first line,
+        JSON or plain text.
     name
         Name of the file in messages; default: its path.
+    fields
+        Which fields of records, or columns, to take.
 
     Yields
     ------
@@ -55,7 +77,9 @@ def read_document_file(
     Raises
     ------
     InvalidArgumentError
-        Immediately, if there is no such file; while reading, at a faulty line, which the message names.
+        Immediately, if there is no such file; while reading, at a faulty line or row, which the message names.
+    MissingExtraError
+        For a Parquet file, if pyarrow is not installed.
     StorageError
         If the file cannot be read.
 
@@ -63,36 +87,74 @@ def read_document_file(
     --------
     >>> import io
     >>> file = io.BytesIO(b'{"id": "a", "text": "Rome.", "year": 2024}\n')
-    >>> list(read_document_file(file, name="cities"))
-    [InputDocument(id='a', text='Rome.', metadata={'year': 2024})]
+    >>> [document] = read_document_file(file, name="cities")
+    >>> document.id, document.text, document.metadata
+    ('a', 'Rome.', {'year': 2024})
     """
     source = str(file) if name is None and isinstance(file, (str, Path)) else name or "the file"
-    opened = open_binary(file) if isinstance(file, (str, Path)) else file
     if format == "auto":
         format = _FORMATS.get(Path(source.removesuffix(".gz")).suffix.lower(), "auto")
-    return _documents(text_lines(opened, source, compressed=source.endswith(".gz")), source, format)
+    if fields.are_named and format in ("txt", "whole"):
+        raise InvalidArgumentError(
+            f"received names of fields for {source}, which is plain text; fields are those of jsonl, csv and parquet."
+        )
+    if format in ("parquet", "whole"):
+        if not isinstance(file, (str, Path)):
+            raise InvalidArgumentError(f"the format {format!r} needs a file with a name; received {source}.")
+        return _parquet(file, source, fields) if format == "parquet" else iter([whole_file(Path(file))])
+    opened = open_binary(file) if isinstance(file, (str, Path)) else file
+    return _documents(text_lines(opened, source, compressed=source.endswith(".gz")), source, format, fields)
 
 
-def _documents(lines: Iterator[str], source: str, format: DocumentFormat) -> Iterator[InputDocument]:
+def _documents(
+    lines: Iterator[str], source: str, format: DocumentFormat, fields: DocumentFields
+) -> Iterator[InputDocument]:
     if format == "auto":
         format, lines = _detect(lines)
-    reader = {"jsonl": _jsonl, "csv": _csv, "txt": _txt}[format]
-    for number, item in reader(lines, source):
-        with _located(source, number):
-            document = parse_document(item)
-            # The index makes the same check, but after the chunk is encoded, and its error does not name the line.
-            if document.metadata:
-                encode_metadata(document.metadata, number if document.id is None else document.id)
-        yield document
+    items = {"jsonl": _jsonl, "csv": _csv, "txt": _txt}[format](lines, source, fields)
+    for number, item in items:
+        yield _document(item, fields, source, number)
+
+
+def _parquet(path: str | Path, source: str, fields: DocumentFields) -> Iterator[InputDocument]:
+    """Return an iterator over the rows of a file; its columns are checked before the first row is read."""
+    names, rows = parquet_rows(path, fields.columns)
+    with _located(source):
+        _check_columns(names, fields)
+
+    def documents() -> Iterator[InputDocument]:
+        for number, row in enumerate(rows, start=1):
+            where = f"row {number}"
+            with _located(source, where):
+                # As in CSV: an empty cell is no value, so it is left out.
+                record = {key: json_value(value) for key, value in row.items() if value is not None}
+            yield _document(dict.fromkeys(fields.text_names, "") | record, fields, source, where)
+
+    return documents()
+
+
+def _document(item: Any, fields: DocumentFields, source: str, number: int | str) -> InputDocument:
+    """Return the document of a line or a row, checked."""
+    with _located(source, number):
+        if fields.are_named:
+            if not isinstance(item, dict):
+                raise InvalidArgumentError("it is not a record, but fields are named; expected a JSON object.")
+            item = fields.select(item)
+        document = parse_document(item)
+        # The index makes the same check, but after the chunk is encoded, and its error does not name the line.
+        if document.metadata:
+            encode_metadata(document.metadata, number if document.id is None else document.id)
+    return document
 
 
 @contextmanager
-def _located(source: str, number: int) -> Iterator[None]:
-    """Put the file and the line before the message of an error."""
+def _located(source: str, number: int | str | None = None) -> Iterator[None]:
+    """Put the file, and the line or row, before the message of an error."""
     try:
         yield
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{source}:{number}: {cut(str(error), _LONGEST_MESSAGE)}") from error
+        where = source if number is None else f"{source}:{number}"
+        raise InvalidArgumentError(f"{where}: {cut(str(error), _LONGEST_MESSAGE)}") from error
 
 
 def _detect(lines: Iterator[str]) -> tuple[DocumentFormat, Iterator[str]]:
@@ -106,33 +168,39 @@ def _detect(lines: Iterator[str]) -> tuple[DocumentFormat, Iterator[str]]:
     return "jsonl" if looks_like_json else "txt", itertools.chain(head, lines)
 
 
-def _jsonl(lines: Iterable[str], source: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            with _located(source, number):
-                value = parse_json(line)
-            yield number, value
+def _jsonl(lines: Iterable[str], source: str, fields: DocumentFields) -> Iterator[tuple[int, Any]]:
+    def values() -> Iterator[tuple[int, Any]]:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                with _located(source, number):
+                    value = parse_json(line)
+                yield number, value
+
+    return fields.checked_records(values(), source) if fields.are_named else values()
 
 
-def _txt(lines: Iterable[str], source: str) -> Iterator[tuple[int, Any]]:
+def _txt(lines: Iterable[str], source: str, fields: DocumentFields) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, line.strip()
 
 
-def _csv(lines: Iterable[str], source: str) -> Iterator[tuple[int, Any]]:
+def _csv(lines: Iterable[str], source: str, fields: DocumentFields) -> Iterator[tuple[int, Any]]:
     """Yield rows as dicts: empty cells are left out, and metadata that looks like a number becomes one."""
     rows = csv.DictReader(lines, delimiter="\t" if ".tsv" in Path(source).suffixes else ",")
     names: list[str] = []
+    # Ids, titles and texts stay texts, whatever they look like.
+    ids = {"id", "_id"} if fields.id is None else {fields.id}
+    as_text = {*ids, fields.title or "title", *fields.text_names}
     for row in _csv_rows(rows, source):
-        names = names or _csv_header(rows, source)
+        names = names or _csv_header(rows, source, fields)
         if None in row:
             raise InvalidArgumentError(f"{source}:{rows.line_num}: more cells than the header has columns.")
         cells = {key: value for key, value in row.items() if value}
-        texts = {key: cells.pop(key) for key in ("id", "_id", "title", "text") if key in cells}
-        yield rows.line_num, {"text": "", **texts, **{key: number_or_text(value) for key, value in cells.items()}}
+        required = dict.fromkeys(fields.text_names, "")
+        yield rows.line_num, required | {k: v if k in as_text else number_or_text(v) for k, v in cells.items()}
     if not names:
-        _csv_header(rows, source)
+        _csv_header(rows, source, fields)
 
 
 def _csv_rows(rows: csv.DictReader[str], source: str) -> Iterator[dict[str | Any, str | Any]]:
@@ -153,14 +221,17 @@ def _csv_rows(rows: csv.DictReader[str], source: str) -> Iterator[dict[str | Any
         yield row
 
 
-def _csv_header(rows: csv.DictReader[str], source: str) -> list[str]:
-    """Return the names of the columns; one must be "text", and none may be repeated."""
+def _csv_header(rows: csv.DictReader[str], source: str, fields: DocumentFields) -> list[str]:
+    """Return the names of the columns, checked."""
     names = list(rows.fieldnames or ())
-    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
     with _located(source, 1):
-        if count > 1:
-            raise InvalidArgumentError(f"the header has the column {name!r} {count:,} times.")
-        if "text" not in names:
-            received = cut(", ".join(names), 200)
-            raise InvalidArgumentError(f"expected a header with a column 'text'; received {received!r}.")
+        _check_columns(names, fields)
     return names
+
+
+def _check_columns(names: list[str], fields: DocumentFields) -> None:
+    """Check that no column is repeated, and that there is a column of the text and those that are named."""
+    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+    if count > 1:
+        raise InvalidArgumentError(f"the header has the column {short(name)} {count:,} times.")
+    fields.check_names(names, "it has")

@@ -1,44 +1,42 @@
-"""Parse the documents that users give to a retriever, and group them into chunks with ids.
-
-Each chunk is stored in one transaction, so memory stays bounded, and an interrupted call keeps the finished chunks. Ids
-are checked before the texts are encoded, which takes a thousand times longer.
-"""
+"""Parse the documents that users give to a retriever: texts, pairs and records."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, Literal, NamedTuple, TypeAlias
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from latelier.errors import DuplicateIdError, InvalidArgumentError
-from latelier.indexes import Id, Index
+from latelier.errors import InvalidArgumentError
+from latelier.indexes import Id
 from latelier.indexes.catalog.values import as_id
-from latelier.utils import check_count
 from latelier.utils.describing import cut, describe, short
-from latelier.utils.progress import progress_bar
 from latelier.utils.reading import check_unicode
 
-__all__ = ["DocumentChunk", "InputDocument", "OnExisting", "document_chunks", "parse_document", "parse_documents"]
-
-# What to do with a document if its id is in the index.
-OnExisting: TypeAlias = Literal["raise", "replace", "skip"]
+__all__ = ["InputDocument", "parse_document", "parse_documents"]
 
 
 class InputDocument(NamedTuple):
-    """One document to store; ``id`` is None if the user gave none."""
+    r"""One document to store; ``id`` is None if the user gave none, ``title`` is put before the text.
+
+    Examples
+    --------
+    >>> InputDocument("a", "The capital of France.", {}, "Paris").with_title()
+    'Paris The capital of France.'
+    >>> InputDocument("a", "# Paris\nThe capital.", {}, "Paris").with_title()
+    '# Paris\nThe capital.'
+    """
 
     id: Id | None
     text: str
     metadata: dict[str, Any]
+    title: str = ""
 
-
-class DocumentChunk(NamedTuple):
-    """The documents of one transaction, and the progress bar to update."""
-
-    ids: list[Id]
-    texts: list[str]
-    metadata: list[dict[str, Any]]
-    progress: Any
+    def with_title(self, part: str | None = None) -> str:
+        """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
+        part = self.text if part is None else part
+        if not self.title or re.match(rf"\s*#+\s*{re.escape(self.title)}", part):
+            return part
+        return f"{self.title} {part}".strip()
 
 
 def parse_documents(documents: Any) -> Iterator[InputDocument]:
@@ -66,8 +64,8 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
     >>> record = {"_id": 7, "title": "Paris", "text": "Capital.", "year": 2024}
     >>> for document in parse_documents([("a", "Rome."), record]):
     ...     print(document)
-    InputDocument(id='a', text='Rome.', metadata={})
-    InputDocument(id=7, text='Paris Capital.', metadata={'year': 2024})
+    InputDocument(id='a', text='Rome.', metadata={}, title='')
+    InputDocument(id=7, text='Capital.', metadata={'year': 2024}, title='Paris')
     """
     if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
         raise InvalidArgumentError(
@@ -97,49 +95,6 @@ def parse_document(item: Any) -> InputDocument:
     )
 
 
-def document_chunks(
-    documents: Iterable[Any], index: Index, size: int, *, on_existing: OnExisting, show_progress: bool
-) -> Iterator[DocumentChunk]:
-    """Parse documents and yield them in chunks, with ids that the index accepts.
-
-    Parameters
-    ----------
-    documents
-        As in `parse_documents`.
-    index
-        The index that will store them.
-    size
-        Documents per chunk.
-    on_existing
-        For an id that is in the index: raise an error, replace the stored document, or skip the new one.
-    show_progress
-        Show a progress bar on standard error.
-
-    Yields
-    ------
-    DocumentChunk
-        Up to `size` documents; chunks of which all documents are skipped are left out.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a document is invalid; the message names its position.
-    DuplicateIdError
-        If an id is given twice in a chunk, or is in the index already.
-    """
-    check_count("chunk_size", size)
-    parsed = enumerate(parse_documents(documents))
-    total = len(documents) if isinstance(documents, Sized) else None
-    with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as progress:
-        while given := list(itertools.islice(parsed, size)):
-            chunk = given if on_existing != "skip" else _not_in(index, given)
-            progress.update(len(given) - len(chunk))
-            if chunk:
-                ids = _chunk_ids(chunk, index, on_existing)
-                texts, metadata = [d.text for _, d in chunk], [d.metadata for _, d in chunk]
-                yield DocumentChunk(ids, texts, metadata, progress)
-
-
 def _parse_record(record: dict[str, Any]) -> InputDocument:
     names = [name for name in ("id", "_id") if name in record]
     if len(names) > 1:
@@ -153,15 +108,15 @@ def _parse_record(record: dict[str, Any]) -> InputDocument:
     text, title = record.pop("text"), record.pop("title", None)
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
-    if title and isinstance(text, str):
-        text = f"{title} {text}".strip()
     nested = record.pop("metadata", None) or {}
     if not isinstance(nested, Mapping):
         raise InvalidArgumentError(f"it has metadata of type {type(nested).__name__}; expected a dict.")
     twice = sorted(set(nested) & set(record))
     if twice:
         raise InvalidArgumentError(f"it has the key {short(twice[0])} both at the top and in 'metadata'; give one.")
-    return InputDocument(id_, _checked_text(text, id_), {**nested, **record})
+    document = InputDocument(id_, text, {**nested, **record}, title or "")
+    _checked_text(document.with_title() if isinstance(text, str) else text, id_)
+    return document
 
 
 def _checked_text(value: Any, id_: Any) -> str:
@@ -172,44 +127,3 @@ def _checked_text(value: Any, id_: Any) -> str:
         raise InvalidArgumentError(f"{name} is empty: nothing to index.")
     check_unicode(value, name)
     return value
-
-
-def _not_in(index: Index, given: list[tuple[int, InputDocument]]) -> list[tuple[int, InputDocument]]:
-    """Return the documents that are not in the index."""
-    for position, document in given:
-        if document.id is None:
-            raise InvalidArgumentError(
-                f"documents[{position}] has no id, so skip_existing (--resume) cannot tell whether it is in the index; "
-                "give (id, text) pairs or dicts."
-            )
-    return [(position, document) for position, document in given if document.id not in index]
-
-
-def _chunk_ids(chunk: list[tuple[int, InputDocument]], index: Index, on_existing: OnExisting) -> list[Id]:
-    """Return the ids of a chunk; documents without an id get the integers after the largest one in the index."""
-    numbers: Iterator[int] | None = None
-    positions: dict[Id, int] = {}
-    for position, document in chunk:
-        id_ = document.id
-        if id_ is None:
-            if on_existing == "replace":
-                raise InvalidArgumentError(
-                    f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
-                )
-            numbers = numbers or itertools.count(_next_number(index))
-            id_ = next(numbers)
-        if id_ in positions:
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too."
-            )
-        if on_existing == "raise" and id_ in index:
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is in the index already; update(...), or --update on the "
-                "command line, replaces documents; skip_existing=True, or --resume, keeps the stored ones."
-            )
-        positions[id_] = position
-    return list(positions)
-
-
-def _next_number(index: Index) -> int:
-    return 1 + max((id_ for id_ in index.ids() if isinstance(id_, int)), default=-1)

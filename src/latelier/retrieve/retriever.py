@@ -15,7 +15,7 @@ from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
-from latelier.retrieve.documents import OnExisting, document_chunks
+from latelier.retrieve.document_chunks import OnExisting, document_chunks
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.opening import given_model, open_or_make, stored_model
 from latelier.retrieve.queries import checked_queries

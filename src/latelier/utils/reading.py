@@ -28,6 +28,7 @@ __all__ = [
     "number_or_text",
     "open_binary",
     "parse_json",
+    "read_text",
     "text_lines",
 ]
 
@@ -134,6 +135,40 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iter
             raise StorageError(f"cannot read {source}: damaged gzip after line {number}: {error}.") from error
         except OSError as error:
             raise StorageError(f"cannot read {source}: {error}.") from error
+
+
+def read_text(path: Path) -> str:
+    """Return the UTF-8 text of a file as it is, line ends included, without a byte order mark.
+
+    Parameters
+    ----------
+    path
+        The file; decompressed if its name ends in ``.gz``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such file, it is not UTF-8, or it is longer than `LONGEST_LINE`.
+    StorageError
+        If it cannot be read, or is damaged gzip.
+    """
+    file = open_binary(path)
+    binary: Any = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
+    with file:
+        try:
+            # A character has up to four bytes in UTF-8.
+            data = binary.read(4 * LONGEST_LINE + 1)
+            text = data.decode("utf-8-sig") if len(data) <= 4 * LONGEST_LINE else None
+        except UnicodeDecodeError as error:
+            byte = f"byte {error.object[error.start]:#04x} at {error.start:,}"
+            raise InvalidArgumentError(f"{path} is not UTF-8 text ({byte}); convert it to UTF-8.") from error
+        except (EOFError, zlib.error) as error:
+            raise StorageError(f"cannot read {path}: damaged gzip: {error}.") from error
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error}.") from error
+    if text is None or len(text) > LONGEST_LINE:
+        raise InvalidArgumentError(f"{path} is longer than {LONGEST_LINE:,} characters; split it.")
+    return text
 
 
 def parse_json(text: str) -> Any:

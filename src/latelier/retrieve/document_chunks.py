@@ -1,0 +1,116 @@
+"""Group the documents that users give to a retriever into chunks with ids.
+
+Each chunk is stored in one transaction, so memory stays bounded, and an interrupted call keeps the finished chunks. Ids
+are checked before the texts are encoded, which takes a thousand times longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from latelier.errors import DuplicateIdError, InvalidArgumentError
+from latelier.indexes import Id, Index
+from latelier.retrieve.documents import InputDocument, parse_documents
+from latelier.utils import check_count
+from latelier.utils.describing import short
+from latelier.utils.progress import progress_bar
+
+__all__ = ["DocumentChunk", "OnExisting", "document_chunks"]
+
+# What to do with a document if its id is in the index.
+OnExisting: TypeAlias = Literal["raise", "replace", "skip"]
+
+
+class DocumentChunk(NamedTuple):
+    """The documents of one transaction, and the progress bar to update."""
+
+    ids: list[Id]
+    texts: list[str]
+    metadata: list[dict[str, Any]]
+    progress: Any
+
+
+def document_chunks(
+    documents: Iterable[Any], index: Index, size: int, *, on_existing: OnExisting, show_progress: bool
+) -> Iterator[DocumentChunk]:
+    """Parse documents and yield them in chunks, with ids that the index accepts.
+
+    Parameters
+    ----------
+    documents
+        As in `parse_documents`.
+    index
+        The index that will store them.
+    size
+        Documents per chunk.
+    on_existing
+        For an id that is in the index: raise an error, replace the stored document, or skip the new one.
+    show_progress
+        Show a progress bar on standard error.
+
+    Yields
+    ------
+    DocumentChunk
+        Up to `size` documents; chunks of which all documents are skipped are left out.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a document is invalid; the message names its position.
+    DuplicateIdError
+        If an id is given twice in a chunk, or is in the index already.
+    """
+    check_count("chunk_size", size)
+    parsed = enumerate(parse_documents(documents))
+    total = len(documents) if isinstance(documents, Sized) else None
+    with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as progress:
+        while given := list(itertools.islice(parsed, size)):
+            chunk = given if on_existing != "skip" else _not_in(index, given)
+            progress.update(len(given) - len(chunk))
+            if chunk:
+                ids = _chunk_ids(chunk, index, on_existing)
+                texts, metadata = [d.with_title() for _, d in chunk], [d.metadata for _, d in chunk]
+                yield DocumentChunk(ids, texts, metadata, progress)
+
+
+def _not_in(index: Index, given: list[tuple[int, InputDocument]]) -> list[tuple[int, InputDocument]]:
+    """Return the documents that are not in the index."""
+    for position, document in given:
+        if document.id is None:
+            raise InvalidArgumentError(
+                f"documents[{position}] has no id, so skip_existing (--resume) cannot tell whether it is in the index; "
+                "give (id, text) pairs or dicts."
+            )
+    return [(position, document) for position, document in given if document.id not in index]
+
+
+def _chunk_ids(chunk: list[tuple[int, InputDocument]], index: Index, on_existing: OnExisting) -> list[Id]:
+    """Return the ids of a chunk; documents without an id get the integers after the largest one in the index."""
+    numbers: Iterator[int] | None = None
+    positions: dict[Id, int] = {}
+    for position, document in chunk:
+        id_ = document.id
+        if id_ is None:
+            if on_existing == "replace":
+                raise InvalidArgumentError(
+                    f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
+                )
+            numbers = numbers or itertools.count(_next_number(index))
+            id_ = next(numbers)
+        if id_ in positions:
+            raise DuplicateIdError(
+                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too."
+            )
+        if on_existing == "raise" and id_ in index:
+            raise DuplicateIdError(
+                f"documents[{position}]: id {short(id_)} is in the index already; update(...), or --update on the "
+                "command line, replaces documents; skip_existing=True, or --resume, keeps the stored ones."
+            )
+        positions[id_] = position
+    return list(positions)
+
+
+def _next_number(index: Index) -> int:
+    return 1 + max((id_ for id_ in index.ids() if isinstance(id_, int)), default=-1)
