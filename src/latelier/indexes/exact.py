@@ -67,7 +67,7 @@ def score_blocks(
         tokens = int(part.segment.offsets[last] - part.segment.offsets[first])
         if last - first == len(positions):
             yield positions, score(queries, vectors[first:last])
-        elif tokens <= 2 * int(Part(part.segment, positions).lengths.sum()):
+        elif tokens <= 2 * Part(part.segment, positions).tokens:
             # Scoring also the unwanted documents between them is cheaper than copying the wanted ones together.
             yield positions, score(queries, vectors[first:last])[:, positions - first]
         else:

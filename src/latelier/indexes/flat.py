@@ -112,7 +112,7 @@ class Flat(StoredIndex):
         return TokenEmbeddings(part.rows("vectors"), lengths_to_offsets(part.lengths))
 
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        tokens = sum(int(part.lengths.sum()) for part in parts)
+        tokens = sum(part.tokens for part in parts)
         by_kernels = self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
         maxsim = _by_kernels() if by_kernels else _by_numpy()
         for part in parts:

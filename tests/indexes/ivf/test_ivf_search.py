@@ -8,9 +8,11 @@ from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf import search as ivf_search
 from latelier.indexes.ivf import sign_stage
+from latelier.indexes.ivf.kernels.product_variance import product_variance
+from latelier.indexes.ivf.product_variance import product_variance_by_numpy, variance_rows
 from latelier.indexes.ivf.search_parameters import SearchParameters
 from latelier.indexes.ivf.sign_stage import keep_near_best
-from latelier.indexes.ivf.sign_tolerance import product_variance, tolerance
+from latelier.indexes.ivf.sign_tolerance import tolerance
 
 pytestmark = pytest.mark.processor
 
@@ -69,16 +71,32 @@ def test_sign_scores_of_equal_tokens_deviate_together(rows, variance):
     """Four equal tokens have four times the standard deviation of one, four different ones twice as much."""
     vectors = np.eye(5, DIM, dtype="float32")
     vectors[4] = (vectors[0] + vectors[1]) / np.sqrt(2)  # a cosine of 2 ** -0.5, to the power of 8: 1 / 16
-    assert product_variance(vectors[rows]) == pytest.approx(variance)
+    assert product_variance_by_numpy(vectors[rows]) == pytest.approx(variance)
+    assert product_variance(vectors[rows], DIM, variance_rows(len(rows))) == pytest.approx(variance)
     part = np.concatenate([vectors[rows], np.ones((len(rows), DIM))], axis=1).astype("float32")
     deviation = tolerance(part, 1, SearchParameters(40, 500, None, 1.0))
     assert deviation == pytest.approx(variance**0.5)  # of a part of the dims: 1 in place of 0.7
 
 
-def test_variance_of_a_very_long_query_is_added_up_in_parts():
-    """Of 1,500 tokens half are equal, and the others are equal too, orthogonal to the first and of norm 3."""
-    rows = np.concatenate([np.eye(2, DIM, dtype="float32") * [[1], [3]]] * 750).astype("float32")
-    assert product_variance(rows) == pytest.approx(750**2 * (1 + 9), rel=1e-5)
+def test_variance_of_a_very_long_query_is_estimated():
+    """Of 70,000 tokens half are equal, and the others are equal too, orthogonal to the first and of norm 3."""
+    rows = np.tile((np.eye(2, DIM) * [[1], [3]]).astype("float32"), (35_000, 1))
+    compared = variance_rows(len(rows))
+    assert len(compared) == 512
+    assert product_variance_by_numpy(rows) == pytest.approx(35_000**2 * (1 + 9), rel=0.02)
+    assert product_variance(rows, DIM, compared) == pytest.approx(35_000**2 * (1 + 9), rel=0.02)
+
+
+def test_variance_is_that_of_the_loop():
+    vectors = np.random.default_rng(0).standard_normal((7, 40)).astype("float32")
+    vectors[3], vectors[5] = vectors[2] * 2 + vectors[3] / 4, 0
+    norms = np.sqrt((vectors[:, :32].astype("float64") ** 2).sum(axis=1))
+    expected = 0.0
+    for a, length in zip(vectors[:, :32].astype("float64"), norms, strict=True):
+        for b, other in zip(vectors[:, :32].astype("float64"), norms, strict=True):
+            expected += length * other * max(0.0, a @ b / max(length * other, 1e-30)) ** 8
+    assert product_variance(vectors, 32, variance_rows(7)) == pytest.approx(expected, rel=1e-5)
+    assert product_variance_by_numpy(vectors[:, :32]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_all_documents_are_likely_for_a_query_of_zeros():

@@ -253,7 +253,7 @@ class IVF(StoredIndex):
             return
         parameters = choose(best.k, queries.dim, tokens=snapshot.tokens)
         prepare = partial(self._search_by_kernels, snapshot, parts, queries, TopK(len(queries), best.k), choose)
-        work = sum(int(part.lengths.sum()) for part in parts) * queries.num_tokens * queries.dim
+        work = sum(part.tokens for part in parts) * queries.num_tokens * queries.dim
         if parameters.exact or self._first_use.is_over(work, prepare):
             self._search_by_kernels(snapshot, parts, queries, best, choose)
             return

@@ -9,10 +9,10 @@ import numpy as np
 
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
+from latelier.indexes.ivf.kernels.sign_integers import round_to_integers
 from latelier.indexes.ivf.kernels.sign_scores import sign_scores
 from latelier.indexes.ivf.kernels.sign_tables import make_sign_tables
 from latelier.indexes.ivf.search_parameters import SearchParameters
-from latelier.indexes.ivf.sign_integers import round_to_integers
 from latelier.indexes.ivf.sign_tolerance import sign_passes, tolerance
 from latelier.kernels.instruction_sets import instruction_set
 

@@ -15,8 +15,8 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.code_layout import sign_words
 from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec
+from latelier.indexes.ivf.product_variance import product_variance_by_numpy
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
-from latelier.indexes.ivf.sign_tolerance import product_variance
 from latelier.indexes.storage.segments import Part
 from latelier.scores.engines.uncompiled import maxsim
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
@@ -130,7 +130,7 @@ def _deviation(vectors: np.ndarray) -> float:
     Its bits differ with probability 1/5 each, as if independently: for `dim` bits the Hamming distance has the standard
     deviation ``sqrt(1/5 * 4/5 * dim) = 0.4 * sqrt(dim)``.
     """
-    return 0.4 * math.sqrt(vectors.shape[1] * product_variance(vectors))
+    return 0.4 * math.sqrt(vectors.shape[1] * product_variance_by_numpy(vectors))
 
 
 def _query_signs(vectors: np.ndarray) -> np.ndarray:

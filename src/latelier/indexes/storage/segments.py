@@ -205,6 +205,11 @@ class Part(NamedTuple):
         """Number of tokens of each document."""
         return self.segment.offsets[self.positions + 1] - self.segment.offsets[self.positions]
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all these documents."""
+        return self.segment.tokens if len(self.positions) == len(self.segment) else int(self.lengths.sum())
+
     def rows(self, name: str) -> np.ndarray:
         """Return the rows of a token array that belong to these documents; a view if they are contiguous."""
         return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]

@@ -49,7 +49,7 @@ class SegmentState(NamedTuple):
     @property
     def tokens(self) -> int:
         """Number of tokens of the living documents, or of all documents if the segment cannot be read."""
-        return int(self.part.lengths.sum()) if isinstance(self.part, Part) and self.row.removed else self.row.tokens
+        return self.part.tokens if isinstance(self.part, Part) else self.row.tokens
 
     def select(self, numbers: np.ndarray) -> Part:
         """Return the living documents with these numbers, which ascend.

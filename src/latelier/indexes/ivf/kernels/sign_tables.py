@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.indexes.ivf.kernels.lookup import TOKENS
-from latelier.indexes.ivf.sign_integers import GROUP
+from latelier.indexes.ivf.kernels.sign_integers import GROUP
 from latelier.kernels.jit import kernel
 
 __all__ = ["GROUPS", "make_sign_tables"]

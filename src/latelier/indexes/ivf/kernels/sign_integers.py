@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from latelier.kernels.jit import kernel
+
 __all__ = ["GROUP", "SignIntegers", "round_to_integers"]
 
 # Neighbouring dims whose absolute integers add up to at most 15: all sums of their products with signs fit five bits.
@@ -50,13 +52,27 @@ def round_to_integers(vectors: np.ndarray, words: int) -> SignIntegers:
 
     Examples
     --------
-    >>> integers, units = round_to_integers(np.array([[0.5, -1.0, 0.25, 0.5]]), 1)
+    >>> integers, units = round_to_integers(np.array([[0.5, -1.0, 0.25, 0.5]], dtype="float32"), 1)
     >>> integers[0, :5].tolist(), round(float(units[0]), 4)
     ([3, -6, 2, 3, 0], 0.1667)
     """
-    dims = min(vectors.shape[1], 32 * words)
-    numbers = np.zeros((len(vectors), 32 * words))
-    numbers[:, :dims] = vectors[:, :dims]
-    units = np.abs(numbers).reshape(len(vectors), -1, GROUP).sum(axis=2).max(axis=1) / _ROOM
-    integers = np.floor(numbers / np.maximum(units, 1e-300)[:, None] + 0.5)
-    return SignIntegers(integers.astype("int8"), np.minimum(units, _LARGEST).astype("float32"))
+    tokens = len(vectors)
+    rounded = SignIntegers(np.zeros((tokens, 32 * words), dtype="int8"), np.empty(tokens, dtype="float32"))
+    _round(vectors, rounded.integers, rounded.units)
+    return rounded
+
+
+@kernel()
+def _round(vectors: np.ndarray, integers: np.ndarray, units: np.ndarray) -> None:
+    dims = min(vectors.shape[1], integers.shape[1])
+    for t in range(len(vectors)):
+        largest = 0.0
+        for first in range(0, dims, GROUP):
+            total = 0.0
+            for i in range(first, min(first + GROUP, dims)):
+                total += abs(np.float64(vectors[t, i]))
+            largest = max(largest, total)
+        unit = largest / _ROOM
+        for i in range(dims):
+            integers[t, i] = np.floor(vectors[t, i] / max(unit, 1e-300) + 0.5)
+        units[t] = min(unit, _LARGEST)
