@@ -5,5 +5,22 @@ from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
 from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
+from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
 
-__all__ = ["IVF", "CheckReport", "Damage", "Flat", "Hit", "Id", "Index", "Parameters", "Record", "VerifyReport", "open"]
+__all__ = [
+    "IVF",
+    "Cause",
+    "Change",
+    "CheckReport",
+    "Damage",
+    "Flat",
+    "Hit",
+    "Id",
+    "Index",
+    "Parameters",
+    "Record",
+    "TokenDifference",
+    "VerifyReport",
+    "WhyNotReport",
+    "open",
+]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport
+from latelier.indexes.why_not_report import WhyNotReport
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -279,6 +280,46 @@ class Index(ABC):
         CheckReport
             The recall; prints as one line.
         """
+
+    def why_not(
+        self,
+        query: Any,
+        id: Id,
+        k: int = 10,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
+    ) -> WhyNotReport:
+        """Return why a search does not find a document, and what would find it.
+
+        The changes are found by searching with them, which takes up to a hundred searches. The report shows metadata of
+        the document even if the filter excludes it: do not show it to users from whom the filter hides documents.
+
+        Parameters
+        ----------
+        query
+            One query: a ``(tokens, dim)`` matrix.
+        id
+            The document.
+        k, filter, parameters, filter_timeout
+            Those of the search, see `search`.
+
+        Returns
+        -------
+        WhyNotReport
+            The causes and the changes; or the rank, if the document is among the hits. Prints as text.
+
+        Raises
+        ------
+        EmbeddingsError, InvalidArgumentError, FilterTimeoutError
+            As `search` does; also if `query` holds several queries, or no document can have the id.
+        """
+        from latelier.indexes.why_not import find_causes  # imports this module, to search any index
+
+        arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
+        with self.snapshot():
+            return find_causes(self, query, id, arguments)
 
     @abstractmethod
     def verify(self) -> VerifyReport:

@@ -7,7 +7,8 @@ after its commit: searches never wait for them, and if the process is killed mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,13 +24,20 @@ from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.maintenance import Maintenance, Thresholds, due_maintenance
-from latelier.indexes.ivf.search_parameters import Effort, SearchParameters, advise, choose_search_parameters
+from latelier.indexes.ivf.search_parameters import (
+    Effort,
+    SearchParameters,
+    advise,
+    choose_search_parameters,
+    wider_efforts,
+)
 from latelier.indexes.recall import measure_recall
-from latelier.indexes.results import CheckReport, Hit
+from latelier.indexes.results import CheckReport, Hit, Id
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.stored import StoredIndex
 from latelier.indexes.warning import warn_caller, warn_of_damage
+from latelier.indexes.why_not_report import WhyNotReport
 from latelier.kernels.first_use import FirstUse
 from latelier.kernels.threads import for_ranges
 from latelier.scores.topk import TopK
@@ -39,6 +47,8 @@ if TYPE_CHECKING:
     import torch
 
     from latelier.indexes.ivf.inverted_lists import InvertedLists
+    from latelier.indexes.ivf.search import Scope
+    from latelier.indexes.why_not import StageLoss
 
 __all__ = ["IVF"]
 
@@ -46,6 +56,8 @@ __all__ = ["IVF"]
 _QUERY_WORK = 1 << 25
 # Efforts that `check` tries besides the default.
 _EFFORTS = (0.5, 2.0, 4.0)
+# Arguments of every index's search, in order.
+_SEARCH_ARGUMENTS = ("k", "filter", "parameters", "filter_timeout")
 _BALANCED = partial(choose_search_parameters, effort="balanced")
 
 
@@ -179,6 +191,61 @@ class IVF(StoredIndex):
         choose(check_count("k", k), dim=1)  # raises for wrong arguments, also while the index is empty
         return self._find(partial(self._search, choose=choose), queries, k, filter, parameters, filter_timeout)
 
+    def why_not(
+        self,
+        query: Any,
+        id: Id,
+        k: int = 10,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
+        effort: Effort = "balanced",
+        nprobe: int | None = None,
+        candidates: int | None = None,
+        rerank: int | None = None,
+    ) -> WhyNotReport:
+        """Return why a search does not find a document, and what would find it; see `Index.why_not`.
+
+        Parameters
+        ----------
+        query, id, k, filter, parameters, filter_timeout
+            See `Index.why_not`.
+        effort, nprobe, candidates, rerank
+            Those of the search, see `search`.
+
+        Returns
+        -------
+        WhyNotReport
+            The stage that lost the document, if it scores higher than the last hit. It is about the compiled search;
+            the first searches of a process, which numpy answers, compare the sign codes of all documents.
+
+        Examples
+        --------
+        >>> index = IVF()
+        >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
+        >>> print(index.why_not(-np.eye(4)[:1], "a", k=1))
+        'a' is not found with k=1: rank 2, score 0.000; the last hit 'b' scores 1.004.
+          scored_lower: 1 document scores higher
+            by query token: 0 -1.004
+        It is found if you
+          search with k=2
+        """
+        from latelier.indexes.why_not import ApproximateStages, find_causes
+
+        self._first_use.is_over(sys.maxsize, lambda: None)  # the searches below are compiled ones from the first on
+        given = {"nprobe": nprobe, "candidates": candidates, "rerank": rerank}
+        reset = {name: None for name, value in given.items() if value is not None}
+        arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
+        with self.snapshot():
+            return find_causes(
+                self,
+                query,
+                id,
+                {**arguments, "effort": effort, **given},
+                ApproximateStages(self._find_loss, [{"effort": wider, **reset} for wider in wider_efforts(effort)]),
+            )
+
     def compact(self, *, show_progress: bool = False) -> None:
         """Merge small segments, and bring the inverted lists up to date; see `Index.compact`.
 
@@ -271,17 +338,10 @@ class IVF(StoredIndex):
         best: TopK,
         choose: Callable[..., SearchParameters],
     ) -> None:
-        from latelier.indexes.ivf.search import Scope, search_query
+        from latelier.indexes.ivf.search import search_query
 
-        table, lists = self._load(snapshot)
-        if sum(len(part.positions) for part in parts) == len(table.living):
-            has_removed = len(table.living) < len(table.numbers)
-            scope = Scope(table, lists, table.alive if has_removed else np.zeros(0, "uint8"), table.living)
-        else:
-            allowed = table.mask(parts)
-            scope = Scope(table, lists, allowed, np.flatnonzero(allowed))
-        parameters = choose(best.k, queries.dim, tokens=table.tokens)
-
+        scope = self._scope(snapshot, parts)
+        parameters = choose(best.k, queries.dim, tokens=scope.table.tokens)
         vectors, offsets = queries.vectors, queries.offsets
 
         def search(first: int, last: int) -> None:
@@ -293,6 +353,36 @@ class IVF(StoredIndex):
             search(0, 1)
         else:
             for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
+
+    def _scope(self, snapshot: Snapshot, parts: Sequence[Part]) -> Scope:
+        """Return the documents of `parts`, as a search takes them."""
+        from latelier.indexes.ivf.search import Scope
+
+        table, lists = self._load(snapshot)
+        if sum(len(part.positions) for part in parts) == len(table.living):
+            has_removed = len(table.living) < len(table.numbers)
+            return Scope(table, lists, table.alive if has_removed else np.zeros(0, "uint8"), table.living)
+        allowed = table.mask(parts)
+        return Scope(table, lists, allowed, np.flatnonzero(allowed))
+
+    def _find_loss(self, query: Any, id: Id, arguments: Mapping[str, Any]) -> StageLoss | None:
+        """Return the stage in which a search with these arguments loses a document, see `ApproximateStages`."""
+        from latelier.indexes.ivf.tracing import find_loss
+
+        if self._gpu is not None:
+            return None  # scores all documents
+        options = {name: value for name, value in arguments.items() if name not in _SEARCH_ARGUMENTS}
+        number = self._storage.find([id])[1][0]
+        losses = []
+
+        def trace(snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+            scope = self._scope(snapshot, parts)
+            parameters = choose_search_parameters(best.k, queries.dim, **options, tokens=scope.table.tokens)
+            ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
+            losses.append(find_loss(scope, np.asarray(queries[0]), best.k, parameters, ordinal))
+
+        self._find(trace, query, *(arguments[name] for name in _SEARCH_ARGUMENTS))
+        return losses[0]
 
     def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
         """Return the document table and inverted lists of a snapshot; those of the latest one are cached."""

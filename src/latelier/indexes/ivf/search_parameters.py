@@ -19,6 +19,7 @@ __all__ = [
     "choose_search_parameters",
     "most_without_signs",
     "size_factor",
+    "wider_efforts",
 ]
 
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
@@ -36,6 +37,8 @@ _SLACK = 2.0
 # Collections above 10 million tokens: with s = tokens / 10 million, candidates grow by s ** 0.3, which doubles them at
 # 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
 _LARGE, _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 10_000_000, 0.3, 0.18
+# `wider_efforts` multiplies an effort by these.
+_WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # `advise` recommends the lowest effort that reaches this recall.
 _ENOUGH = 0.97
 
@@ -175,6 +178,20 @@ def advise(recalls: Mapping[float, float]) -> str:
     if effort > 1:
         return f"search with effort={effort} to find {recalls[effort]:.3f}"
     return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
+
+
+def wider_efforts(effort: Effort) -> list[Effort]:
+    """Return efforts from this one upwards; the last is ``"exact"``.
+
+    Examples
+    --------
+    >>> wider_efforts("balanced")[:4], wider_efforts("exact")
+    ([1.0, 1.5, 2.0, 3.0], ['exact'])
+    """
+    if effort == "exact":
+        return ["exact"]
+    factor = _FACTORS[effort] if isinstance(effort, str) else float(effort)
+    return [*(factor * wider for wider in _WIDER), "exact"]
 
 
 def _count_or_default(value: Any, name: str, default: int) -> int:

@@ -1,0 +1,103 @@
+"""Where a search of the IVF index loses a document: the stages of that search, and the document's place in them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latelier.indexes.ivf.inverted_lists import InvertedLists
+from latelier.indexes.ivf.kernels.queries import quantise_query
+from latelier.indexes.ivf.search import ProbedLists, Scope, run_stages
+from latelier.indexes.ivf.search_parameters import SearchParameters
+from latelier.indexes.why_not import StageLoss
+from latelier.indexes.why_not_report import Cause
+
+__all__ = ["find_loss", "imputed_sums"]
+
+
+def find_loss(
+    scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters, ordinal: int
+) -> StageLoss | None:
+    """Return the stage in which a search loses a document; None if the search scores it in single precision.
+
+    Parameters
+    ----------
+    scope
+        The documents that may be found.
+    vectors
+        ``(tokens, dim)`` float32: the query.
+    k
+        Number of hits.
+    parameters
+        The search parameters.
+    ordinal
+        The document, one of ``scope.eligible``.
+    """
+    stages = run_stages(scope, quantise_query(vectors), k, parameters)
+    if ordinal in stages.scored:
+        return None
+    documents = len(scope.eligible)
+    if ordinal not in stages.candidates and stages.probed is not None and scope.lists is not None:
+        return _loss_in_lists(scope, scope.lists, stages.probed, parameters, ordinal)
+    if ordinal not in stages.reranked:
+        candidates, kept = len(stages.candidates), len(stages.reranked)
+        text = f"its sign codes score too low: {kept:,} of {candidates:,} documents leave the sign stage"
+        cause = Cause("sign_stage", text, {"candidates": candidates, "reranked": kept})
+        return StageLoss(cause, "rerank", max(k, kept), documents)
+    reranked, kept = len(stages.reranked), len(stages.scored)
+    text = f"with the query in 8 bits it is not among the best {kept:,} of {reranked:,} reranked documents"
+    return StageLoss(Cause("query_rounding", text, {"reranked": reranked, "scored": kept}), "k", k, documents)
+
+
+def _loss_in_lists(
+    scope: Scope, lists: InvertedLists, probed: ProbedLists, parameters: SearchParameters, ordinal: int
+) -> StageLoss:
+    """Return the loss of a document that is none of the candidates: no probed list holds it, or too many others."""
+    sums = imputed_sums(lists, probed, len(scope.table.numbers))
+    nprobe, count = probed.lists.shape[1], len(lists.offsets) - 1
+    if not sums[ordinal]:
+        holding = np.searchsorted(lists.offsets, np.flatnonzero(lists.documents == ordinal), side="right") - 1
+        text = (
+            f"no query token probes an inverted list that holds it: {nprobe} of {count:,} lists are probed per token, "
+            f"the document is in {len(holding)} others"
+        )
+        cause = Cause("not_probed", text, {"nprobe": nprobe, "lists": count, "document_lists": holding.tolist()})
+        return StageLoss(cause, "nprobe", parameters.nprobe, count)
+    allowed = scope.eligible[sums[scope.eligible] > 0]
+    better = int(np.count_nonzero(sums[allowed] > sums[ordinal]))
+    text = (
+        f"by imputed scores it is number {better + 1:,} of the {len(allowed):,} documents in the probed lists; the "
+        f"best {parameters.candidates:,} are candidates"
+    )
+    details = {"imputed_rank": better + 1, "in_probed_lists": len(allowed), "candidates": parameters.candidates}
+    return StageLoss(Cause("not_candidate", text, details), "candidates", parameters.candidates, len(scope.eligible))
+
+
+def imputed_sums(lists: InvertedLists, probed: ProbedLists, documents: int) -> np.ndarray:
+    """Return the sum over query tokens of the excess of the first probed list that holds each document.
+
+    Candidates are the documents with the highest sums, see `latelier.indexes.ivf.kernels.candidates`.
+
+    Parameters
+    ----------
+    lists
+        The inverted lists.
+    probed
+        Those that a search probes.
+    documents
+        Number of documents in the table.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(documents,)`` int64, 0 for documents in no probed list.
+    """
+    sums = np.zeros(documents, dtype="int64")
+    for row, excess in zip(probed.lists, probed.excess, strict=True):
+        best = np.zeros(documents, dtype="int64")
+        for i, added in zip(row.tolist(), excess.tolist(), strict=True):
+            if i < 0:  # ends the row
+                break
+            held = lists.documents[lists.offsets[i] : lists.offsets[i + 1]]
+            best[held] = np.maximum(best[held], added)
+        sums += best
+    return sums

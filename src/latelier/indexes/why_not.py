@@ -1,0 +1,243 @@
+"""Why a search of an index does not find a document; every suggested change is tested by a search with it.
+
+The decisive cause is the first of these that holds: the document is not stored; the filter excludes it; it scores
+higher than the last hit, so a stage of an approximate search lost it; its score is equal to that of the last hit; its
+score is lower.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import Index
+from latelier.indexes.catalog.values import as_id
+from latelier.indexes.filter_misses import excluding_conditions, filter_arguments, filter_cause, split_filter
+from latelier.indexes.inputs import prepare_queries
+from latelier.indexes.results import Hit, Id
+from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
+from latelier.scores.alignment import align
+from latelier.utils.checks import check_count
+from latelier.utils.describing import short
+
+__all__ = ["ApproximateStages", "StageLoss", "find_causes", "near_ids", "smallest_value"]
+
+# Ids that are compared letter by letter with one that is not stored: the comparison takes 10 microseconds for each.
+_MOST_COMPARED = 50_000
+_NEAR = 3
+
+
+class StageLoss(NamedTuple):
+    """Where an approximate search lost a document.
+
+    Attributes
+    ----------
+    cause
+        The stage, as a cause.
+    parameter, value, most
+        The search parameter of that stage, its value in this search, and the highest one that makes a difference.
+    """
+
+    cause: Cause
+    parameter: str
+    value: int
+    most: int
+
+
+class ApproximateStages(NamedTuple):
+    """What an approximate index says about its searches.
+
+    Attributes
+    ----------
+    find_loss
+        ``find_loss(query, id, arguments)`` returns where a search lost a document that the filter selects; None if it
+        scored the document.
+    wider
+        Arguments of a search that lead to more and more documents; the last ones lead to all.
+    """
+
+    find_loss: Callable[[Any, Id, Mapping[str, Any]], StageLoss | None]
+    wider: Sequence[Mapping[str, Any]]
+
+
+def find_causes(
+    index: Index, query: Any, id: Any, arguments: Mapping[str, Any], stages: ApproximateStages | None = None
+) -> WhyNotReport:
+    """Return why one search does not find a document; see `Index.why_not`.
+
+    Parameters
+    ----------
+    index
+        Any index; all reads should see one commit, see `Index.snapshot`.
+    query
+        One query.
+    id
+        The document.
+    arguments
+        All arguments of `index.search` but the query, `k` and `filter` included.
+    stages
+        For an approximate index.
+    """
+    id, k = as_id(id), check_count("k", arguments["k"])
+    packed = prepare_queries(query, index.dim)
+    if len(packed) != 1:
+        raise InvalidArgumentError(f"received {len(packed)} queries; why_not is about the search of one.")
+    hits = index.search(packed, **arguments)[0]
+    found = next((rank for rank, hit in enumerate(hits, start=1) if hit.id == id), None)
+    last = hits[-1] if hits else None
+    report = WhyNotReport(id, k, rank=found, last_id=last and last.id, last_score=last and last.score)
+    if found is not None:
+        return replace(report, score=hits[found - 1].score)
+    if id not in index:
+        near = near_ids(id, index.ids())
+        hint = f"; near ids: {', '.join(map(short, near))}" if near else ""
+        return replace(
+            report, causes=(Cause("not_stored", f"no document has the id {short(id)}{hint}", {"near": near}),)
+        )
+    conditions = split_filter(arguments["filter"], arguments["parameters"])
+    excluding = excluding_conditions(index, packed, id, conditions, arguments["filter_timeout"])
+    if excluding:
+        cause = filter_cause(index, id, excluding, len(conditions))
+        relaxed = filter_arguments([each for each in conditions if each not in excluding])
+        return _without_filter(find_causes(index, packed, id, {**arguments, **relaxed}, stages), report, cause, relaxed)
+    return _Miss(index, packed, id, arguments, stages, hits).report(report)
+
+
+def _without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
+    """Return the report of a document that the filter excludes, given that of the search without these expressions."""
+    changes = [Change({**relaxed, **change.arguments}) for change in inner.changes]
+    return replace(
+        report,
+        causes=(cause, *inner.causes),
+        changes=(Change(relaxed),) if inner.is_found else tuple(changes),
+        differences=inner.differences,
+    )
+
+
+class _Miss:
+    """A document that is stored, and that the filter selects, but that the search did not find."""
+
+    def __init__(
+        self,
+        index: Index,
+        query: Any,
+        id: Id,
+        arguments: Mapping[str, Any],
+        stages: ApproximateStages | None,
+        hits: Sequence[Hit],
+    ) -> None:
+        self.index, self.query, self.id, self.stages, self.hits = index, query, id, stages, hits
+        self.arguments = dict(arguments)
+        self.wider = stages.wider if stages is not None else ()
+        self.ranking = self._rank()
+        self.rank = len(self.ranking)
+
+    def report(self, report: WhyNotReport) -> WhyNotReport:
+        """Complete a report: ranks, scores, causes and changes."""
+        report = replace(report, exact_rank=self.rank, score=self.ranking[-1].score)
+        above = {hit.id for hit in self.ranking}
+        if len(self.hits) < report.k or self.hits[-1].id not in above:
+            return self._lost(report)
+        higher = sum(hit.score > self.ranking[-1].score for hit in self.ranking)
+        details, changes = {"higher": higher, "equal": self.rank - 1 - higher}, self._raise_k()
+        if higher < report.k:
+            text = f"{higher} documents score higher, and {details['equal']} that were added earlier score the same"
+            return replace(report, causes=(Cause("tied", text, details),), changes=changes)
+        text = f"{higher:,} document{'s score' if higher > 1 else ' scores'} higher"
+        cause = Cause("scored_lower", text, details)
+        return replace(report, causes=(cause,), changes=changes, differences=self._differences())
+
+    def _lost(self, report: WhyNotReport) -> WhyNotReport:
+        """Complete the report of a document that scores higher than the last hit."""
+        loss = self.stages.find_loss(self.query, self.id, self.arguments) if self.stages is not None else None
+        if loss is not None:
+            changes = self._raise_parameter(loss) or self._raise_k()
+            return replace(report, causes=(loss.cause,), changes=changes)
+        cause = Cause("not_candidate", "the search of this index does not score every document, and left it out")
+        return replace(report, causes=(cause,), changes=self._raise_k())
+
+    def _rank(self) -> list[Hit]:
+        """Return the ranking of the documents by their stored vectors, down to this one."""
+        k, exact = self.arguments["k"], dict(self.wider[-1]) if self.wider else {}
+        while True:
+            hits = self.index.search(self.query, **{**self.arguments, **exact, "k": k})[0]
+            places = [place for place, hit in enumerate(hits, start=1) if hit.id == self.id]
+            if places:
+                return hits[: places[0]]
+            k = min(10 * k, max(k + 1, len(self.index)))
+
+    def _finds(self, change: Mapping[str, Any]) -> int | None:
+        """Return the rank of the document in a search with changed arguments."""
+        hits = self.index.search(self.query, **{**self.arguments, **change})[0]
+        return next((rank for rank, hit in enumerate(hits, start=1) if hit.id == self.id), None)
+
+    def _raise_parameter(self, loss: StageLoss) -> tuple[Change, ...]:
+        """Return the smallest value of the parameter of a stage that finds the document, and the smallest effort."""
+        value = smallest_value(lambda value: self._finds({loss.parameter: value}) is not None, loss.value, loss.most)
+        wider = next((each for each in self.wider if self._finds(each) is not None), None)
+        found = [None if value is None else {loss.parameter: value}, wider]
+        return tuple(Change(dict(each)) for each in found if each is not None)
+
+    def _raise_k(self) -> tuple[Change, ...]:
+        """Return the smallest k that finds the document, with a higher effort if it takes one."""
+        for wider in ({}, *self.wider):
+            rank = self._finds({**wider, "k": max(self.rank, self.arguments["k"] + 1)})
+            if rank is not None:
+                fewer = {**wider, "k": max(rank, self.arguments["k"] + 1)}
+                return (Change(fewer if self._finds(fewer) is not None else {**wider, "k": self.rank}),)
+        return ()
+
+    def _differences(self) -> tuple[TokenDifference, ...]:
+        """Compare the terms of the document's score, by query token, with those of the last hit."""
+        mine, other = self.index.get_embeddings([self.id, self.hits[-1].id])
+        pairs = zip(align(self.query[0], mine).similarities, align(self.query[0], other).similarities, strict=True)
+        return tuple(TokenDifference(i, float(a), float(b)) for i, (a, b) in enumerate(pairs))
+
+
+def smallest_value(finds: Callable[[int], bool], value: int, most: int) -> int | None:
+    """Return the smallest number above `value` for which `finds` is true, if it stays true from there on.
+
+    Parameters
+    ----------
+    finds
+        Called about ``2 * log2(number / value)`` times.
+    value
+        A number for which `finds` is false.
+    most
+        The largest number to try; None is returned if `finds` is false for it and the others that are tried.
+
+    Examples
+    --------
+    >>> smallest_value(lambda number: number >= 37, value=4, most=1000)
+    37
+    >>> smallest_value(lambda number: number >= 37, value=4, most=30)
+    """
+    low = high = value
+    while low < most:
+        high = min(2 * high, most)
+        if finds(high):
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if finds(middle) else (middle, high)
+            return high
+        low = high
+    return None
+
+
+def near_ids(id: Id, ids: Sequence[Id]) -> list[Id]:
+    """Return up to three ids like one that is not stored: of the other type, in other case, or spelled alike.
+
+    Examples
+    --------
+    >>> near_ids("1", [0, 1, 2]), near_ids("Moon", ["moon", "sun"])
+    ([1], ['moon'])
+    """
+    folded = str(id).strip().casefold()
+    same = [each for each in ids if str(each).strip().casefold() == folded]
+    if same or len(ids) > _MOST_COMPARED:
+        return same[:_NEAR]
+    texts: dict[str, Id] = {str(each): each for each in ids if isinstance(each, str)}
+    return [texts[name] for name in difflib.get_close_matches(str(id), texts, n=_NEAR, cutoff=0.65)]

@@ -1,0 +1,147 @@
+"""Which stage of an approximate search lost a document, compared with the stages run one by one."""
+
+import numpy as np
+import pytest
+from ivf_helpers import collection, lists_of
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.kernels.queries import quantise_query
+from latelier.indexes.ivf.search import find_candidates, probe_lists
+from latelier.indexes.ivf.search_parameters import choose_search_parameters, most_without_signs
+from latelier.indexes.ivf.sign_stage import keep_by_signs
+from latelier.indexes.ivf.tracing import imputed_sums
+
+pytestmark = pytest.mark.processor
+
+# Options under which searches lose documents in one stage or the other.
+OPTIONS = [
+    {},
+    {"effort": 0.05},
+    {"nprobe": 1, "candidates": 4},
+    {"nprobe": 2, "candidates": 10},
+    {"rerank": 2, "candidates": 20},
+]
+FILTERS = [{}, {"filter": "n = 1"}, {"filter": ["n < ?", "n > ?"], "parameters": (2, 0)}]
+
+
+@pytest.fixture
+def filled(early):
+    documents, queries = collection(400)
+    index = indexes.IVF()
+    index.add(range(400), documents, metadata=[{"n": i % 3} for i in range(400)])
+    index.add([400, 401], documents[:2], metadata=[{"n": 1}, {"n": 0}])  # in no list, and equal to the first two
+    return index, queries
+
+
+def lost_in(index, query, id, k, options, *, filtered):
+    """Return the stage that loses a document, by running one stage after the other; None if none does."""
+    snapshot, lists = index._storage.snapshot(), lists_of(index)
+    table = DocumentTable(snapshot.parts(), Codec(index.nbits, snapshot.dim), lists.numbers)
+    parameters = choose_search_parameters(k, snapshot.dim, **{"effort": 1.0, **options}, tokens=table.tokens)
+    eligible = np.array([i for i in range(402) if not filtered or (0 if i == 401 else 1 if i == 400 else i % 3) == 1])
+    allowed = np.isin(np.arange(402), eligible).astype("uint8")
+    listed, chosen = eligible[eligible < 400], eligible
+    widening = max(1, round(400 / len(listed)))
+    if len(listed) > (2 + widening) * parameters.candidates:
+        while widening <= 16:
+            probed = probe_lists(lists.centroids, quantise_query(query), parameters.nprobe * widening)
+            found = find_candidates(lists, table, probed, allowed, parameters.candidates)
+            if len(found) >= (parameters.rerank or max(k, parameters.candidates // 2)):
+                held = {
+                    d for i in probed.lists.ravel() for d in lists.documents[lists.offsets[i] : lists.offsets[i + 1]]
+                }
+                if id < 400 and id not in held:
+                    return "not_probed"
+                if id < 400 and id not in found:
+                    return "not_candidate"
+                chosen = np.concatenate([found, eligible[eligible >= 400]])
+                break
+            widening *= 4
+    if len(chosen) > (parameters.rerank or most_without_signs(k)):
+        chosen = keep_by_signs(table, chosen, query, k, parameters)
+    return None if id in chosen else "sign_stage"
+
+
+def test_causes_agree_with_the_stages_run_one_by_one(filled):
+    index, queries = filled
+    rng, seen = np.random.default_rng(0), set()
+    for round in range(150):
+        query, options, filter = queries[round % 25], OPTIONS[round % 5], FILTERS[rng.integers(3)]
+        k = int(rng.integers(1, 6))
+        exact = [hit.id for hit in index.search(query, 12, effort="exact", **filter)[0]]
+        id = int(exact[rng.integers(12)])
+        report = index.why_not(query, id, k, **options, **filter)
+        hits = [hit.id for hit in index.search(query, k, **options, **filter)[0]]
+        assert report.is_found == (id in hits)
+        if report.is_found:
+            continue
+        stage = lost_in(index, query, id, k, options, filtered=bool(filter))
+        outranks = len(hits) < k or hits[-1] not in exact[: exact.index(id)]
+        assert [cause.kind for cause in report.causes] == ([stage] if outranks else [report.causes[0].kind])
+        assert outranks or report.causes[0].kind in ("scored_lower", "tied")
+        assert report.exact_rank == exact.index(id) + 1
+        assert report.changes
+        for change in report.changes:
+            changed = {"k": k, **options, **filter, **change.arguments}
+            assert id in [hit.id for hit in index.search(query, **changed)[0]]
+        seen.add(report.causes[0].kind)
+    assert seen >= {"not_probed", "not_candidate", "sign_stage", "scored_lower"}
+
+
+def test_the_smallest_parameter_of_the_stage_is_named(filled):
+    index, queries = filled
+    wanted, seen = {"not_probed": "nprobe", "not_candidate": "candidates", "sign_stage": "rerank"}, set()
+    for query in queries:
+        best = index.search(query, 8, effort="exact")[0][7].id
+        for options in OPTIONS[2:]:
+            report = index.why_not(query, best, 8, **options)
+            kind = report.causes[0].kind if report.causes else None
+            name = wanted.get(kind)
+            if name is None or list(report.changes[0].arguments) != [name]:
+                continue
+            [value] = report.changes[0].arguments.values()
+            assert value > options.get(name, 1)
+            assert best not in [hit.id for hit in index.search(query, 8, **{**options, name: value - 1})[0]]
+            seen.add(kind)
+    assert seen >= {"not_probed", "not_candidate"}
+
+
+def test_an_index_without_lists_loses_no_document():
+    queries = collection(30)[1]
+    small = indexes.IVF()
+    small.add(range(30), list(collection(30)[0]))
+    assert lists_of(small) is None
+    worst = small.search(queries[0], 30, effort="exact")[0][-1].id
+    report = small.why_not(queries[0], worst, k=5, nprobe=1, candidates=5)
+    assert [cause.kind for cause in report.causes] == ["scored_lower"]
+    assert report.changes[0].arguments == {"k": 30}
+
+
+def test_imputed_sums_are_those_that_candidates_are_selected_by(filled):
+    index, queries = filled
+    lists, snapshot = lists_of(index), index._storage.snapshot()
+    table = DocumentTable(snapshot.parts(), Codec(index.nbits, snapshot.dim), lists.numbers)
+    for query in queries:
+        probed = probe_lists(lists.centroids, quantise_query(query), 3)
+        sums = imputed_sums(lists, probed, 402)
+        naive = np.zeros(402, dtype="int64")
+        for row, excess in zip(probed.lists, probed.excess, strict=True):
+            for document in range(402):
+                held = [
+                    e
+                    for i, e in zip(row, excess, strict=True)
+                    if document in lists.documents[lists.offsets[i] : lists.offsets[i + 1]]
+                ]
+                naive[document] += held[0] if held else 0
+        assert (sums == naive).all()
+        found = find_candidates(lists, table, probed, np.zeros(0, "uint8"), 402)
+        assert set(found) == set(np.flatnonzero(sums))
+
+
+def test_search_parameters_are_checked(filled):
+    index, queries = filled
+    with pytest.raises(InvalidArgumentError, match="nprobe=0"):
+        index.why_not(queries[0], 1, nprobe=0)
