@@ -65,7 +65,7 @@ def evaluate(
     are encoded into. Or a run file of any system is measured, with --run.
 
     \b
-    Examples:
+    Example:
       latelier evaluate ./scifact --output minilm.trec
       latelier evaluate ./scifact --index ./scifact-index --measure nDCG@10
       latelier evaluate qrels.txt --run bm25.trec
