@@ -101,6 +101,7 @@ class Index(ABC):
         texts: str | Iterable[str | None] | None = None,
         metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
         *,
+        remove_prefixes: Iterable[str] = (),
         show_progress: bool = False,
     ) -> None:
         """Replace whole documents, and insert those that are new; after an error, nothing has changed.
@@ -112,6 +113,9 @@ class Index(ABC):
         ----------
         ids, embeddings, texts, metadata, show_progress
             As for `add`.
+        remove_prefixes
+            In the same commit, remove all documents that were in the index before and whose ids are strings that begin
+            with one of these: the former parts of a text that is stored in several, under ids such as ``"a#1"``.
 
         Raises
         ------
@@ -120,13 +124,15 @@ class Index(ABC):
         """
 
     @abstractmethod
-    def remove(self, ids: Id | Iterable[Id]) -> None:
+    def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """Remove documents; after an error, none has been removed.
 
         Parameters
         ----------
         ids
             One id or several; an id may be given more than once.
+        prefixes
+            Remove also all documents whose ids are strings that begin with one of these, if there are any.
 
         Raises
         ------
@@ -218,8 +224,14 @@ class Index(ABC):
         """
 
     @abstractmethod
-    def ids(self) -> list[Id]:
-        """Return all ids in the order of insertion."""
+    def ids(self, prefix: str | None = None) -> list[Id]:
+        """Return all ids in the order of insertion, or those that are strings and begin with a prefix.
+
+        Parameters
+        ----------
+        prefix
+            Begin of the ids, not empty; None: all ids.
+        """
 
     @property
     @abstractmethod

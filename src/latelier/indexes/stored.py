@@ -16,7 +16,7 @@ from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.settings import UserSettings
-from latelier.indexes.catalog.values import as_id, as_ids, is_single_id
+from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, is_single_id
 from latelier.indexes.inputs import DocumentBatches, prepare_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
@@ -184,16 +184,19 @@ class StoredIndex(Index):
         texts: str | Iterable[str | None] | None = None,
         metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
         *,
+        remove_prefixes: Iterable[str] = (),
         show_progress: bool = False,
     ) -> None:
         """See `Index.update`."""
-        self._write((ids, embeddings, texts, metadata), replace=True, show_progress=show_progress)
+        prefixes = as_prefixes(remove_prefixes)
+        self._write((ids, embeddings, texts, metadata), replace=True, prefixes=prefixes, show_progress=show_progress)
 
-    def remove(self, ids: Id | Iterable[Id]) -> None:
+    def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
-        known = as_ids(ids)
+        known, begins = as_ids(ids), as_prefixes(prefixes)
         with self._storage.transaction() as transaction:
             transaction.remove(known)
+            transaction.remove_prefixed(begins)
 
     def search(
         self,
@@ -222,9 +225,9 @@ class StoredIndex(Index):
         parts = [self._decode(part) for part in snapshot.parts(distinct)]
         return TokenEmbeddings.concatenate(parts)[positions]
 
-    def ids(self) -> list[Id]:
+    def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
-        return self._storage.ids()
+        return self._storage.ids() if prefix is None else self._storage.ids_with_prefix(*as_prefixes([prefix]))
 
     def compact(self, *, show_progress: bool = False) -> None:
         """See `Index.compact`."""
@@ -280,12 +283,16 @@ class StoredIndex(Index):
 
     # Implementation.
 
-    def _write(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
+    def _write(
+        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str] = (), show_progress: bool
+    ) -> None:
         """Store documents, given as ids, embeddings, texts and metadata, in one transaction, and run maintenance."""
-        self._insert(given, replace=replace, show_progress=show_progress)
+        self._insert(given, replace=replace, prefixes=prefixes, show_progress=show_progress)
         self._after_write()
 
-    def _insert(self, given: tuple[Any, Any, Any, Any], *, replace: bool, show_progress: bool) -> None:
+    def _insert(
+        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
+    ) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(
             *given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress
@@ -293,7 +300,10 @@ class StoredIndex(Index):
         with self._storage.transaction() as transaction:
             read = transaction.prepare(batches.read(self.dim, self._encode))
             for batch in forks.iterate_outside(read):
+                transaction.remove_prefixed(prefixes)
+                prefixes = ()
                 transaction.insert(batch, replace=replace, max_tokens=self._max_segment_tokens(batch.dim))
+            transaction.remove_prefixed(prefixes)  # if there is nothing to insert
 
     def _find(
         self,

@@ -17,6 +17,7 @@ __all__ = [
     "all_ids",
     "document_checksum",
     "find_numbers",
+    "find_prefixed",
     "find_records",
     "ids_between",
     "insert_documents",
@@ -71,6 +72,22 @@ def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
         statement = f"SELECT id, number FROM document WHERE id IN ({placeholders(len(chunk))})"
         found.update(connection.execute(statement, chunk))
     return found
+
+
+def find_prefixed(connection: sqlite3.Connection, prefix: str) -> dict[Id, int]:
+    """Return the numbers of documents by id, for the ids that are strings and begin with a prefix, ascending.
+
+    SQLite compares strings by their UTF-8 bytes, in the order of the code points, so these ids are a range of the
+    index on the column; integers come before all strings.
+    """
+    last = prefix.rstrip("\U0010ffff")
+    conditions, values = "id >= ?", [prefix]
+    if last:
+        following = ord(last[-1]) + 1
+        conditions += " AND id < ?"
+        values.append(last[:-1] + chr(0xE000 if following == 0xD800 else following))  # surrogates are no characters
+    rows = connection.execute(f"SELECT id, number FROM document WHERE {conditions} ORDER BY number", values)
+    return dict(rows.fetchall())
 
 
 def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, Record]:

@@ -17,6 +17,7 @@ __all__ = [
     "as_id",
     "as_ids",
     "as_key",
+    "as_prefixes",
     "check_known",
     "check_text",
     "dump_json",
@@ -67,6 +68,26 @@ def as_ids(ids: object) -> list[Id]:
     if not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
         raise InvalidArgumentError(f"received {type(ids).__name__} as ids; give one id or an iterable of ids.")
     return [as_id(value) for value in ids]
+
+
+def as_prefixes(prefixes: object) -> list[str]:
+    """Return the beginnings of ids as a list.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they are not an iterable of texts that are not empty.
+    """
+    if isinstance(prefixes, (str, bytes)) or not isinstance(prefixes, Iterable):
+        raise InvalidArgumentError(f"received {describe(prefixes)} as prefixes; expected a list of beginnings of ids.")
+    listed = list(prefixes)
+    for prefix in listed:
+        if not (isinstance(prefix, str) and prefix and is_unicode(prefix)):
+            raise InvalidArgumentError(
+                f"received {describe(prefix)} as the beginning of ids; expected a str that is not empty and is valid "
+                "Unicode."
+            )
+    return [plain_str(prefix) for prefix in listed]
 
 
 def check_text(text: object, id: Id) -> str | None:

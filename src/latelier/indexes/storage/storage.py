@@ -160,6 +160,10 @@ class Storage:
         """Return all ids in the order of insertion."""
         return self._views.ask(document_rows.all_ids)
 
+    def ids_with_prefix(self, prefix: str) -> list[Id]:
+        """Return the ids that are strings and begin with a prefix, in the order of insertion."""
+        return list(self._views.ask(document_rows.find_prefixed, prefix))
+
     def count(self) -> int:
         """Return the number of documents."""
         return self._views.ask(count_documents)

@@ -153,6 +153,12 @@ class Transaction:
             check_known(ids, found)
             self._remove(found.values())
 
+    def remove_prefixed(self, prefixes: Sequence[str]) -> None:
+        """Remove the documents whose ids are strings that begin with one of some prefixes."""
+        if prefixes:
+            connection = self._start()
+            self._remove({n for prefix in prefixes for n in document_rows.find_prefixed(connection, prefix).values()})
+
     def replace(self, rows: Sequence[SegmentRow], merged: Segment) -> None:
         """Replace segments with one segment that holds their living documents."""
         self._start()
