@@ -58,8 +58,8 @@ def split_filter(filter: str | Sequence[str] | None, parameters: Parameters) -> 
 
     Examples
     --------
-    >>> conditions = split_filter(["year >= ?", "lang IN (?, ?)"], (2020, "en", "de"))
-    >>> [(each.expression, each.parameters) for each in conditions]
+    >>> split = split_filter(["year >= ?", "lang IN (?, ?)"], (2020, "en", "de"))
+    >>> [(each.expression, each.parameters) for each in split]
     [('year >= ?', (2020,)), ('lang IN (?, ?)', ('en', 'de'))]
     """
     expressions = [] if filter is None else [filter] if isinstance(filter, str) else list(filter)
