@@ -55,6 +55,8 @@ def test_results_are_those_of_the_model(exported):
             assert (one.query_words, one.document_words) == (other.query_words, other.document_words)
             assert [match.position for match in one.tokens] == [match.position for match in other.tokens]
             assert (one.special, repr(one)) == (other.special, repr(other))
+            assert (one.query_ranges, one.document_ranges) == (other.query_ranges, other.document_ranges)
+            assert [span[:2] for span in one.spans] == [span[:2] for span in other.spans]
         assert (is_loaded(quick), is_loaded(slow)) == (False, True)
         assert repr(quick) == repr(slow)
 

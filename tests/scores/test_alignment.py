@@ -14,9 +14,10 @@ pytestmark = pytest.mark.processor
 @pytest.mark.parametrize(("queries", "tokens"), [(1, 1), (4, 7), (32, 3)])
 def test_positions_and_similarities_are_those_of_a_loop(queries, tokens):
     query, document = ragged([queries, tokens], seed=queries)
-    positions, similarities = align(query, document)
+    positions, similarities, matrix = align(query, document)
     for i in range(queries):
         row = [float(query[i] @ token) for token in document]
+        assert matrix[i].tolist() == pytest.approx(row, abs=1e-5)
         assert positions[i] == row.index(max(row))
         assert similarities[i] == pytest.approx(max(row), abs=1e-5)
     assert similarities.sum() == pytest.approx(naive_maxsim(query, document), abs=1e-4)

@@ -13,6 +13,7 @@ from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.kernels.threads import thread_count
 from latelier.models.cpu.onnx_files import read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
+from latelier.models.token_offsets import text_ranges
 from latelier.utils import batch_by_tokens, check_count
 from latelier.utils.describing import describe
 from latelier.utils.reading import as_path
@@ -59,6 +60,16 @@ class _Task(NamedTuple):
                 "attend": bool(expansion["attend"]),
             }
         return cls(prompt, max_length, expansion, _ids(described["skipped"]), None if kept is None else _ids(kept))
+
+
+class _Tokens(NamedTuple):
+    """The tokens of one text: ``(tokens,)`` arrays, and the offsets of those that are not added, prompt included."""
+
+    ids: np.ndarray
+    types: np.ndarray
+    attended: np.ndarray
+    scored: np.ndarray
+    offsets: list[tuple[int, int]]
 
 
 class _Head(NamedTuple):
@@ -170,9 +181,29 @@ class ExportedEncoder:
     def tokens(self, text: str, is_query: bool = True) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for, as `ColBERT.tokens` does."""
         task = "query" if is_query else "document"
-        ids, _, _, scored = self._tokenize([text], task)[0]
+        row = self._tokenize([text], task)[0]
         tokenizer = self._tokenizer(task)
-        return [tokenizer.id_to_token(int(token)) for token in ids[scored]]
+        return [tokenizer.id_to_token(int(token)) for token in row.ids[row.scored]]
+
+    def token_ranges(self, text: str, is_query: bool = True) -> list[tuple[int, int] | None]:
+        """Return the range of the text's characters that each of these tokens stands for.
+
+        Parameters
+        ----------
+        text, is_query
+            As in `tokens`.
+
+        Returns
+        -------
+        list of (int, int) or None
+            First character of each token and the one after its last; None for tokens that stand for none: special
+            tokens, markers and added mask tokens.
+        """
+        task = "query" if is_query else "document"
+        row = self._tokenize([text], task)[0]
+        ranges = text_ranges(row.offsets, self._tasks[task].prompt, text)
+        ranges += [None] * (len(row.ids) - len(ranges))  # added mask tokens
+        return [ranges[i] for i in np.flatnonzero(row.scored)]
 
     @property
     def special_tokens(self) -> list[str]:
@@ -188,21 +219,20 @@ class ExportedEncoder:
     def _encode(self, texts: Sequence[str], task: str) -> list[np.ndarray]:
         rows = self._tokenize(texts, task)
         encoded: dict[int, np.ndarray] = {}
-        for batch in batch_by_tokens([len(row[0]) for row in rows], _BATCH_TOKENS):
-            width = max(len(rows[i][0]) for i in batch)
+        for batch in batch_by_tokens([len(row.ids) for row in rows], _BATCH_TOKENS):
+            width = max(len(rows[i].ids) for i in batch)
             ids = np.full((len(batch), width), self._pad_id, dtype="int64")
             types, attended = np.zeros_like(ids), np.zeros_like(ids)
             for place, i in enumerate(batch):
-                length = len(rows[i][0])
-                ids[place, :length], types[place, :length], attended[place, :length], _ = rows[i]
+                row, length = rows[i], len(rows[i].ids)
+                ids[place, :length], types[place, :length], attended[place, :length] = row.ids, row.types, row.attended
             hidden = self._encoder.run(ids, attended, types)
             for place, i in enumerate(batch):
-                scored = rows[i][3]
+                scored = rows[i].scored
                 encoded[int(i)] = self._project(hidden[place, : len(scored)][scored])
         return [encoded[i] for i in range(len(rows))]
 
-    def _tokenize(self, texts: Sequence[str], task: str) -> list[tuple[np.ndarray, ...]]:
-        """Return ids, token types, which positions are attended to, and which are scored, of each text."""
+    def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:
         is_list = isinstance(texts, Iterable) and not isinstance(texts, (str, bytes, Mapping))
         given = list(texts) if is_list else []
         if not is_list or not all(isinstance(text, str) for text in given):
@@ -212,7 +242,7 @@ class ExportedEncoder:
             encodings = self._tokenizer(task).encode_batch([settings.prompt + text for text in given])
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"cannot tokenise these texts: {error} Give texts, as str.") from error
-        rows: list[tuple[np.ndarray, ...]] = []
+        rows: list[_Tokens] = []
         for encoding in encodings:
             ids, types = (np.array(each, dtype="int64") for each in (encoding.ids, encoding.type_ids))
             attended = np.ones_like(ids)
@@ -224,7 +254,7 @@ class ExportedEncoder:
             scored = ~np.isin(ids, settings.skipped)
             if settings.kept is not None:
                 scored &= np.isin(ids, settings.kept)
-            rows.append((ids, types, attended, scored))
+            rows.append(_Tokens(ids, types, attended, scored, encoding.offsets))
         return rows
 
     def _tokenizer(self, task: str) -> Any:

@@ -1,4 +1,4 @@
-"""Checks around sentence-transformers' tokenisation, and the scored tokens of a text as strings."""
+"""Checks around sentence-transformers' tokenisation, and the scored tokens of a text: strings, ranges of characters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from latelier.models.inputs import is_group
 from latelier.models.lengths import encoder_module
 from latelier.models.options import check
 from latelier.models.text_encoder import TextEncoder
+from latelier.models.token_offsets import text_ranges
 
-__all__ = ["check_preprocessing", "check_task_is_known", "scored_tokens", "tokenization_errors"]
+__all__ = ["check_preprocessing", "check_task_is_known", "scored_ranges", "scored_tokens", "tokenization_errors"]
 
 # Options of sentence-transformers' own tokenisation.
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
@@ -75,14 +76,58 @@ def scored_tokens(model: MultiVectorEncoder, features: dict[str, Any]) -> list[s
     LatelierError
         If the model pools texts of this task.
     """
+    scored = features["input_ids"][0][_scored(model, features)]
+    return list(model.tokenizer.convert_ids_to_tokens(scored.tolist()))
+
+
+def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str) -> list[tuple[int, int] | None]:
+    """Return the range of the text's characters that each of its scored tokens stands for.
+
+    Parameters
+    ----------
+    model
+        The model.
+    features
+        Those of the text alone.
+    text
+        The text.
+
+    Returns
+    -------
+    list of (int, int) or None
+        As in `latelier.models.token_offsets.text_ranges`; None for added mask tokens too, and for all tokens if the
+        tokenizer gives no offsets: it is not of the package tokenizers, or the encoder reads something else than the
+        prompt and the text.
+
+    Raises
+    ------
+    LatelierError
+        If the model pools texts of this task.
+    """
+    ids, added = features["input_ids"][0], features.get("query_expansion_positions")
+    real = features["attention_mask"][0].bool() if added is None else ~added[0].bool()
+    scored = _scored(model, dict(features))  # a mask module changes the attention mask
+    prompt, tokenizer, count = model.prompts.get(features["task"]) or "", model.tokenizer, int(real.sum())
+    offsets: list[tuple[int, int]] = [(0, 0)] * count
+    if getattr(tokenizer, "is_fast", False):
+        # At most as many tokens as the text has after truncation, so that it is truncated in the same place.
+        encoded = tokenizer(prompt + text, truncation=True, max_length=count, return_offsets_mapping=True)
+        if encoded["input_ids"] == ids[real].tolist():
+            offsets = encoded["offset_mapping"]
+    found = iter(text_ranges(offsets, prompt, text))
+    ranges = [next(found) if is_real else None for is_real in real.tolist()]
+    return [each for each, has_vector in zip(ranges, scored.tolist(), strict=True) if has_vector]
+
+
+def _scored(model: MultiVectorEncoder, features: dict[str, Any]) -> torch.Tensor:
+    """Return which tokens of the first text have a vector, ``(tokens,)`` bool; `LatelierError` if they are pooled."""
     task = features["task"]
     if has_pooling(model, task):
         raise LatelierError(f"this model pools the tokens of a {task}: its vectors stand for several tokens each.")
     for module in model:
         if isinstance(module, MultiVectorMask):
             features = module(features, task=task)
-    scored = features["input_ids"][0][features["attention_mask"][0].bool().cpu()]
-    return list(model.tokenizer.convert_ids_to_tokens(scored.tolist()))
+    return features["attention_mask"][0].bool().cpu()
 
 
 def _treats_tasks_differently(model: MultiVectorEncoder) -> bool:

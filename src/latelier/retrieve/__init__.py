@@ -6,15 +6,15 @@ from latelier.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from latelier.retrieve.document_sources import read_documents
-    from latelier.retrieve.explanation import Explanation, TokenMatch, WordMatch
+    from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.results import Result
     from latelier.retrieve.retriever import Retriever
 
-__all__ = ["Explanation", "Result", "Retriever", "TokenMatch", "WordMatch", "read_documents"]
+__all__ = ["Explanation", "Result", "Retriever", "Span", "TokenMatch", "WordMatch", "read_documents"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     document_sources=("read_documents",),
-    explanation=("Explanation", "TokenMatch", "WordMatch"),
+    explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     results=("Result",),
     retriever=("Retriever",),
 )

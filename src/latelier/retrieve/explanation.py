@@ -1,4 +1,4 @@
-"""`Explanation`: the terms of a document's MaxSim score, by token and by word.
+"""`Explanation`: the terms of a document's MaxSim score, by token, by word and by characters of the text.
 
 The score is a sum with one term per query token: its similarity with the most similar document token. Subword tokens
 are joined into words, and the terms of a word's tokens are added up.
@@ -6,14 +6,23 @@ are joined into words, and the terms of a word's tokens are added up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from latelier.indexes import Id
+from latelier.retrieve.tokenized_text import TokenizedText, Word, group_words, marks_beginnings
 from latelier.scores.alignment import Alignment
+from latelier.utils.writing import write_bytes
 
-__all__ = ["Explanation", "TokenMatch", "WordMatch", "explain_alignment"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Explanation", "Span", "TokenMatch", "WordMatch", "explain_alignment"]
 
 
 class TokenMatch(NamedTuple):
@@ -45,20 +54,42 @@ class WordMatch(NamedTuple):
     contribution: float
 
 
+class Span(NamedTuple):
+    """Characters of a text, from `start` to before `end`, and what they added to the score.
+
+    Examples
+    --------
+    >>> span = Span(0, 7, contribution=0.5)
+    >>> "Bananas are healthy."[span.start : span.end]
+    'Bananas'
+    """
+
+    start: int
+    end: int
+    contribution: float
+
+
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The terms of one document's score; prints as a table of words.
+    """The terms of one document's score; prints as a table of words, and shows as a heat map in a notebook.
 
     Parameters
     ----------
     id
         The document's id.
-    query
-        The query's text.
+    query, text
+        The texts of the query and of the document.
     tokens
         One match per query token, in order; the similarities sum to the score.
+    document_tokens
+        The tokens of the document that have a vector.
+    query_ranges, document_ranges
+        For each token of the query, and of the document, the first character of the text that it stands for and the one
+        after the last; None for tokens that stand for none, such as special tokens.
+    similarities
+        Of each query token with each document token, ``(query tokens, document tokens)`` float32.
     query_words, document_words
-        The words that the tokens form: text and token positions.
+        The words that the tokens form: text, positions of the tokens, and range of characters.
     special
         Special tokens of the tokenizer, such as ``[CLS]``; the table sums their terms in one line.
 
@@ -72,19 +103,48 @@ class Explanation:
     ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruit', '[SEP]']
     >>> [(match.word, match.matched) for match in explanation.words()][1:-1]
     [('unhealthy', 'healthy'), ('fruit', 'bananas')]
+
+    The characters that matched, to be highlighted:
+
+    >>> [explanation.text[start:end] for start, end, _ in explanation.spans]
+    ['Bananas', 'healthy']
     """
 
     id: Id
     query: str
+    text: str
     tokens: tuple[TokenMatch, ...]
-    query_words: tuple[tuple[str, tuple[int, ...]], ...]
-    document_words: tuple[tuple[str, tuple[int, ...]], ...]
+    document_tokens: tuple[str, ...]
+    query_ranges: tuple[tuple[int, int] | None, ...]
+    document_ranges: tuple[tuple[int, int] | None, ...]
+    similarities: np.ndarray = field(compare=False)
+    query_words: tuple[Word, ...]
+    document_words: tuple[Word, ...]
     special: frozenset[str]
 
     @property
     def score(self) -> float:
         """The document's score for the query."""
         return sum(match.similarity for match in self.tokens)
+
+    @property
+    def spans(self) -> list[Span]:
+        """The words of the document that query tokens matched, as characters of its text, in order.
+
+        A word's contribution is the sum of the similarities of the query tokens that match one of its tokens best. The
+        contributions of all spans, and of matched tokens that stand for no character, such as ``[SEP]``, sum to the
+        score. A tokenizer that is not of the package tokenizers does not say which characters its tokens stand for;
+        there are no spans then.
+        """
+        added: dict[int, float] = {}
+        for match in self.tokens:
+            added[match.position] = added.get(match.position, 0.0) + match.similarity
+        return _spans(self.document_words, added)
+
+    @property
+    def query_spans(self) -> list[Span]:
+        """The words of the query as characters of its text, in order, with the terms of their tokens added up."""
+        return _spans(self.query_words, {i: match.similarity for i, match in enumerate(self.tokens)})
 
     def words(self) -> list[WordMatch]:
         """Return one match per query word, in order.
@@ -94,35 +154,115 @@ class Explanation:
         list of WordMatch
             The contributions sum to the score. Each special token is a word.
         """
-        word_at = {position: word for word, positions in self.document_words for position in positions}
+        word_at = {position: word.text for word in self.document_words for position in word.positions}
         matches = []
-        for word, positions in self.query_words:
+        for word in self.query_words:
             added: dict[str, float] = {}
-            for position in positions:
+            for position in word.positions:
                 match = self.tokens[position]
                 matched = word_at[match.position]
                 added[matched] = added.get(matched, 0.0) + match.similarity
-            matches.append(WordMatch(word, max(added, key=lambda name: added[name]), sum(added.values())))
+            matches.append(WordMatch(word.text, max(added, key=lambda name: added[name]), sum(added.values())))
         return matches
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return a page with the highlighted text, the table of words and the heat map, and write it to a file.
+
+        The page needs no other file and no scripts, follows the light or dark theme of its reader, and escapes the
+        texts. Of a document with more than 60 tokens, the heat map shows those that matched and their neighbours; all
+        of them are in a part of the page that opens on demand.
+
+        Parameters
+        ----------
+        path
+            The file to write; None: none. An existing file is replaced.
+
+        Returns
+        -------
+        str
+            The page.
+
+        Raises
+        ------
+        StorageError
+            If the file cannot be written; an existing one is unchanged.
+
+        Examples
+        --------
+        >>> from latelier.retrieve import Retriever
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy.")])
+        >>> page = retriever.explain("fruit", "a").to_html("fruit.html")
+        >>> page.startswith("<!DOCTYPE html>")
+        True
+        """
+        from latelier.retrieve.explanation_html import page
+
+        text = page(self)
+        if path is not None:
+            write_bytes(path, text.encode())
+        return text
+
+    def figure(self, ax: Axes | None = None) -> Figure:
+        """Draw the heat map with matplotlib: rows are query tokens, columns document tokens, dots the best of a row.
+
+        Of a document with more than 60 tokens, the heat map shows those that matched and their neighbours, and numbers
+        the position of each in the document.
+
+        Parameters
+        ----------
+        ax
+            Where to draw; None: a new figure, which pyplot does not keep.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure; ``figure.savefig("heat_map.png")`` writes it to a file.
+
+        Raises
+        ------
+        MissingExtraError
+            If matplotlib is not installed.
+
+        Examples
+        --------
+        >>> from latelier.retrieve import Retriever
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy.")])
+        >>> (axes, _) = retriever.explain("fruit", "a").figure().axes
+        >>> [label.get_text() for label in axes.get_yticklabels()]
+        ['[CLS]', 'fruit', '[SEP]']
+        """
+        from latelier.retrieve.explanation_figure import draw
+
+        return draw(self, ax)
+
+    def _repr_html_(self) -> str:
+        from latelier.retrieve.explanation_html import notebook_cell
+
+        return notebook_cell(self)
 
     def __repr__(self) -> str:
         """Return a table: the words of the query, their matches, and their contributions to the score."""
-        words = self.words()
-        rows = [(match.word, match.matched, match.contribution) for match in words if match.word not in self.special]
-        special = [match.contribution for match in words if match.word in self.special]
-        if special:
-            rows.append(("(special tokens)", "", sum(special)))
+        rows = self.word_rows()
         left = max((len(word) for word, _, _ in rows), default=0)
         right = max((len(matched) for _, matched, _ in rows), default=0)
         lines = [f"  {word:{left}}  {matched:{right}}  {value:7.3f}" for word, matched, value in rows]
         return "\n".join([f"{self.id!r} scores {self.score:.3f} for {self.query!r}:", *lines])
 
+    def word_rows(self) -> list[WordMatch]:
+        """Return `words` with the terms of all special tokens added up in a last row, ``(special tokens)``."""
+        words = self.words()
+        rows = [match for match in words if match.word not in self.special]
+        special = [match.contribution for match in words if match.word in self.special]
+        return [*rows, WordMatch("(special tokens)", "", sum(special))] if special else rows
+
 
 def explain_alignment(
     id: Id,
-    query: str,
     alignment: Alignment,
-    tokens: tuple[Sequence[str], Sequence[str]],
+    query: TokenizedText,
+    document: TokenizedText,
     special: Collection[str],
     join: Callable[[list[str]], str],
 ) -> Explanation:
@@ -130,12 +270,12 @@ def explain_alignment(
 
     Parameters
     ----------
-    id, query
-        The document's id and the query's text.
+    id
+        The document's id.
     alignment
         The alignment of the query with the document.
-    tokens
-        The tokens of the query and of the document, one per row of their embeddings.
+    query, document
+        The texts and their tokens, one per row of their embeddings.
     special
         The tokenizer's special tokens.
     join
@@ -144,31 +284,38 @@ def explain_alignment(
     Returns
     -------
     Explanation
-        The terms of the score by token and by word.
+        The terms of the score by token, by word and by characters.
     """
-    left, right = tokens
     matches = tuple(
-        TokenMatch(token, right[position], int(position), float(similarity))
-        for token, position, similarity in zip(left, alignment.positions, alignment.similarities, strict=True)
+        TokenMatch(token, document.tokens[position], int(position), float(similarity))
+        for token, position, similarity in zip(query.tokens, alignment.positions, alignment.similarities, strict=True)
     )
-    # GPT's and SentencePiece's tokenizers mark the first token of a word, BERT's mark the others.
-    marks_begin = any(token.startswith(("Ġ", "▁")) for token in (*left, *right))
-    words = [_words(side, frozenset(special), marks_begin, join) for side in tokens]
-    return Explanation(id, query, matches, words[0], words[1], frozenset(special))
+    marks_begin = marks_beginnings(query, document)
+    return Explanation(
+        id,
+        query.text,
+        document.text,
+        matches,
+        tuple(document.tokens),
+        tuple(query.ranges),
+        tuple(document.ranges),
+        alignment.matrix,
+        group_words(query, special, marks_begin, join),
+        group_words(document, special, marks_begin, join),
+        frozenset(special),
+    )
 
 
-def _words(
-    tokens: Sequence[str], special: frozenset[str], marks_begin: bool, join: Callable[[list[str]], str]
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    groups: list[list[int]] = []
-    for position, token in enumerate(tokens):
-        continues = not token.startswith(("Ġ", "▁")) if marks_begin else token.startswith("##")
-        if continues and groups and token not in special and tokens[position - 1] not in special:
-            groups[-1].append(position)
-        else:
-            groups.append([position])
-    return tuple((_join([tokens[i] for i in group], special, join), tuple(group)) for group in groups)
-
-
-def _join(tokens: list[str], special: frozenset[str], join: Callable[[list[str]], str]) -> str:
-    return tokens[0] if tokens[0] in special else join(tokens).strip().removeprefix("##")
+def _spans(words: tuple[Word, ...], added: dict[int, float]) -> list[Span]:
+    """Return the spans of the words whose tokens added something; of overlapping ones, the span that holds both."""
+    spans: list[Span] = []
+    for word in words:
+        terms = [added[position] for position in word.positions if position in added]
+        if not terms or word.range is None:
+            continue
+        span = Span(*word.range, sum(terms))
+        if spans and span.start < spans[-1].end:
+            before = spans.pop()
+            span = Span(before.start, max(before.end, span.end), before.contribution + span.contribution)
+        spans.append(span)
+    return spans

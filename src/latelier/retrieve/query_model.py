@@ -207,6 +207,14 @@ class QueryModel:
         """Return the tokens that the rows of a text's embedding stand for."""
         return (self.encoder or self.loaded).tokens(text, is_query=is_query)
 
+    def token_ranges(self, text: str, *, is_query: bool) -> list[tuple[int, int] | None]:
+        """Return the range of the text's characters that each of these tokens stands for; None: no character."""
+        if self.encoder is not None:
+            return self.encoder.token_ranges(text, is_query=is_query)
+        from latelier.models.tokenization import scored_ranges
+
+        return scored_ranges(self.loaded, self.loaded.tokenize([text], is_query=is_query), text)
+
     @property
     def special_tokens(self) -> list[str]:
         """Special tokens of the tokenizer, such as ``[CLS]``."""

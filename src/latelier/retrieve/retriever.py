@@ -16,13 +16,13 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.retrieve.document_chunks import OnExisting, document_chunks
-from latelier.retrieve.explanation import Explanation, explain_alignment
+from latelier.retrieve.explaining import explain_document
+from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.opening import given_model, open_or_make, stored_model
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel, check_query_backend
 from latelier.retrieve.results import Result
 from latelier.retrieve.searching import find_hits, find_results
-from latelier.scores.alignment import align
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 
@@ -394,7 +394,8 @@ class Retriever:
         Returns
         -------
         Explanation
-            Prints as a table; its score equals that of the search, up to rounding.
+            Prints as a table; its score equals that of the search, up to rounding. It also has the characters of the
+            texts that matched, a page (`Explanation.to_html`) and a figure (`Explanation.figure`).
 
         Raises
         ------
@@ -403,22 +404,7 @@ class Retriever:
         LatelierError
             If the document was stored without its text, or its tokens were pooled.
         """
-        if not isinstance(query, str):
-            raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
-        vectors = self._model.encode_queries(checked_queries(query))[0]
-        with self.index.snapshot():
-            document = self.index.get_embeddings([id])[0]
-            text = self.index.get([id])[0].text
-        if text is None:
-            raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
-        tokens = self._model.tokens(query, is_query=True), self._model.tokens(text, is_query=False)
-        if len(tokens[1]) != len(document):
-            raise LatelierError(
-                f"document {id!r} has {len(document)} rows, but its text has {len(tokens[1])} tokens for this model; "
-                "documents with pooled tokens cannot be explained."
-            )
-        alignment, special = align(vectors, document), self._model.special_tokens
-        return explain_alignment(id, query, alignment, tokens, special, self._model.join)
+        return explain_document(self._model, self.index, query, id)
 
     def close(self) -> None:
         """Close the index."""

@@ -13,10 +13,14 @@ __all__ = ["Alignment", "align"]
 
 
 class Alignment(NamedTuple):
-    """Best document token of each query token: ``positions (q,)`` int64 and ``similarities (q,)`` float32."""
+    """Best document token of each query token.
+
+    Its ``positions (q,)`` int64, their ``similarities (q,)`` float32, and the ``matrix (q, n)`` float32 of all.
+    """
 
     positions: np.ndarray
     similarities: np.ndarray
+    matrix: np.ndarray
 
 
 def align(query: Any, document: Any) -> Alignment:
@@ -42,8 +46,11 @@ def align(query: Any, document: Any) -> Alignment:
     Examples
     --------
     >>> query = np.array([[1.0, 0.0], [0.0, 1.0]])
-    >>> align(query, np.array([[-0.5, -1.0], [0.5, 0.25]]))
-    Alignment(positions=array([1, 1]), similarities=array([0.5 , 0.25], dtype=float32))
+    >>> alignment = align(query, np.array([[-0.5, -1.0], [0.5, 0.25]]))
+    >>> alignment.positions.tolist(), alignment.similarities.tolist()
+    ([1, 1], [0.5, 0.25])
+    >>> alignment.matrix.tolist()
+    [[-0.5, 0.5], [-1.0, 0.25]]
     """
     rows, columns = _matrix(query, "query"), _matrix(document, "document")
     if rows.shape[1] != columns.shape[1]:
@@ -52,8 +59,8 @@ def align(query: Any, document: Any) -> Alignment:
         )
     if not len(columns):
         raise EmbeddingsError("the document has no token, so there is nothing to align the query with.")
-    similarities = rows @ columns.T
-    return Alignment(similarities.argmax(axis=1), similarities.max(axis=1))
+    matrix = rows @ columns.T
+    return Alignment(matrix.argmax(axis=1), matrix.max(axis=1), matrix)
 
 
 def _matrix(value: Any, name: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +18,8 @@ class Silent:
 
 def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
     """Return a progress bar of tqdm, or one that does nothing.
+
+    In a notebook with ipywidgets the bar is a widget; elsewhere it is text on standard error.
 
     Even with ``disable=True`` tqdm takes a lock that forked processes share. A process that is killed while it holds
     the lock, or forked while another thread holds it, would block the others forever.
@@ -42,6 +45,11 @@ def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
     """
     if not shown:
         return nullcontext(Silent())
-    from tqdm import tqdm
+    from tqdm import TqdmWarning
+
+    with warnings.catch_warnings():
+        # In a notebook without ipywidgets, tqdm warns when it is imported, and its bars are text.
+        warnings.simplefilter("ignore", TqdmWarning)
+        from tqdm.auto import tqdm
 
     return tqdm(**options)

@@ -6,6 +6,7 @@ so documents can be stored before there are centroids, and merging segments only
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,10 @@ __all__ = ["CODES", "SCALES", "SIGNS", "Codec"]
 
 # Names of the stored arrays.
 SIGNS, CODES, SCALES = "signs", "codes", "scales"
+# Up to so many numbers, about ten documents, are decoded by numpy in a process that has not loaded the kernels, since
+# importing numba takes longer, and 200 MB.
+_FEW_NUMBERS = 1 << 20
+_KERNELS = "latelier.indexes.ivf.kernels.codes"
 
 
 class Codec(NamedTuple):
@@ -135,9 +140,13 @@ class Codec(NamedTuple):
                 f"the positions {part.positions.min()} to {part.positions.max()} are outside of a segment with "
                 f"{len(part.segment)} documents; verify() lists the damaged files."
             )
+        documents, tokens = self.locate(part.segment), int(part.lengths.sum())
+        if tokens * self.dim <= _FEW_NUMBERS and _KERNELS not in sys.modules:
+            from latelier.indexes.ivf.uncompiled import decode_by_numpy
+
+            return decode_by_numpy(part, self)
         from latelier.indexes.ivf.kernels.codes import decode_documents
 
-        documents = self.locate(part.segment)
-        vectors = np.empty((int(part.lengths.sum()), self.dim), dtype="float32")
+        vectors = np.empty((tokens, self.dim), dtype="float32")
         decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))

@@ -1,0 +1,65 @@
+"""Explain the score of a stored document: encode the query, read the document's vectors, and tokenise both texts."""
+
+from __future__ import annotations
+
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.indexes import Id, Index
+from latelier.retrieve.explanation import Explanation, explain_alignment
+from latelier.retrieve.queries import checked_queries
+from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.tokenized_text import TokenizedText
+from latelier.scores.alignment import align
+from latelier.utils.describing import describe
+
+__all__ = ["explain_document"]
+
+
+def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Explanation:
+    """Explain the score of one document: see `Retriever.explain`.
+
+    Parameters
+    ----------
+    model
+        The model that filled the index.
+    index
+        The index.
+    query
+        One query.
+    id
+        A document of the index.
+
+    Returns
+    -------
+    Explanation
+        The terms of the score.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the query is not a text, or empty.
+    UnknownIdError
+        If the document is not in the index.
+    LatelierError
+        If the document was stored without its text, or its tokens were pooled.
+    """
+    if not isinstance(query, str):
+        raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
+    vectors = model.encode_queries(checked_queries(query))[0]
+    with index.snapshot():
+        document = index.get_embeddings([id])[0]
+        text = index.get([id])[0].text
+    if text is None:
+        raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
+    found = _tokenize(model, text, is_query=False)
+    if len(found.tokens) != len(document):
+        raise LatelierError(
+            f"document {id!r} has {len(document)} rows, but its text has {len(found.tokens)} tokens for this model; "
+            "documents with pooled tokens cannot be explained."
+        )
+    asked = _tokenize(model, query, is_query=True)
+    return explain_alignment(id, align(vectors, document), asked, found, model.special_tokens, model.join)
+
+
+def _tokenize(model: QueryModel, text: str, *, is_query: bool) -> TokenizedText:
+    tokens = model.tokens(text, is_query=is_query)
+    return TokenizedText(text, tokens, model.token_ranges(text, is_query=is_query))

@@ -1,0 +1,73 @@
+"""The heat map of an explanation, drawn with matplotlib."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latelier.errors import MissingExtraError
+from latelier.retrieve.explanation import Explanation
+from latelier.retrieve.heat_map import column_labels, row_labels, shown_columns
+from latelier.utils.control_characters import printable
+from latelier.utils.describing import cut
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw"]
+
+_LONGEST_LABEL, _LONGEST_TITLE = 18, 70
+# Inches for each row and column, and for what stands around them.
+_CELL, _AROUND = 0.26, (2.6, 2.0)
+
+
+def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
+    """Draw the heat map of an explanation: see `Explanation.figure`.
+
+    Parameters
+    ----------
+    explanation
+        The explanation.
+    ax
+        Where to draw; None: a new figure.
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("Drawing an explanation", "plot") from error
+    columns, rows = shown_columns(explanation), row_labels(explanation)
+    if ax is None:
+        size = _CELL * len(columns) + _AROUND[0], _CELL * len(rows) + _AROUND[1]
+        # Not by pyplot, which would keep the figure, and in a notebook show it twice.
+        ax = Figure(figsize=size, layout="constrained").add_subplot()
+    values = explanation.similarities[:, columns]
+    image = ax.imshow(values, cmap="Blues", vmin=min(0.0, float(values.min(initial=0.0))), aspect="auto")
+    place = {position: i for i, position in enumerate(columns)}
+    best = [(place[match.position], i) for i, match in enumerate(explanation.tokens) if match.position in place]
+    if best:
+        ax.scatter(*np.array(best).T, s=14, c="#d9480f", zorder=2)
+    labels = column_labels(explanation)
+    names = [_label(labels[i]) for i in columns]
+    if len(columns) < len(labels):
+        names = [f"{name} {position}" for name, position in zip(names, columns, strict=True)]
+        for i in range(1, len(columns)):
+            if columns[i] != columns[i - 1] + 1:  # tokens are left out here
+                ax.axvline(i - 0.5, color="0.35", linewidth=1, linestyle=":")
+    ax.set_xticks(range(len(columns)), names, rotation=90, parse_math=False)
+    ax.set_yticks(range(len(rows)), [_label(name) for name in rows], parse_math=False)
+    ax.tick_params(length=0, labelsize="small")
+    title = cut(f"{explanation.id!r} scores {explanation.score:.3f} for {explanation.query!r}", _LONGEST_TITLE)
+    ax.set_title(printable(title), fontsize="medium", parse_math=False)
+    ax.figure.colorbar(image, ax=ax, label="similarity", fraction=0.02, pad=0.01)
+    return ax.figure
+
+
+def _label(text: str) -> str:
+    return cut(printable(text), _LONGEST_LABEL)

@@ -1,0 +1,181 @@
+"""An explanation as HTML: the highlighted text, the table of words, and the heat map.
+
+Colours are transparent tints over the reader's own background, and every number is written too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from latelier.retrieve.explanation import Explanation
+from latelier.retrieve.heat_map import column_labels, row_labels, shown_columns
+from latelier.utils.html import Markup, bar, escape, fragment, table
+
+__all__ = ["notebook_cell", "page"]
+
+_LEVELS = 10
+# With this opacity of the tint, black text on white and light text on black keep a contrast above 7 to 1.
+_STRONGEST = 0.55
+_LONGEST_UNREAD = 300
+_TINTS = "\n".join(
+    f".latelier .t{i} {{ background: rgba(59, 130, 246, {_STRONGEST * i / _LEVELS:.2f}) }}"
+    for i in range(1, _LEVELS + 1)
+)
+_STYLE = f"""
+.latelier .text {{ white-space: pre-wrap; overflow-wrap: anywhere; max-width: 48em; line-height: 1.7 }}
+.latelier mark {{ color: inherit; background: none; border-bottom: 2px solid currentColor; border-radius: .2em }}
+.latelier mark sub {{ font-size: .65em; line-height: 1; padding: 0 .15em; font-variant-numeric: tabular-nums }}
+.latelier .unread {{ opacity: .75; text-decoration: line-through }}
+.latelier .scroll {{ overflow-x: auto; max-width: 100% }}
+.latelier .heat {{ font-size: .75em; line-height: 1.2; border-collapse: separate; border-spacing: 1px }}
+.latelier .heat caption {{ white-space: nowrap }}
+.latelier .heat td {{ padding: .35em .25em; min-width: 1.9em; text-align: center; border: 0; white-space: nowrap;
+  font-variant-numeric: tabular-nums }}
+.latelier .heat th {{ padding: .25em .4em; border: 0; font-weight: normal; white-space: pre; overflow-wrap: normal }}
+.latelier .heat thead th {{ vertical-align: bottom; text-align: center }}
+.latelier .heat thead span {{ writing-mode: vertical-rl; transform: rotate(180deg);
+  max-height: 12em; overflow: hidden }}
+.latelier .heat tbody th {{ text-align: end }}
+.latelier .heat .best {{ font-weight: bold; outline: 2px solid currentColor; outline-offset: -2px }}
+.latelier .heat .gap {{ min-width: 0; padding: 0 .2em; opacity: .7 }}
+{_TINTS}
+"""
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24 }
+@media (prefers-color-scheme: dark) { :root { --ground: #15181c; --ink: #e6e8eb } }
+body { margin: 2em auto; padding: 0 1.2em; max-width: 76em; background: var(--ground); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.35em; overflow-wrap: anywhere } h2 { font-size: 1.1em; margin-top: 1.8em }
+.latelier .heat tbody th { position: sticky; inset-inline-start: 0; background: var(--ground) }
+summary { cursor: pointer; margin: 1em 0 }
+:focus-visible { outline: 2px solid currentColor; outline-offset: 2px }
+"""
+
+
+def page(explanation: Explanation) -> str:
+    """Return a page of HTML that needs no other file: see `Explanation.to_html`.
+
+    Parameters
+    ----------
+    explanation
+        The explanation.
+    """
+    shown = shown_columns(explanation)
+    parts = [
+        Markup(f"<h1>{_title(explanation)}</h1>"),
+        Markup("<h2>Matched words of the document</h2>"),
+        _highlighted(explanation),
+        Markup("<h2>Words of the query</h2>"),
+        _words(explanation),
+        Markup("<h2>Similarities of tokens</h2>"),
+        _heat_map(explanation, shown),
+    ]
+    count = len(explanation.document_tokens)
+    if len(shown) < count:
+        whole = _heat_map(explanation, range(count))
+        parts.append(Markup(f"<details><summary>All {count} tokens of the document</summary>{whole}</details>"))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_title(explanation)}</title>\n</head>\n<body>\n"
+        f"<main>{fragment(*parts, style=_STYLE + _PAGE_STYLE)}</main>\n</body>\n</html>\n"
+    )
+
+
+def notebook_cell(explanation: Explanation) -> str:
+    """Return what a notebook shows for an explanation: its title, the highlighted text and the heat map.
+
+    Parameters
+    ----------
+    explanation
+        The explanation.
+    """
+    heat_map = _heat_map(explanation, shown_columns(explanation))
+    title = Markup(f"<p>{_title(explanation)}</p>")
+    return fragment(title, _highlighted(explanation), heat_map, style=_STYLE)
+
+
+def _title(explanation: Explanation) -> Markup:
+    return escape(f"{explanation.id!r} scores {explanation.score:.3f} for {explanation.query!r}")
+
+
+def _highlighted(explanation: Explanation) -> Markup:
+    """Return the document's text with its spans marked, and what of it the model has not read."""
+    text, spans = explanation.text, explanation.spans
+    most = max((span.contribution for span in spans), default=0.0)
+    read = [each for each in explanation.document_ranges if each is not None]
+    first, last = (read[0][0], read[-1][1]) if read else (0, len(text))
+    if not any(map(str.isalnum, text[last:])):  # only punctuation, which some models skip
+        last = len(text)
+    if not any(map(str.isalnum, text[:first])):
+        first = 0
+    pieces, at = [_unread(text[:first])], first
+    for span in spans:
+        number = f"{span.contribution:.2f}"
+        words = escape(text[span.start : span.end])
+        pieces += [
+            escape(text[at : span.start]),
+            f'<mark class="t{_level(span.contribution, most)}">{words}<sub>{number}</sub></mark>',
+        ]
+        at = span.end
+    pieces += [escape(text[at:last]), _unread(text[last:])]
+    note = "" if (first, last) == (0, len(text)) else "<p>The model did not read the text that is struck through.</p>"
+    return Markup(f'<p class="text">{"".join(pieces)}</p>{note}')
+
+
+def _unread(text: str) -> str:
+    if not text:
+        return ""
+    more = len(text) - _LONGEST_UNREAD
+    rest = f" ({more:,} more characters)" if more > 0 else ""
+    return f'<s class="unread">{escape(text[:_LONGEST_UNREAD])}</s>{rest}'
+
+
+def _words(explanation: Explanation) -> Markup:
+    rows = explanation.word_rows()
+    most = max((match.contribution for match in rows), default=0.0)
+    cells = [
+        [match.word, match.matched, bar(f"{match.contribution:.3f}", match.contribution / most if most > 0 else 0)]
+        for match in rows
+    ]
+    return table(["query", "document", "contribution"], cells)
+
+
+def _heat_map(explanation: Explanation, columns: Sequence[int]) -> Markup:
+    """Return the table of similarities; a column of dots stands for document tokens that are left out."""
+    labels, names = column_labels(explanation), row_labels(explanation)
+    values = explanation.similarities
+    most = float(values.max(initial=0.0))
+    gaps = [i > 0 and columns[i - 1] != position - 1 for i, position in enumerate(columns)]
+    dots = '<td class="gap">⋯</td>'
+    head = "".join(
+        f'{dots if gap else ""}<th scope="col"><span>{escape(labels[position])}</span></th>'
+        for gap, position in zip(gaps, columns, strict=True)
+    )
+    rows = []
+    for name, match, row in zip(names, explanation.tokens, values, strict=True):
+        cells = "".join(
+            f'{dots if gap else ""}<td class="t{_level(row[position], most)}{" best" * (position == match.position)}">'
+            f"{_decimals(row[position])}</td>"
+            for gap, position in zip(gaps, columns, strict=True)
+        )
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    caption = "Rows are tokens of the query, columns tokens of the document; the highest of each row is framed."
+    if len(columns) < len(labels):
+        caption += f" {len(columns)} of {len(labels)} columns: those that matched, and their neighbours."
+    return Markup(
+        f'<div class="scroll" role="region" aria-label="Heat map" tabindex="0"><table class="heat">'
+        f"<caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>\n<tbody>\n"
+        + "\n".join(rows)
+        + "\n</tbody></table></div>"
+    )
+
+
+def _level(value: float, most: float) -> int:
+    """Return the strength of a tint, 0 to 10, in proportion to `most`."""
+    return min(max(round(_LEVELS * float(value) / most), 0), _LEVELS) if most > 0 else 0
+
+
+def _decimals(value: float) -> str:
+    """Return a number with two decimals and no zero before the point: ``.52``, ``-.04``."""
+    return f"{round(float(value), 2) + 0.0:.2f}".replace("0.", ".", 1)  # + 0.0: no -.00
