@@ -11,6 +11,7 @@ from latelier.evaluation import evaluate
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.retrieve import Result, Retriever
 from latelier.scores import colbert_scores
+from naive import naive_maxsim
 
 QUERIES = ["unhealthy fruit", "capital city", "sum of numbers"]
 
@@ -251,3 +252,18 @@ def test_options_are_for_models_given_by_name(model):
 
 def test_what_is_stored_is_json(retriever):
     assert json.loads(json.dumps(dict(retriever.index.settings)))["retriever"]["name"] is None
+
+
+def test_rerank_orders_texts_by_their_maxsim_score(retriever):
+    texts = ["The moon is far away.", "Bananas are healthy.", "Bananas are healthy.", "Kings."]
+    query = retriever.model.encode_query(["fruit"])[0]
+    scores = [naive_maxsim(query, document) for document in retriever.model.encode_document(texts)]
+    hits = retriever.rerank("fruit", texts)
+    assert [hit.id for hit in hits] == sorted(range(4), key=lambda i: -scores[i])
+    assert [hit.score for hit in hits] == pytest.approx(sorted(scores, reverse=True), rel=1e-4)
+    assert retriever.rerank("fruit", iter(texts), k=1) == hits[:1]
+    assert retriever.rerank("fruit", []) == []
+    with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is ' '; expected a text that is not empty"):
+        retriever.rerank("fruit", ["Pears.", " "])
+    with pytest.raises(InvalidArgumentError, match="received one text to rank"):
+        retriever.rerank("fruit", "Pears.")

@@ -1,4 +1,4 @@
-"""The queries that users give to a retriever, checked."""
+"""The texts that users give to a retriever, checked."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from latelier.utils.reading import check_unicode
 __all__ = ["checked_queries"]
 
 
-def checked_queries(texts: Any) -> list[str]:
-    """Return one query or several as a list of texts that can be encoded."""
+def checked_queries(texts: Any, name: str = "queries") -> list[str]:
+    """Return one text or several as a list of texts that can be encoded; messages call them `name`."""
     if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
-        raise InvalidArgumentError(f"received {describe(texts)} as queries; expected a text or a list of texts.")
+        raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a text or a list of texts.")
     queries = [texts] if isinstance(texts, str) else list(texts)
     for position, text in enumerate(queries):
         if not isinstance(text, str) or not text.strip():
-            raise InvalidArgumentError(f"queries[{position}] is {short(text)}; expected a text that is not empty.")
-        check_unicode(text, f"queries[{position}]")
+            raise InvalidArgumentError(f"{name}[{position}] is {short(text)}; expected a text that is not empty.")
+        check_unicode(text, f"{name}[{position}]")
     return queries

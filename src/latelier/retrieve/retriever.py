@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import Id, Index
+from latelier.indexes import Hit, Id, Index
 from latelier.indexes.base import Parameters, PathLike
 from latelier.retrieve.document_chunks import OnExisting, document_chunks
 from latelier.retrieve.explaining import explain_document
@@ -23,6 +23,7 @@ from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel, check_query_backend
 from latelier.retrieve.results import Result
 from latelier.retrieve.searching import find_hits, find_results
+from latelier.retrieve.text_ranking import rank_texts
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 
@@ -405,6 +406,37 @@ class Retriever:
             If the document was stored without its text, or its tokens were pooled.
         """
         return explain_document(self._model, self.index, query, id)
+
+    def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> list[Hit]:
+        """Order texts, which need not be in the index, by their score for a query.
+
+        Parameters
+        ----------
+        query
+            One query.
+        texts
+            The texts, such as the best documents of another search engine.
+        k
+            Maximum number of texts to return; None returns all.
+
+        Returns
+        -------
+        list of Hit
+            The position of each text, from 0, as its id; best first, equal scores in the order of `texts`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the query or a text is empty or not a text, or `k` is not a positive integer.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> texts = ["The moon is far.", "Bananas are healthy."]
+        >>> [hit.id for hit in retriever.rerank("fruit", texts)]
+        [1, 0]
+        """
+        return rank_texts(self._model, query, texts, k)
 
     def close(self) -> None:
         """Close the index."""
