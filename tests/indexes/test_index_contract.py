@@ -47,6 +47,17 @@ def test_texts_and_metadata_come_back(filled):
     assert filled.get("bare") == Record("bare", None, {})
 
 
+def test_fields_are_what_filters_can_name(index):
+    assert index.fields == []
+    index.add(["a", "b"], matrices([2, 2]), metadata=[{"year": 1, 'a "quoted" name': 2}, {"Year": 3, "lang": None}])
+    assert index.fields == ['a "quoted" name', "lang", "year"]  # names that differ in case only are one
+    for field in index.fields:
+        quoted = field.replace('"', '""')
+        index.search(matrices([2])[0], filter=f'"{quoted}" IS NULL')
+    index.remove("a")
+    assert index.fields == ['a "quoted" name', "lang", "year"]
+
+
 @pytest.mark.parametrize(
     "metadata",
     [

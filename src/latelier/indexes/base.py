@@ -240,6 +240,11 @@ class Index(ABC):
 
     @property
     @abstractmethod
+    def fields(self) -> list[str]:
+        """The keys of the metadata that filters can name, sorted; those of removed documents stay."""
+
+    @property
+    @abstractmethod
     def settings(self) -> MutableMapping[str, Any]:
         """JSON values that users and tools store in the index; each assignment is a commit."""
 

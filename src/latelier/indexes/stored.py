@@ -161,6 +161,11 @@ class StoredIndex(Index):
         return self._storage.dim()
 
     @property
+    def fields(self) -> list[str]:
+        """See `Index.fields`."""
+        return self._storage.fields()
+
+    @property
     def settings(self) -> UserSettings:
         """See `Index.settings`."""
         return self._storage.settings

@@ -25,6 +25,7 @@ from latelier.indexes.catalog.connection import Connection, make_catalog
 from latelier.indexes.catalog.filters.cache import selection_key
 from latelier.indexes.catalog.filters.evaluation import matching_numbers, read_filter
 from latelier.indexes.catalog.folder import check_index_folder
+from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.pool import ConnectionPool, FilePool, MemoryPool
 from latelier.indexes.catalog.rows import CATALOG, has_checksums
 from latelier.indexes.catalog.segment_rows import count_documents
@@ -171,6 +172,10 @@ class Storage:
     def dim(self) -> int | None:
         """Return the dimension of the token vectors; ``None`` if there is no document."""
         return self._views.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
+
+    def fields(self) -> list[str]:
+        """Return the keys of the metadata that filters can name, sorted."""
+        return sorted(field.spelling for field in self._views.ask(known_fields))
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data that matches its checksums."""
