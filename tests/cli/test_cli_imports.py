@@ -38,7 +38,12 @@ def test_commands_import_what_they_use(tiny, tmp_path, monkeypatch):
         retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
         retriever.export_encoder()
         expected = retriever.search("bananas", k=1)[0]
+        index = indexes.IVF(tmp_path / "ivf")
+        with Retriever(retriever.model_name, index, device="cpu", model_options=retriever.model_options) as other:
+            other.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
+    ivf, page = str(tmp_path / "ivf"), str(tmp_path / "page.html")
     commands = [["--version"], ["index", "--help"], ["info", str(folder)], ["search", str(folder), "bananas", "--json"]]
+    commands += [["search", ivf, "bananas", "--explain"], ["explain", ivf, "bananas", "a", "--html", page]]
     process = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         capture_output=True,
@@ -46,12 +51,13 @@ def test_commands_import_what_they_use(tiny, tmp_path, monkeypatch):
         env={**os.environ, "NUMBA_CACHE_DIR": os.devnull + "/none"},  # a folder that cannot be made
     )
     assert process.returncode == 0, process.stderr
-    version, help_, info, search = json.loads(process.stdout.splitlines()[-1])
+    version, help_, info, search, explained, explain = json.loads(process.stdout.splitlines()[-1])
     assert version[0] == []
     assert help_[0] == []
     assert info[0] == ["numpy", "sqlite3"]
     assert search[0] == ["onnxruntime", "tokenizers", "numpy", "sqlite3"]
     assert search[1] < 700  # 5,000 with torch
+    assert explained[0] == explain[0] == search[0]
     found = json.loads(process.stdout[process.stdout.index('{\n  "query"') : process.stdout.rindex("}") + 1])
     assert found["results"][0]["id"] == expected.id
     assert found["results"][0]["score"] == pytest.approx(expected.score, abs=1e-4)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from latelier.cli.compare import compare
 from latelier.cli.demo import demo
 from latelier.cli.evaluate import evaluate
+from latelier.cli.explain import explain
 from latelier.cli.failures import messages, prepare_streams
 from latelier.cli.index import index
 from latelier.cli.info import info
@@ -44,7 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 done, 1 failed (the message on standard error says why), 2 wrong usage, 130 interrupted.",
 )
-for _command in (index, search, train, evaluate, compare, info, warmup, demo):
+for _command in (index, search, explain, train, evaluate, compare, info, warmup, demo):
     app.command(no_args_is_help=_command not in (demo, warmup))(_command)
 
 

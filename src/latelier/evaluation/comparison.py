@@ -10,6 +10,7 @@ from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_
 from latelier.evaluation.significance import bootstrap_interval, holm, paired_effect_size, randomization_test
 from latelier.evaluation.trec import Qrels, Run
 from latelier.utils.describing import describe
+from latelier.utils.html import Markup, escape, fragment, table
 
 __all__ = ["Comparison", "MeasureComparison", "compare"]
 
@@ -92,23 +93,40 @@ class Comparison(dict[str, MeasureComparison]):
         self.trials = trials
 
     def __repr__(self) -> str:
-        rows = [("measure", *self.names, *_COLUMNS)]
+        rows = [self._header(), *self._rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        return "\n".join([*lines, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, *(Markup(f'<div class="number">{escape(cell)}</div>') for cell in row))
+            for name, *row in self._rows()
+        ]
+        return fragment(table(self._header(), rows), " ".join(self._notes()[:2]), self._notes()[2])
+
+    def _header(self) -> tuple[str, ...]:
+        return ("measure", *self.names, *_COLUMNS)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = []
         for name, measure in self.items():
             values = f"{measure.a:.4f}", f"{measure.b:.4f}", f"{measure.difference:+.4f}"
             interval = "[{:+.4f}, {:+.4f}]".format(*measure.interval)
             tests = f"{measure.effect_size:+.2f}", _probability(measure.p), _probability(measure.p_holm)
             rows.append((name, *values, interval, *tests, f"{measure.wins}/{measure.ties}/{measure.losses}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        return rows
+
+    def _notes(self) -> list[str]:
+        """Return what stands below the table."""
         first, measure = next(iter(self.items()))
         changed = ", ".join(f"{query} {value:+.4f}" for query, value in measure.changed(_SHOWN).items())
         a, b = self.names
-        lines += [
+        return [
             f"({len(measure.differences):,} queries; diff is {b} minus {a}; W/T/L: {b} wins, ties, losses;",
             f"p of a paired randomisation test, two-sided, {self.trials:,} trials)",
             f"changed most by {first}: {changed or 'no query'}",
         ]
-        return "\n".join(lines)
 
 
 def compare(

@@ -18,6 +18,7 @@ from typing import Any
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation.trec import Qrels, Run, check_table, ranking
 from latelier.utils.describing import describe
+from latelier.utils.html import bar, fragment, table
 
 __all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate", "evaluate_named"]
 
@@ -49,8 +50,15 @@ class Evaluation(dict[str, float]):
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
         rows = [f"{name:{width}}  {value:.4f}" for name, value in self.items()]
+        return "\n".join([*rows, f"({self._caption()})"])
+
+    def _repr_html_(self) -> str:
+        rows = [(name, bar(f"{value:.4f}", value)) for name, value in self.items()]
+        return fragment(table(["measure", "value"], rows, caption=self._caption()))
+
+    def _caption(self) -> str:
         count = len(self.per_query)
-        return "\n".join([*rows, f"(mean of {count:,} quer{'y' if count == 1 else 'ies'})"])
+        return f"mean of {count:,} quer{'y' if count == 1 else 'ies'}"
 
 
 def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES) -> Evaluation:

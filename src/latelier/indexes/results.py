@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 
+from latelier.utils.html import bar, fragment, table
+
 __all__ = ["CheckReport", "Damage", "Hit", "Id", "Record", "VerifyReport"]
 
 Id: TypeAlias = "str | int"
@@ -104,6 +106,15 @@ class CheckReport:
         )
         return f"{measured}; {self.advice}" if self.advice else measured
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (f"recall@{self.k}", bar(f"{self.recall:.3f}", self.recall)),
+            ("of the worst query", bar(f"{self.worst:.3f}", self.worst)),
+        ]
+        caption = f"{self.queries:,} of its own documents as queries, {self.documents:,} searched"
+        parts = [table(["against exact scores", ""], rows, caption=caption)]
+        return fragment(*parts, *([self.advice] if self.advice else []))
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -171,3 +182,10 @@ class VerifyReport:
         if self.is_whole:
             return f"all {self.files} files are whole"
         return "\n  ".join([f"{len(self.damages)} of {self.files} files damaged:", *map(str, self.damages)])
+
+    def _repr_html_(self) -> str:
+        if self.is_whole:
+            return fragment(str(self))
+        rows = [(damage.file, damage.reason, len(damage.ids)) for damage in self.damages]
+        caption = f"{len(self.damages):,} of {self.files:,} files damaged"
+        return fragment(table(["file", "damage", "documents"], rows, caption=caption))

@@ -16,6 +16,7 @@ import numpy as np
 from latelier.indexes import Id
 from latelier.retrieve.tokenized_text import TokenizedText, Word, group_words, marks_beginnings
 from latelier.scores.alignment import Alignment
+from latelier.utils.reading import as_path
 from latelier.utils.writing import write_bytes
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class Explanation:
         Returns
         -------
         matplotlib.figure.Figure
-            The figure; ``figure.savefig("heat_map.png")`` writes it to a file.
+            The figure; `save_figure` writes it to a file.
 
         Raises
         ------
@@ -236,6 +237,28 @@ class Explanation:
         from latelier.retrieve.explanation_figure import draw
 
         return draw(self, ax)
+
+    def save_figure(self, path: str | os.PathLike[str]) -> None:
+        """Write the heat map of `figure` to a file.
+
+        Parameters
+        ----------
+        path
+            The file; its ending is the format: ``.png``, ``.svg``, ``.pdf`` or another one of matplotlib. An existing
+            file is replaced.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If matplotlib has no format of this name.
+        MissingExtraError
+            If matplotlib is not installed.
+        StorageError
+            If the file cannot be written; an existing one is unchanged.
+        """
+        from latelier.retrieve.explanation_figure import picture
+
+        write_bytes(path, picture(self, as_path(path).suffix.lower().removeprefix(".")))
 
     def _repr_html_(self) -> str:
         from latelier.retrieve.explanation_html import notebook_cell

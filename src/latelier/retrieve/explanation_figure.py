@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latelier.errors import MissingExtraError
+from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.heat_map import column_labels, row_labels, shown_columns
 from latelier.utils.control_characters import printable
-from latelier.utils.describing import cut
+from latelier.utils.describing import cut, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw"]
+__all__ = ["draw", "picture"]
 
 _LONGEST_LABEL, _LONGEST_TITLE = 18, 70
 # Inches for each row and column, and for what stands around them.
 _CELL, _AROUND = 0.26, (2.6, 2.0)
+_DOTS = 150  # per inch, of a picture
 
 
 def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
@@ -67,6 +69,35 @@ def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     ax.set_title(printable(title), fontsize="medium", parse_math=False)
     ax.figure.colorbar(image, ax=ax, label="similarity", fraction=0.02, pad=0.01)
     return ax.figure
+
+
+def picture(explanation: Explanation, format: str) -> bytes:
+    """Return the contents of a file with the heat map.
+
+    Parameters
+    ----------
+    explanation
+        The explanation.
+    format
+        A format of matplotlib, such as ``"png"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If matplotlib has no such format.
+    MissingExtraError
+        If matplotlib is not installed.
+    """
+    figure = draw(explanation, None)
+    formats = figure.canvas.get_supported_filetypes()
+    if format not in formats:
+        raise InvalidArgumentError(
+            f"received a file that ends in {short(format)} for a figure; give one that ends in "
+            f"{', '.join('.' + name for name in sorted(formats))}."
+        )
+    written = io.BytesIO()
+    figure.savefig(written, format=format, dpi=_DOTS)
+    return written.getvalue()
 
 
 def _label(text: str) -> str:

@@ -28,7 +28,7 @@ _STYLE = f"""
 .latelier .unread {{ opacity: .75; text-decoration: line-through }}
 .latelier .scroll {{ overflow-x: auto; max-width: 100% }}
 .latelier .heat {{ font-size: .75em; line-height: 1.2; border-collapse: separate; border-spacing: 1px }}
-.latelier .heat caption {{ white-space: nowrap }}
+.latelier .note {{ font-size: .85em; margin: .4em 0 }}
 .latelier .heat td {{ padding: .35em .25em; min-width: 1.9em; text-align: center; border: 0; white-space: nowrap;
   font-variant-numeric: tabular-nums }}
 .latelier .heat th {{ padding: .25em .4em; border: 0; font-weight: normal; white-space: pre; overflow-wrap: normal }}
@@ -160,12 +160,12 @@ def _heat_map(explanation: Explanation, columns: Sequence[int]) -> Markup:
             for gap, position in zip(gaps, columns, strict=True)
         )
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    caption = "Rows are tokens of the query, columns tokens of the document; the highest of each row is framed."
+    note = "Rows are tokens of the query, columns tokens of the document; the highest of each row is framed."
     if len(columns) < len(labels):
-        caption += f" {len(columns)} of {len(labels)} columns: those that matched, and their neighbours."
+        note += f" {len(columns)} of {len(labels)} columns: those that matched, and their neighbours."
     return Markup(
-        f'<div class="scroll" role="region" aria-label="Heat map" tabindex="0"><table class="heat">'
-        f"<caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>\n<tbody>\n"
+        f'<p class="note">{note}</p>\n<div class="scroll" role="region" aria-label="Heat map" tabindex="0">'
+        f'<table class="heat"><thead><tr><td></td>{head}</tr></thead>\n<tbody>\n'
         + "\n".join(rows)
         + "\n</tbody></table></div>"
     )

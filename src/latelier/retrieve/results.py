@@ -1,12 +1,17 @@
-"""`Result`: one hit of a search by text."""
+"""`Result`: one hit of a search by text; `Results`: those of one query."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from latelier.indexes import Id
+from latelier.utils.describing import cut
+from latelier.utils.html import bar, fragment, table
 
-__all__ = ["Result"]
+__all__ = ["Result", "Results"]
+
+# Characters of a text, and of the metadata of a document, that the table of a notebook shows.
+_LONGEST_TEXT, _LONGEST_METADATA = 300, 200
 
 
 class Result(NamedTuple):
@@ -22,3 +27,29 @@ class Result(NamedTuple):
     score: float
     text: str | None
     metadata: dict[str, Any]
+
+
+class Results(list[Result]):
+    """The hits of one query, best first: a list that a notebook shows as a table.
+
+    Examples
+    --------
+    >>> results = Results([Result("a", 1.5, "Bananas are healthy.", {})])
+    >>> results == [Result("a", 1.5, "Bananas are healthy.", {})]
+    True
+    """
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return fragment("no document found")
+        most = max(result.score for result in self)
+        has_metadata = any(result.metadata for result in self)
+        rows: list[tuple[Any, ...]] = []
+        for rank, result in enumerate(self, start=1):
+            score = bar(f"{result.score:.3f}", result.score / most if most > 0 else 0.0)
+            metadata = "\n".join(f"{key}: {value}" for key, value in result.metadata.items())
+            # Cut before the text is split: it may have megabytes.
+            text = cut(" ".join((result.text or "")[: 2 * _LONGEST_TEXT].split()), _LONGEST_TEXT)
+            row = (rank, score, str(result.id), text)
+            rows.append((*row, cut(metadata, _LONGEST_METADATA)) if has_metadata else row)
+        return fragment(table(["rank", "score", "id", "text", "metadata"][: len(rows[0])], rows))

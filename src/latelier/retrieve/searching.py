@@ -10,7 +10,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit, Index
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.results import Result
+from latelier.retrieve.results import Result, Results
 from latelier.utils.checks import check_count
 from latelier.utils.describing import short
 
@@ -82,7 +82,8 @@ def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int
         ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
         records = {record.id: record for record in index.get(ids)}
     return [
-        [Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found] for found in hits
+        Results(Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found)
+        for found in hits
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from latelier.utils.html import bar, fragment, table
+
 __all__ = ["TrainingReport"]
 
 
@@ -47,3 +49,14 @@ class TrainingReport:
                 f"  {name:12} {value:.3f} before, {self.after[name]:.3f} after, on {self.validation_queries} queries"
             )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title = f"{self.model}: trained on {self.rows:,} rows, {self.steps:,} steps"
+        rows = [
+            (name, bar(f"{value:.3f}", value), bar(f"{self.after[name]:.3f}", self.after[name]))
+            for name, value in self.before.items()
+        ]
+        if not rows:
+            return fragment(title)
+        caption = f"{title}; measured on {self.validation_queries:,} queries"
+        return fragment(table(["measure", "before", "after"], rows, caption=caption))

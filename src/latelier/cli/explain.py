@@ -1,0 +1,82 @@
+"""``latelier explain``: which words of a document matched which words of a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latelier.cli.search import Backend
+
+if TYPE_CHECKING:
+    from latelier.indexes import Id, Index
+    from latelier.retrieve import Explanation
+
+__all__ = ["explain"]
+
+
+def explain(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
+    document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")],
+    *,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with the heat map and the highlighted text.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the heat map as a picture: .png, .svg or .pdf.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
+    ] = None,
+    backend: Annotated[
+        Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
+    ] = Backend.AUTO,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show which words of a document matched which words of a query.
+
+    Prints for each word of the query the word that it matched, and what this adds to the score.
+
+    \b
+    Example:
+      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
+      latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.cli.output import print_json, printable, quiet_loading
+    from latelier.retrieve import Retriever
+
+    quiet_loading()
+    with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
+        explanation = retriever.explain(text, _id_in(retriever.index, document))
+    if html is not None:
+        explanation.to_html(html)
+    if figure is not None:
+        explanation.save_figure(figure)
+    if json_output:
+        print_json(_as_json(explanation))
+    else:
+        typer.echo(printable(str(explanation), lines=True))
+
+
+def _id_in(index: Index, text: str) -> Id:
+    """Return the id that a text spells: an integer if the index has it, else the text."""
+    from latelier.utils.reading import number_or_text
+
+    number = number_or_text(text)
+    return number if isinstance(number, int) and number in index else text
+
+
+def _as_json(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "id": explanation.id,
+        "query": explanation.query,
+        "text": explanation.text,
+        "score": explanation.score,
+        "words": [match._asdict() for match in explanation.words()],
+        "query_spans": [span._asdict() for span in explanation.query_spans],
+        "spans": [span._asdict() for span in explanation.spans],
+        "tokens": [match._asdict() for match in explanation.tokens],
+    }

@@ -1,0 +1,48 @@
+"""``latelier explain``: the table, the files that it writes, and ids as they are typed."""
+
+import json
+
+import pytest
+
+
+def test_prints_what_the_search_scored(run, folder):
+    found = json.loads(run("search", folder, "unhealthy fruit", "-k", 1, "--device", "cpu", "--json").stdout)
+    result = run("explain", folder, "unhealthy fruit", "fruit", "--device", "cpu")
+    assert (result.exit_code, result.stderr) == (0, "")
+    title, first, *_ = result.stdout.splitlines()
+    assert title == f"'fruit' scores {found['results'][0]['score']:.3f} for 'unhealthy fruit':"
+    assert first.split()[:2] == ["unhealthy", "healthy"]
+
+
+def test_json_has_the_characters_that_matched(run, folder):
+    told = json.loads(run("explain", folder, "unhealthy fruit", "fruit", "--device", "cpu", "--json").stdout)
+    assert [told["text"][span["start"] : span["end"]] for span in told["spans"]] == ["Bananas", "healthy"]
+    assert [told["query"][span["start"] : span["end"]] for span in told["query_spans"]] == ["unhealthy", "fruit"]
+    assert sum(match["similarity"] for match in told["tokens"]) == pytest.approx(told["score"])
+    assert sum(match["contribution"] for match in told["words"]) == pytest.approx(told["score"])
+
+
+def test_pages_and_pictures_are_written(run, folder, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    files = "--html", tmp_path / "page.html", "--figure", tmp_path / "map.PNG"
+    result = run("explain", folder, "unhealthy fruit", "fruit", *files, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "<mark" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert (tmp_path / "map.PNG").read_bytes().startswith(b"\x89PNG")
+    result = run("explain", folder, "fruit", "fruit", "--figure", tmp_path / "map.doc", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "received a file that ends in 'doc' for a figure; give one that ends in ." in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["map.PNG", "page.html"]
+
+
+def test_ids_are_found_as_they_are_typed(run, tmp_path):
+    folder = tmp_path / "index"
+    lines = [{"id": 7, "text": "Bananas."}, {"id": "8", "text": "Apples."}, {"id": "1e3", "text": "Pears."}]
+    records = "".join(json.dumps(line) + "\n" for line in lines)
+    assert run("index", "-", "--index", folder, "--device", "cpu", input=records).exit_code == 0
+    for line in lines:
+        told = json.loads(run("explain", folder, "fruit", line["id"], "--device", "cpu", "--json").stdout)
+        assert (told["id"], told["text"]) == (line["id"], line["text"])
+    result = run("explain", folder, "fruit", "9", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "'9'" in result.stderr

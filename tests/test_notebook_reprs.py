@@ -1,0 +1,99 @@
+"""What a notebook shows for each kind of result: its values, and nothing of a hostile text as markup."""
+
+import re
+
+import pytest
+
+from latelier.evaluation import Evaluation, compare
+from latelier.indexes import CheckReport, VerifyReport
+from latelier.indexes.results import Damage
+from latelier.retrieve import Result
+from latelier.retrieve.results import Results
+from latelier.training.report import TrainingReport
+
+HOSTILE = "<script>alert(1)</script>\u202e"
+
+
+def cells(shown):
+    """The texts of the cells of a table, row by row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", shown, re.DOTALL)
+    return [
+        [re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows
+    ]
+
+
+def test_results_of_a_search():
+    found = Results(
+        [Result("a", 2.0, "one  two\n" * 200, {"year": 2024, "lang": "en"}), Result(7, 1.0, None, {})]
+    )  # fmt: skip
+    header, first, second = cells(found._repr_html_())
+    assert header == ["rank", "score", "id", "text", "metadata"]
+    assert first == ["1", "2.000", "a", ("one two " * 200)[:300] + " ...", "year: 2024\nlang: en"]
+    assert second == ["2", "1.000", "7", "", ""]
+    assert re.findall("--part: (.*?)%", found._repr_html_()) == ["100", "50"]
+    assert cells(Results([Result("a", -1.0, "x", {})])._repr_html_())[0] == header[:4]
+    assert "no document found" in Results()._repr_html_()
+    assert found == list(found)
+
+
+def test_a_search_returns_them(tiny):
+    from latelier.retrieve import Retriever
+
+    retriever = Retriever(tiny, device="cpu")
+    retriever.add(["fig", "pear"])
+    assert isinstance(retriever.search("fig"), Results)
+    assert [type(found) for found in retriever.search(["fig", "pear"])] == [Results] * 2
+
+
+def test_an_evaluation_is_a_dict_with_bars():
+    evaluation = Evaluation({"RR": 0.25, HOSTILE: 1.0}, {"q1": {"RR": 0.25}})
+    assert evaluation["RR"] == 0.25
+    assert cells(evaluation._repr_html_())[:2] == [["measure", "value"], ["RR", "0.2500"]]
+    assert "<caption>mean of 1 query</caption>" in evaluation._repr_html_()
+    assert re.findall("--part: (.*?)%", evaluation._repr_html_()) == ["25", "100"]
+
+
+def test_a_comparison_shows_what_it_prints():
+    pytest.importorskip("ir_measures", reason="needs the extra eval")
+    qrels = {f"q{i}": {"a": 1} for i in range(4)}
+    one, other = ({query: {"a": 1.0, "b": score} for query in qrels} for score in (2.0, 0.0))
+    comparison = compare(one, other, qrels, ["RR"], names=("x", HOSTILE))
+    header, row = cells(comparison._repr_html_())
+    assert header[:3] == ["measure", "x", r"&lt;script&gt;alert(1)&lt;/script&gt;\u202e"]
+    assert row[:4] == ["RR", "0.5000", "1.0000", "+0.5000"]
+    assert row == re.split("  +", str(comparison).splitlines()[1])
+    assert "changed most by RR: q0 +0.5000" in comparison._repr_html_()
+
+
+def test_reports_of_an_index():
+    report = CheckReport(10, 0.985, worst=0.9, queries=20, documents=1500, advice="use effort=2")
+    assert cells(report._repr_html_())[1:] == [["recall@10", "0.985"], ["of the worst query", "0.900"]]
+    assert "20 of its own documents as queries, 1,500 searched" in report._repr_html_()
+    assert "<p>use effort=2</p>" in report._repr_html_()
+    assert "<p>all 4 files are whole</p>" in VerifyReport(4, ())._repr_html_()
+    damaged = VerifyReport(4, (Damage("a.npy", "it is missing", ("a", "b")),))
+    assert cells(damaged._repr_html_())[1:] == [["a.npy", "it is missing", "2"]]
+
+
+def test_a_training_report(tmp_path):
+    report = TrainingReport(tmp_path, 1800, 57, 200, {"ndcg@10": 0.8}, {"ndcg@10": 0.9})
+    assert cells(report._repr_html_())[1:] == [["ndcg@10", "0.800", "0.900"]]
+    assert "trained on 1,800 rows, 57 steps; measured on 200 queries" in report._repr_html_()
+    assert "<table>" not in TrainingReport(tmp_path, 1, 1, 0, {}, {})._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        Results([Result(HOSTILE, 1.0, HOSTILE, {HOSTILE: HOSTILE})]),
+        Evaluation({HOSTILE: 1.0}, {}),
+        CheckReport(10, 1.0, 1.0, 1, 1, advice=HOSTILE),
+        VerifyReport(1, (Damage(HOSTILE, HOSTILE, ("a",)),)),
+        TrainingReport(HOSTILE, 1, 1, 1, {HOSTILE: 0.5}, {HOSTILE: 0.5}),
+    ],
+    ids=lambda shown: type(shown).__name__,
+)
+def test_hostile_texts_are_escaped(shown):
+    assert HOSTILE[:8] in (repr(shown) if isinstance(shown, (list, dict)) else str(shown))
+    assert "&lt;script&gt;" in shown._repr_html_()
+    assert not re.search("<script|\u202e", shown._repr_html_())
