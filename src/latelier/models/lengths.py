@@ -12,7 +12,7 @@ from latelier.models.recipe import Recipe
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import encoder_limit, resolve_length
 
-__all__ = ["check_lengths", "encoder_module", "max_length", "set_max_lengths"]
+__all__ = ["check_lengths", "encoder_module", "length_limit", "max_length", "set_max_lengths"]
 
 _DEFAULT_QUERY_LENGTH = 32
 _DEFAULT_DOCUMENT_LENGTH = 350
@@ -35,7 +35,7 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
     if expansion:
         return int(expansion["length"])
     cap = encoder.query_length if task == "query" else encoder.document_length
-    return cap or _limit(encoder) or int(model.max_seq_length or 0)
+    return cap or length_limit(encoder) or int(model.max_seq_length or 0)
 
 
 def check_lengths(model: MultiVectorEncoder, texts: Sequence[str], task: str) -> None:
@@ -66,7 +66,7 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
     encoder = model[0] if len(model) else None
     if not isinstance(encoder, (Transformer, TextEncoder)):
         return
-    limit = _limit(encoder)
+    limit = length_limit(encoder)
     default = encoder.document_length if recipe is None else _DEFAULT_DOCUMENT_LENGTH
     encoder.document_length = resolve_length("max_length_document", document, default, limit)
     expansion = encoder.query_expansion
@@ -84,6 +84,6 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
         encoder.query_expansion = {**expansion, "length": length}
 
 
-def _limit(encoder: Transformer | TextEncoder) -> int | None:
+def length_limit(encoder: Transformer | TextEncoder) -> int | None:
     """Return the longest input that an encoder reads, or None where it has no limit."""
     return encoder.max_seq_length if isinstance(encoder, TextEncoder) else encoder_limit(encoder.config)

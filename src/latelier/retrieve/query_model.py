@@ -143,6 +143,11 @@ class QueryModel:
         return self._loaded
 
     @property
+    def can_load(self) -> bool:
+        """Whether there is a model, not only an exported encoder."""
+        return self._load is not None
+
+    @property
     def identity(self) -> ModelIdentity:
         """The name, the storable options and the fingerprint of the model, or of an encoder without a model."""
         if self._identity is None:
@@ -182,7 +187,7 @@ class QueryModel:
         vectors: TokenEmbeddings = packed.to("numpy")
         return vectors
 
-    def encode_documents(self, texts: Sequence[str], *, batch_size: int, bar: Any) -> TokenEmbeddings:
+    def encode_documents(self, texts: Sequence[str], *, batch_size: int, bar: Any = None) -> TokenEmbeddings:
         """Return the token vectors of some documents.
 
         Parameters
@@ -192,11 +197,12 @@ class QueryModel:
         batch_size
             Texts of maximum length per batch; batches of shorter texts hold more.
         bar
-            A progress bar to update.
+            A progress bar to update; None for none.
         """
         if self._load is None:
             vectors = TokenEmbeddings.from_list(self._encode_document(texts))
-            bar.update(len(texts))
+            if bar is not None:
+                bar.update(len(texts))
             return vectors
         from latelier.models.encoding import Job, packed_windows
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import Hit, Id, Index
+from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
 from latelier.retrieve.document_chunks import OnExisting, document_chunks
 from latelier.retrieve.explaining import explain_document
@@ -24,6 +24,7 @@ from latelier.retrieve.query_model import QueryModel, check_query_backend
 from latelier.retrieve.results import Result
 from latelier.retrieve.searching import find_hits, find_results
 from latelier.retrieve.text_ranking import rank_texts
+from latelier.retrieve.why_not import explain_miss
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 
@@ -437,6 +438,31 @@ class Retriever:
         [1, 0]
         """
         return rank_texts(self._model, query, texts, k)
+
+    def why_not(self, query: str, id: Id, k: int = 10, **search_options: Any) -> WhyNotReport:
+        """Return why a search does not find a document, and which changes would find it.
+
+        Parameters
+        ----------
+        query, id
+            One query and the document.
+        k, **search_options
+            Those of the search: `filter`, `parameters`, `filter_timeout`, and options of the index such as `effort`.
+
+        Returns
+        -------
+        WhyNotReport
+            The causes and the changes, tested by searching; up to 200 documents are encoded again to examine its text.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon.")])
+        >>> report = retriever.why_not("a planet and its moon", "a", k=1)
+        >>> report.causes[0].kind, str(report.changes[0])
+        ('scored_lower', 'search with k=2')
+        """
+        return explain_miss(self._model, self.index, query, id, k, **search_options)
 
     def close(self) -> None:
         """Close the index."""

@@ -1,0 +1,219 @@
+"""Why a search by text does not find a document: one real document for each cause, and changes that find it."""
+
+import pytest
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.models import load
+from latelier.retrieve import Retriever
+
+MOON = "The moon is far away from the earth, and tides follow it. It has no air, no water and no weather. "
+PEAR = "Pears are a healthy fruit that grows on trees."
+TRUNCATED = 3 * MOON + PEAR
+QUERY = "which fruit is good for your health?"
+
+
+def kinds(report):
+    return [cause.kind for cause in report.causes]
+
+
+@pytest.fixture(scope="module")
+def short_model(minilm):
+    """A model that reads the first 32 tokens of a document."""
+    return load(minilm, device="cpu", max_length_document=32)
+
+
+@pytest.fixture(scope="module")
+def encoded(short_model, docstrings):
+    """Ids, vectors and texts of documents about many modules."""
+    chosen = docstrings[:2400:8]
+    texts = [each["text"] for each in chosen]
+    return [each["id"] for each in chosen], short_model.encode_document(texts, packed=True), texts
+
+
+@pytest.fixture
+def documented(short_model, encoded, monkeypatch):
+    """Make a retriever of these documents and an index with inverted lists."""
+    monkeypatch.setattr(indexes.IVF, "_thresholds", Thresholds(train_tokens=1000, append_tokens=100))
+
+    def make(nbits=8):
+        index = indexes.IVF(nbits=nbits)
+        index.add(*encoded, metadata=[{"number": i} for i in range(len(encoded[0]))])
+        return Retriever(short_model, index)
+
+    return make
+
+
+def check_changes(retriever, report, query, **arguments):
+    """Every change of the search finds the document."""
+    changes = [change for change in report.changes if change.target == "search"]
+    assert changes
+    for change in changes:
+        found = retriever.search(query, **{"k": report.k, **arguments, **change.arguments})
+        assert report.id in [result.id for result in found]
+
+
+def test_a_document_that_is_found(shared_retriever):
+    report = shared_retriever.why_not("unhealthy fruit", "fruit", k=2)
+    assert (report.rank, report.causes) == (1, ())
+    assert str(report).startswith("'fruit' is found for 'unhealthy fruit': rank 1 of 2, score ")
+
+
+def test_an_id_that_is_not_stored(retriever):
+    retriever.add([(7, "Seven.")])
+    report = retriever.why_not("unhealthy fruit", "7")
+    assert kinds(report) == ["not_stored"]
+    assert report.causes[0].details == {"near": [7]}
+    assert retriever.why_not("unhealthy fruit", "Moon").causes[0].details == {"near": ["moon"]}
+
+
+def test_a_filter_of_several_expressions(shared_retriever):
+    filter = {"filter": ["year >= ?", "lang = ?"], "parameters": (2020, "en")}
+    report = shared_retriever.why_not("unhealthy fruit", "fruit", **filter)
+    assert kinds(report) == ["filtered"]
+    assert report.causes[0].details == {"expressions": ["year >= ?"], "values": {"year": 2019}}
+    assert report.changes[0].arguments == {"filter": "lang = ?", "parameters": ("en",)}
+    check_changes(shared_retriever, report, "unhealthy fruit", **filter)
+
+
+def test_a_lower_score_by_query_tokens(shared_retriever):
+    report = shared_retriever.why_not("unhealthy fruit", "moon", k=1)
+    assert kinds(report) == ["scored_lower"]
+    assert [each.token for each in report.differences] == shared_retriever.model.tokens("unhealthy fruit")
+    explained = [shared_retriever.explain("unhealthy fruit", id) for id in ("moon", "fruit")]
+    for each, mine, other in zip(report.differences, explained[0].tokens, explained[1].tokens, strict=True):
+        assert each.similarity == pytest.approx(mine.similarity, abs=1e-5)
+        assert each.other == pytest.approx(other.similarity, abs=1e-5)
+    worst = min(report.differences, key=lambda each: each.difference)
+    assert f"{worst.token} {worst.difference:+.3f}" in str(report)
+    check_changes(shared_retriever, report, "unhealthy fruit")
+
+
+def test_an_equal_score(retriever):
+    retriever.add([("again", "Bananas are healthy.")])
+    report = retriever.why_not("unhealthy fruit", "again", k=1)
+    assert kinds(report) == ["tied"]
+    assert report.changes[0].arguments == {"k": 2}
+
+
+@pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
+def test_a_text_of_which_the_end_was_not_encoded(short_model, minilm, kind):
+    others = [("fruit", "Apples and pears are eaten raw."), ("sea", "Water is salty."), ("sky", "The sky is blue.")]
+    with Retriever(short_model, kind()) as retriever:
+        retriever.add([*others, ("long", TRUNCATED)])
+        report = retriever.why_not(QUERY, "long", k=1)
+        assert kinds(report) == ["scored_lower", "truncated"]
+        details = report.causes[1].details
+        start, end = details["left_out"]
+        assert (start, end) == (len(TRUNCATED) - details["left_out"][1] + start, len(TRUNCATED))
+        read = short_model.tokens(TRUNCATED, is_query=False)
+        assert TRUNCATED[:start].split()[-1].lower().rstrip(",.") == read[-2]  # before [SEP]
+        assert "healthy fruit" in TRUNCATED[slice(*details["best_passage"])]
+        targets = {change.target: change.arguments for change in report.changes}
+        assert targets.keys() == {"search", "model", "passages"}
+        check_changes(retriever, report, QUERY)
+        passage = TRUNCATED[targets["passages"]["start"] : targets["passages"]["end"]]
+        retriever.add([("passage", passage)])
+        assert retriever.search(QUERY, k=1)[0].id == "passage"
+    with Retriever(load(minilm, device="cpu", **targets["model"]), kind()) as longer:
+        longer.add([*others, ("long", TRUNCATED)])
+        assert longer.search(QUERY, k=1)[0].id == "long"
+
+
+def test_a_text_of_which_the_left_out_end_scores_lower(short_model):
+    with Retriever(short_model) as retriever:
+        retriever.add([("fruit", PEAR), ("long", "Apples are eaten raw. " + 8 * MOON)])
+        assert kinds(retriever.why_not(QUERY, "long", k=1)) == ["scored_lower"]
+
+
+QUERIES = ["how to parse command line arguments", "read a file as text", "wait for several tasks", "round a number"]
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize(
+    ("stage", "options", "parameter"),
+    [
+        ("not_probed", {"nprobe": 1, "candidates": 30}, "nprobe"),
+        ("not_candidate", {"nprobe": 20, "candidates": 11}, "candidates"),
+        ("sign_stage", {"rerank": 11}, "rerank"),
+    ],
+)
+def test_a_stage_of_the_search(documented, stage, options, parameter):
+    retriever = documented()
+    lost = []
+    for query in QUERIES:
+        best = [hit.id for hit in retriever.search(query, 10, effort="exact")]
+        found = [hit.id for hit in retriever.search(query, 10, **options)]
+        for id in best:
+            report = retriever.why_not(query, id, **options)
+            assert report.is_found == (id in found)
+            if kinds(report) == [stage]:
+                check_changes(retriever, report, query, **options)
+                lost.append(list(report.changes[0].arguments))
+    assert [parameter] in lost
+
+
+def test_vectors_that_were_rounded(documented, encoded):
+    retriever = documented(nbits=1)
+    for query in QUERIES:
+        ranking = [hit.id for hit in retriever.search(query, 40, effort="exact")]
+        for id in ranking[5:20]:
+            report = retriever.why_not(query, id, k=5, effort="exact")
+            assert kinds(report)[0] == "scored_lower"
+            if "quantised" not in kinds(report):
+                continue
+            details = report.causes[kinds(report).index("quantised")].details
+            assert details["rank"] <= 5
+            assert details["score"] >= details["last_score"]
+            [change] = [each for each in report.changes if each.target == "index"]
+            exact = indexes.IVF(**change.arguments) if "nbits" in change.arguments else indexes.Flat()
+            exact.add(*encoded)
+            finer = Retriever(retriever.model, exact)
+            options = {"effort": "exact"} if "nbits" in change.arguments else {}
+            assert id in [hit.id for hit in finer.search(query, 5, **options)]
+            return
+    pytest.fail("none of the documents was lost by rounding")
+
+
+def test_a_document_without_its_text(retriever, model):
+    retriever.index.add(["bare"], model.encode_document(["The weather."], packed=True))
+    report = retriever.why_not("unhealthy fruit", "bare", k=1)
+    assert kinds(report) == ["scored_lower"]
+    assert report.unexamined == ("truncation and quantisation: its text was not stored",)
+    assert "not examined: truncation and quantisation" in str(report)
+
+
+def test_a_document_with_pooled_vectors(retriever, model):
+    retriever.index.add(["pooled"], [model.encode_document(MOON)[::2]], [MOON])
+    report = retriever.why_not("unhealthy fruit", "pooled", k=1)
+    assert kinds(report) == ["scored_lower"]
+    assert "vectors, but its text has" in report.unexamined[0]
+
+
+def test_a_neighbour_without_its_text(model):
+    index = indexes.IVF(nbits=1)
+    texts = ["Bananas are healthy.", "The moon.", "A pear."]
+    index.add(["a", "b", "c"], model.encode_document(texts, packed=True), [None, *texts[1:]])
+    report = Retriever(model, index).why_not("unhealthy fruit", "b", k=1)
+    assert report.unexamined[0].startswith("quantisation: document 'a', which is ranked near it, was stored without")
+
+
+def test_an_exported_encoder_without_its_model(shallow, tmp_path):
+    load(shallow, device="cpu", max_length_document=32).export(tmp_path / "exported")
+    with Retriever(tmp_path / "exported") as retriever:
+        retriever.add([("fruit", "Apples and pears are eaten raw."), ("long", TRUNCATED)])
+        report = retriever.why_not(QUERY, "long", k=1)
+        assert kinds(report) == ["scored_lower", "truncated"]
+        assert {change.target for change in report.changes} == {"search", "passages"}
+
+
+def test_wrong_arguments(shared_retriever):
+    with pytest.raises(InvalidArgumentError, match=r"\['a'\] \(list\) as the query; why_not is about one query"):
+        shared_retriever.why_not(["a"], "fruit")
+    with pytest.raises(InvalidArgumentError, match="Flat has no option 'effort'"):
+        shared_retriever.why_not("a", "fruit", effort=2)
+    with pytest.raises(InvalidArgumentError, match="that is not empty"):
+        shared_retriever.why_not(" ", "fruit")
+    with pytest.raises(InvalidArgumentError, match="as an id"):
+        shared_retriever.why_not("a", None)
