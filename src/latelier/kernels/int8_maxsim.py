@@ -7,7 +7,7 @@ document codes are shifted by 128 while the eight before them are multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,6 @@ from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, LANES, ROWS, STEP, at, constant, splat
 
 __all__ = ["Documents", "Queries", "emit_maxima", "pack_queries", "score_range"]
-
-# Each further digit of a query's number is the rounding error of the digit before it, at most half a unit, times 254:
-# a byte of at most 127.
-_DIGIT = float(np.float32(1 / 254))
 
 
 class Documents(NamedTuple):
@@ -70,10 +66,10 @@ def emit_maxima(
     builder: ir.IRBuilder,
     isa: types.BaseTuple,
     places: tuple[ir.Value, ir.Value, ir.Value],
-    digits: Sequence[tuple[ir.Value, ir.Value]],
+    query: tuple[ir.Value, ir.Value],
     words: ir.Value,
     meanwhile: Callable[[ir.Value], None] | None = None,
-) -> None:
+) -> list[ir.Value]:
     """Emit ``best[lane] = max(best[lane], scales[r] * <rows[r], query[lane]>)`` for eight rows.
 
     Parameters
@@ -85,38 +81,39 @@ def emit_maxima(
     places
         Addresses of the rows ``(8, words * 4)``, as `InstructionSet.multiply_bytes` takes them, of their scales
         ``(8,)`` float32 and of the maxima ``(16,)`` float32.
-    digits
-        For each digit of the query's numbers, the highest first, addresses of sixteen packed query tokens ``(words, 16,
-        4)`` int8 and of their starting sums ``(16,)`` int32.
+    query
+        Addresses of sixteen packed query tokens ``(words, 16, 4)`` int8 and of their starting sums ``(16,)`` int32.
     words
         Words of four bytes in a row.
     meanwhile
         Emits what else to do for each word, from the number of the word.
+
+    Returns
+    -------
+    list of ir.Value
+        The sixteen scaled products of each row.
     """
     rows, scales, best = places
-    sums = instruction_set_of(isa).multiply_bytes(builder, rows, digits, words, ROWS, meanwhile)
     highest = builder.load(at(builder, best, FLOATS), align=4)
-    unit = ir.Constant(FLOATS, [_DIGIT] * LANES)
-    for r in range(ROWS):
-        value = builder.sitofp(sums[(len(digits) - 1) * ROWS + r], FLOATS)
-        for digit in range(len(digits) - 2, -1, -1):
-            value = builder.fadd(builder.sitofp(sums[digit * ROWS + r], FLOATS), builder.fmul(value, unit))
+    products = []
+    for r, total in enumerate(instruction_set_of(isa).multiply_bytes(builder, rows, [query], words, ROWS, meanwhile)):
         place = builder.add(scales, constant(4 * r))
         scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
-        value = builder.fmul(value, scale)
-        highest = builder.select(builder.fcmp_ordered(">", value, highest), value, highest)
+        products.append(builder.fmul(builder.sitofp(total, FLOATS), scale))
+        highest = builder.select(builder.fcmp_ordered(">", products[r], highest), products[r], highest)
     builder.store(highest, at(builder, best, FLOATS), align=4)
+    return products
 
 
 @intrinsic
 def _raise_maxima(typing_context: Any, isa: Any, places: Any, query: Any, words: Any) -> Any:
-    """Emit `emit_maxima` for queries of one digit: `places` and `query` hold its addresses."""
+    """Emit `emit_maxima`: `places` and `query` hold its addresses."""
     number = types.int64
     signature = types.void(isa, types.UniTuple(number, 3), types.UniTuple(number, 2), number)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         places, query = (cgutils.unpack_tuple(builder, value) for value in arguments[1:3])
-        emit_maxima(builder, isa, places, [query], arguments[3])
+        emit_maxima(builder, isa, places, query, arguments[3])
         return context.get_dummy_value()
 
     return signature, generate
@@ -134,7 +131,7 @@ def _raise_maxima_and_convert(
         places, query, following = (cgutils.unpack_tuple(builder, arguments[i]) for i in (1, 2, 4))
         kind = WIDE_INT8 if instruction_set_of(isa).wide_rows else INT8
         convert = convert_meanwhile(builder, [kind], constant(kind), 4 * ROWS, following)
-        emit_maxima(builder, isa, places, [query], arguments[3], convert)
+        emit_maxima(builder, isa, places, query, arguments[3], convert)
         return context.get_dummy_value()
 
     return signature, generate

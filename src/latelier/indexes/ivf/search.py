@@ -21,9 +21,10 @@ from latelier.indexes.ivf.centroids import Centroids
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
 from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, ListEntries, select_candidates, sum_bits
-from latelier.indexes.ivf.kernels.dots import centroid_dots, rerank_scores
+from latelier.indexes.ivf.kernels.dots import centroid_dots
 from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
+from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
 from latelier.indexes.ivf.sign_stage import keep_best, keep_by_signs
 from latelier.kernels.instruction_sets import instruction_set
@@ -267,6 +268,5 @@ def _sums() -> np.ndarray:
 def _score_codes(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool) -> np.ndarray:
     """Return MaxSim of the codes with the query in single precision (all digits) or in 8 bits, float32."""
     scores, isa = np.empty(len(chosen), dtype="float32"), instruction_set().argument
-    coded = query.packed, query.start, query.scales
-    rerank_scores(isa, tuple(table.documents), chosen, tuple(table.codec.shape), coded, all_digits, scores)
+    rerank_scores(isa, tuple(table.documents), chosen, tuple(table.codec.shape), tuple(query), all_digits, scores)
     return scores

@@ -14,7 +14,7 @@ from numba.core import cgutils
 
 from latelier.kernels.simd import INTS, LANES, at, constant, shuffle
 
-__all__ = ["multiply_bytes"]
+__all__ = ["multiply_bytes", "multiply_pairs"]
 
 _SHORT, _WORD = ir.IntType(16), ir.IntType(32)
 # Sums of one loop, a register each; the other half of 16 registers is for the operands. Four rows share a load of the
@@ -102,12 +102,12 @@ def _multiply_block(
             word = builder.load(at(builder, place, ir.VectorType(_SHORT, 4)), align=1)
             row = shuffle(builder, word, [0, 1, 2, 3] * (width // 4))
             for part, total in zip(packed, totals, strict=True):
-                builder.store(builder.add(builder.load(total), _multiply_pairs(builder, row, part)), total)
+                builder.store(builder.add(builder.load(total), multiply_pairs(builder, row, part)), total)
             place = builder.add(place, stride)
     return [[builder.load(total) for total in totals] for totals in sums]
 
 
-def _multiply_pairs(builder: ir.IRBuilder, left: ir.Value, right: ir.Value) -> ir.Value:
+def multiply_pairs(builder: ir.IRBuilder, left: ir.Value, right: ir.Value) -> ir.Value:
     """Emit the products of 16-bit numbers, added in pairs of neighbours: half as many 32-bit numbers."""
     wide = ir.VectorType(_WORD, left.type.count)
     return _add_neighbours(builder, builder.mul(builder.sext(left, wide), builder.sext(right, wide)))

@@ -4,47 +4,13 @@ import threading
 
 import numpy as np
 import pytest
-from coded_documents import CodedSample
 
 from latelier.indexes.ivf.centroids import pack_centroids
-from latelier.indexes.ivf.code_layout import BITS, byte_width
-from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids, rerank_scores
+from latelier.indexes.ivf.code_layout import byte_width
+from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids
 from latelier.indexes.ivf.kernels.probing import NO_CENTROID
-from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.kernels.instruction_sets import supported
 
 pytestmark = pytest.mark.processor
-
-
-def reranked(isa, sample, query, all_digits):
-    scores = np.empty(len(sample.chosen), dtype="float32")
-    coded = query.packed, query.start, query.scales
-    documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
-    rerank_scores(isa.argument, documents, sample.chosen, shape, coded, all_digits, scores)
-    return scores
-
-
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("dim", [3, 64, 100, 128])
-@pytest.mark.parametrize("tokens", [1, 16, 21])
-def test_reranking_equals_the_loop(isa, bits, dim, tokens):
-    sample = CodedSample(dim, bits)
-    vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
-    query, decoded = quantise_query(vectors), sample.decoded()
-    rounded = query.digits[0, :, :dim].astype("float64") * query.scales[:, None]
-    for all_digits, asked in ((False, rounded), (True, vectors.astype("float64"))):
-        wanted = [sum((asked @ decoded[d].T).max(axis=1)) for d in sample.chosen]
-        np.testing.assert_allclose(reranked(isa, sample, query, all_digits), wanted, rtol=3e-6, atol=1e-5)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_instruction_sets_rerank_alike_to_the_last_bit(bits):
-    sample = CodedSample(100, bits)
-    query = quantise_query(np.random.default_rng(4).standard_normal((21, 100)).astype("float32"))
-    for all_digits in (False, True):
-        first, *others = (reranked(isa, sample, query, all_digits) for isa in supported())
-        for scores in others:
-            np.testing.assert_array_equal(scores, first)
 
 
 def centroids_and_rows(count, dim, rows=13, seed=5):

@@ -35,6 +35,7 @@ __all__ = [
     "TokenAddresses",
     "decode_documents",
     "encode_tokens",
+    "load_row",
     "load_rows",
     "load_scales",
     "token_addresses",
@@ -169,26 +170,39 @@ def load_rows(at: TokenAddresses, shape: CodeShape, count: int, rows: np.ndarray
     scales
         ``(8,)`` float32, written.
     """
-    width = rows.shape[1]
     rows_at = np.int64(rows.ctypes.data)
     for r in range(ROWS):
-        token = min(r, count - 1)
-        if shape.bits == 8:
-            copy_bytes(rows_at + r * width, at.codes + token * shape.dim, shape.dim)  # type: ignore[call-arg]
-        else:
-            signs_at = at.signs + token * shape.sign_words * 4
-            planes_at = at.codes + token * shape.code_bytes
-            merge_planes(shape.bits, signs_at, planes_at, rows_at + r * width, shape.sign_words)
+        load_row(at, min(r, count - 1), shape, rows_at + r * rows.shape[1])
     load_scales(at.scales, count, scales)
 
 
 @kernel()
+def load_row(at: TokenAddresses, token: int, shape: CodeShape, row: int) -> None:
+    """Write a token to an address in the form that kernels multiply: integers + 128, and any bytes beyond the dim.
+
+    Parameters
+    ----------
+    at, token
+        Addresses of a token, and how many tokens after it the wanted one is.
+    shape
+        Sizes of the codes.
+    row
+        Address of `byte_width(dim)` bytes.
+    """
+    if shape.bits == 8:
+        copy_bytes(row, at.codes + token * shape.dim, shape.dim)  # type: ignore[call-arg]
+    else:
+        signs_at, planes_at = at.signs + token * shape.sign_words * 4, at.codes + token * shape.code_bytes
+        merge_planes(shape.bits, signs_at, planes_at, row, shape.sign_words)
+
+
+@kernel()
 def load_scales(address: int, count: int, scales: np.ndarray) -> None:
-    """Read the scales of up to eight consecutive tokens into ``(8,)`` float32; places from `count` on get the last one.
+    """Read the scales of consecutive tokens into float32; if there are less than eight, eight places get the last one.
 
     Infinity and NaN, which only a damaged file holds, are read as zero.
     """
-    for r in range(ROWS):
+    for r in range(max(count, ROWS)):
         bits = np.uint32(read_half(address + 2 * min(r, count - 1)))
         scales[r] = float_of((bits if bits < _INFINITE else np.uint32(0)) << np.uint32(15))  # type: ignore[call-arg]
 

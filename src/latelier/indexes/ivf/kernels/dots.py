@@ -1,6 +1,6 @@
-"""Integer dot products, to rerank documents, to compare query tokens with centroids, and to assign tokens to centroids.
+"""Integer dot products, to compare query tokens with centroids, and to assign tokens to centroids.
 
-Rows are tokens as bytes shifted by 128; they are multiplied with groups of 16 query tokens or centroids, packed so that
+Rows are tokens as bytes shifted by 128; they are multiplied with groups of 16 centroids, packed so that
 each has a SIMD lane. Every kernel takes `InstructionSet.argument` and is compiled with the multiplication of that
 instruction set, see `latelier.kernels.instruction_sets`; the results are equal for all instruction sets.
 """
@@ -14,59 +14,20 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
-from latelier.indexes.ivf.kernels.codes import load_rows, load_scales, token_addresses
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
 from latelier.kernels.conversion import widen_bytes
 from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
-from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["centroid_dots", "nearest_centroids", "rerank_scores"]
-
-
-def _max_of(count: int) -> Any:
-    """Make the instruction sequence for the first `count` digits of the query's numbers."""
-
-    @intrinsic
-    def max_of_rows(typing_context: Any, isa: Any, places: Any, words: Any, groups: Any) -> Any:
-        """``best[lane] = max(best[lane], scales[r] * <rows[r], lanes[lane]>)`` for eight rows.
-
-        `places` are five addresses: of the rows ``(8, words * 4)`` from `_as_multiplied`; of their scales ``(8,)``
-        float32; of a group of the query's first digits ``(words, 16, 4)`` int8, and of its starting sums ``(16,)``
-        int32, in both of which the next digits are `groups` groups further; and of the maxima ``(16,)`` float32.
-        """
-        signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
-
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            _, places, words, groups = arguments
-            rows, scales, lanes, start, best = cgutils.unpack_tuple(builder, places)
-            starts = builder.mul(groups, constant(4 * LANES))
-            stride = builder.mul(starts, words)
-            digits = [
-                (
-                    builder.add(lanes, builder.mul(stride, constant(place))),
-                    builder.add(start, builder.mul(starts, constant(place))),
-                )
-                for place in range(count)
-            ]
-            emit_maxima(builder, isa, (rows, scales, best), digits, words)
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return max_of_rows
-
-
-_max_of_first_digits, _max_of_all_digits = _max_of(1), _max_of(3)
+__all__ = ["as_multiplied", "centroid_dots", "nearest_centroids"]
 
 
 @intrinsic
 def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, words: Any) -> Any:
     """Write for eight rows the centroid with the highest dot product, and that product; of equal ones, the first.
 
-    `places` are five addresses: of the rows ``(8, words * 4)`` from `_as_multiplied`, of the centroids ``(groups,
+    `places` are five addresses: of the rows ``(8, words * 4)`` from `as_multiplied`, of the centroids ``(groups,
     words, 16, 4)`` int8, of their starting sums ``(groups, 16)`` int32, and of the two results ``(8,)`` int32.
     """
     signature = types.void(isa, types.UniTuple(types.int64, 5), types.int64, types.int64)
@@ -141,7 +102,7 @@ _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 
 
 @kernel()
-def _as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
+def as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
     """Return the address of rows of bytes as the instruction set multiplies them: in `wide`, if that is 16 bits."""
     if not has_wide_rows(isa):
         return rows
@@ -151,7 +112,7 @@ def _as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
 
 @kernel()
 def _dots_of_row(isa: tuple[int, ...], row_at: int, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
-    """Write ``out[g, lane]``, the dot product of one row, at its address from `_as_multiplied`, with every centroid."""
+    """Write ``out[g, lane]``, the dot product of one row, at its address from `as_multiplied`, with every centroid."""
     groups, words = packed.shape[0], packed.shape[1]
     lanes_at = np.int64(packed.ctypes.data)
     start_at, out_at = np.int64(start.ctypes.data), np.int64(out.ctypes.data)
@@ -187,7 +148,7 @@ def centroid_dots(
     """
     wide = np.empty(rows.shape[1], dtype=np.uint16)  # used in each turn, as numba frees it after its last use by name
     for n in range(len(rows)):
-        row_at = _as_multiplied(isa, np.int64(rows[n].ctypes.data), wide)
+        row_at = as_multiplied(isa, np.int64(rows[n].ctypes.data), wide)
         g = 0
         for m in range(ranges.shape[1]):
             first, last = ranges[n, m, 0], ranges[n, m, 1]
@@ -231,7 +192,7 @@ def nearest_centroids(
             here = np.int64(rows.ctypes.data) + order[first] * width
         else:
             here = _copy_rows(rows, order, first, count, block)
-        here = _as_multiplied(isa, here, wide)
+        here = as_multiplied(isa, here, wide)
         places = (here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), where_at, best_at)
         _nearest_of_rows(isa, places, groups, words)  # type: ignore[call-arg]
         for r in range(count):
@@ -259,81 +220,3 @@ def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, bloc
         for line in range(0, width, 64):
             prefetch(rows_at + ahead * width + line)
     return block_at
-
-
-@kernel()
-def rerank_scores(
-    isa: tuple[int, ...],
-    documents: CodedDocuments,
-    chosen: np.ndarray,
-    shape: CodeShape,
-    query: tuple[np.ndarray, np.ndarray, np.ndarray],
-    all_digits: bool,
-    scores: np.ndarray,
-) -> None:
-    """Write the MaxSim of the chosen documents' codes with one query.
-
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    documents
-        `CodedDocuments`, as a plain tuple.
-    chosen
-        ``(n,)`` int64: documents to score.
-    shape
-        `CodeShape`, as a plain tuple.
-    query
-        `packed`, `start` and `scales` of a `QuantisedQuery`.
-    all_digits
-        Use all three digits of the query's numbers, in single precision, rather than the first, in 8 bits.
-    scores
-        ``(n,)`` float32, written; minus infinity for a document without tokens.
-    """
-    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
-    packed, start, query_scales = query
-    width = 32 * shape.sign_words
-    groups = packed.shape[1]
-    rows, wide = np.empty((ROWS, width), dtype=np.uint8), np.empty(ROWS * width, dtype=np.uint16)
-    row_scales = np.empty(ROWS, dtype=np.float32)
-    best = np.empty(groups * LANES, dtype=np.float32)
-    rows_at, scales_at = np.int64(rows.ctypes.data), np.int64(row_scales.ctypes.data)
-    packed_at, start_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data)
-    best_at = np.int64(best.ctypes.data)
-    in_place = shape.bits == 8 and shape.dim == width  # codes can be multiplied without copying them
-    for n in range(len(chosen)):
-        d, ahead = chosen[n], chosen[min(n + 1, len(chosen) - 1)]
-        tokens, more = documents.lengths[d], documents.lengths[ahead]
-        for line in range(0, 2 * more, 64):
-            prefetch(documents.scales[ahead] + line)  # type: ignore[call-arg]
-        best[:] = -np.inf
-        for token in range(0, max(tokens, more), ROWS):
-            # Prefetch as many bytes of the next document as this step reads; more at once would wait for each other.
-            for line in range(token * shape.code_bytes, min(token + ROWS, more) * shape.code_bytes, 64):
-                prefetch(documents.codes[ahead] + line)  # type: ignore[call-arg]
-            if token >= tokens:
-                continue
-            # The last step begins earlier, to have eight rows; scoring a row twice does not change the maximum.
-            first = max(0, min(token, tokens - ROWS))
-            count = min(ROWS, tokens - first)
-            here = token_addresses(documents, d, first, shape)
-            if in_place and count == ROWS:
-                block_at = here.codes
-                load_scales(here.scales, count, row_scales)
-            else:
-                block_at = rows_at
-                load_rows(here, shape, count, rows, row_scales)
-            block_at = _as_multiplied(isa, block_at, wide)
-            for g in range(groups):
-                group_at, sums_at = packed_at + g * width * LANES, start_at + 4 * LANES * g
-                places = (block_at, scales_at, group_at, sums_at, best_at + 4 * LANES * g)
-                if all_digits:
-                    _max_of_all_digits(isa, places, width // 4, groups)
-                else:
-                    _max_of_first_digits(isa, places, width // 4, groups)
-        total = np.float32(0)
-        for i in range(len(query_scales)):
-            total += best[i] * query_scales[i]
-        # The selection after this stage does not accept NaN, the score of a document without tokens or with damaged
-        # scales.
-        scores[n] = total if total == total else -np.inf

@@ -10,7 +10,10 @@ from latelier.indexes.ivf.code_layout import byte_width
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import LANES
 
-__all__ = ["QuantisedQuery", "quantise_query"]
+__all__ = ["BASE", "DIGITS", "QuantisedQuery", "quantise_query"]
+
+# Digits of a number, and what a unit of one is worth in units of the next.
+DIGITS, BASE = 3, 254
 
 
 class QuantisedQuery(NamedTuple):
@@ -62,10 +65,10 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
     query = QuantisedQuery(
         # For arrays that are read-only or not contiguous, kernels would be compiled again.
         vectors if vectors.flags.carray else np.array(vectors, order="C"),
-        np.zeros((3, tokens, width), dtype="int8"),
+        np.zeros((DIGITS, tokens, width), dtype="int8"),
         np.full((tokens, width), 128, dtype="uint8"),
-        np.zeros((3, groups, width // 4, LANES, 4), dtype="int8"),
-        np.zeros((3, groups, LANES), dtype="int32"),
+        np.zeros((DIGITS, groups, width // 4, LANES, 4), dtype="int8"),
+        np.zeros((DIGITS, groups, LANES), dtype="int32"),
         np.empty(tokens, dtype="float32"),
     )
     _quantise(tuple(query))
@@ -92,13 +95,13 @@ def _quantise(query: QuantisedQuery) -> None:
         inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-37 else 0.0
         for i in range(dim):
             rest[i] = np.float64(query.vectors[t, i]) * inverse
-        for place in range(3):
+        for place in range(DIGITS):
             total = np.int32(0)
             for i in range(dim):
                 # floor(rest + 1/2): the shift by 128 makes the number positive, and truncation then rounds it down.
                 # The new rest is 254 times a number in [-1/2, 1/2], so the next digit is in [-127, 127].
                 digit = np.int32(rest[i] + 128.5) - np.int32(128)
-                rest[i] = (rest[i] - digit) * 254
+                rest[i] = (rest[i] - digit) * BASE
                 query.digits[place, t, i] = digit
                 total += digit
             query.start[place, group, lane] = -128 * total

@@ -1,0 +1,279 @@
+"""Reranking: MaxSim of document codes with a query, whose numbers are taken in 8 bits or in single precision.
+
+For single precision, the products in 8 bits come first. They are wrong by a bounded amount, so only few document tokens
+can have the highest product with a query token, and only these are multiplied with all digits of its numbers. The
+scores are those of all products with all digits, and equal for all instruction sets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
+from latelier.indexes.ivf.kernels.codes import (
+    TokenAddresses,
+    load_row,
+    load_rows,
+    load_scales,
+    token_addresses,
+)
+from latelier.indexes.ivf.kernels.dots import as_multiplied
+from latelier.indexes.ivf.kernels.memory import prefetch
+from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery
+from latelier.kernels.int8_maxsim import emit_maxima
+from latelier.kernels.jit import kernel
+from latelier.kernels.multiply.pairs import multiply_pairs
+from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, declare
+
+__all__ = ["rerank_scores"]
+
+# Groups of query tokens whose products with a document are kept at a time; limits the memory for long queries.
+_GROUPS = 4
+_UNIT = np.float32(1 / BASE)
+# Bytes that are multiplied at a time for one product.
+_BYTES = 32
+
+
+@intrinsic
+def _raise_maxima(typing_context: Any, isa: Any, places: Any, words: Any, stride: Any) -> Any:
+    """Raise the maxima of sixteen query tokens by eight rows, see `emit_maxima`, and keep the products.
+
+    `places` are six addresses: of the rows from `as_multiplied`, of their scales ``(8,)`` float32, of the maxima
+    ``(16,)`` float32, of the query tokens ``(words, 16, 4)`` int8, of their starting sums ``(16,)`` int32, and of the
+    products ``(8, 16)`` float32, whose rows are `stride` bytes apart.
+    """
+    signature = types.void(isa, types.UniTuple(types.int64, 6), types.int64, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        _, places, words, stride = arguments
+        *own, lanes, start, kept = cgutils.unpack_tuple(builder, places)
+        for r, product in enumerate(emit_maxima(builder, isa, tuple(own), (lanes, start), words)):
+            place = builder.add(kept, builder.mul(stride, constant(r)))
+            builder.store(product, at(builder, place, FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _lanes_reaching(typing_context: Any, products: Any, edges: Any) -> Any:
+    """Return a bit for each of the sixteen products at an address: whether it is at least the edge of its lane."""
+    signature = types.int64(types.int64, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        products, edges = (builder.load(at(builder, address, FLOATS), align=4) for address in arguments)
+        reaching = builder.bitcast(builder.fcmp_ordered(">=", products, edges), ir.IntType(LANES))
+        return builder.zext(reaching, ir.IntType(64))
+
+    return signature, generate
+
+
+@intrinsic
+def _lowest_bit(typing_context: Any, mask: Any) -> Any:
+    """Return the position of the lowest set bit of a mask that is not 0."""
+    signature = types.int64(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return signature, generate
+
+
+@intrinsic
+def _dots(typing_context: Any, row: Any, digits: Any, stride: Any, width: Any) -> Any:
+    """Return the dot products of a row, ``(width,)`` uint8, with the three digits of a query token, int8.
+
+    The digits are `stride` bytes apart.
+    """
+    signature = types.UniTuple(types.int32, DIGITS)(*[types.int64] * 4)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, digits, stride, width = arguments
+        octets, word = ir.VectorType(ir.IntType(8), _BYTES), ir.IntType(32)
+        shorts, words = ir.VectorType(ir.IntType(16), _BYTES), ir.VectorType(word, _BYTES // 2)
+        sums = [cgutils.alloca_once_value(builder, ir.Constant(words, [0] * words.count)) for _ in range(DIGITS)]
+        with cgutils.for_range_slice(builder, constant(0), width, constant(_BYTES), inc=True) as (index, _):
+            codes = builder.zext(builder.load(at(builder, builder.add(row, index), octets), align=1), shorts)
+            for digit, total in enumerate(sums):
+                place = builder.add(builder.add(digits, index), builder.mul(stride, constant(digit)))
+                factors = builder.sext(builder.load(at(builder, place, octets), align=1), shorts)
+                builder.store(builder.add(builder.load(total), multiply_pairs(builder, codes, factors)), total)
+        add = declare(builder.module, f"llvm.vector.reduce.add.v{words.count}i32", [words], word)
+        totals = [builder.call(add, [builder.load(total)]) for total in sums]
+        return context.make_tuple(builder, signature.return_type, totals)
+
+    return signature, generate
+
+
+@kernel()
+def rerank_scores(
+    isa: tuple[int, ...],
+    documents: CodedDocuments,
+    chosen: np.ndarray,
+    shape: CodeShape,
+    query: QuantisedQuery,
+    all_digits: bool,
+    scores: np.ndarray,
+) -> None:
+    """Write the MaxSim of the chosen documents' codes with one query.
+
+    Parameters
+    ----------
+    isa
+        `InstructionSet.argument`.
+    documents
+        `CodedDocuments`, as a plain tuple.
+    chosen
+        ``(n,)`` int64: documents to score.
+    shape
+        `CodeShape`, as a plain tuple.
+    query
+        `QuantisedQuery`, as a plain tuple.
+    all_digits
+        Use all three digits of the query's numbers, in single precision, rather than the first, in 8 bits.
+    scores
+        ``(n,)`` float32, written; minus infinity for a document without tokens.
+    """
+    documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), QuantisedQuery(*query)
+    groups, longest = query.packed.shape[1], ROWS
+    for d in chosen:
+        longest = max(longest, documents.lengths[d])
+    scales, best = np.empty(longest, dtype=np.float32), np.empty(groups * LANES, dtype=np.float32)
+    products = np.empty((longest, min(groups, _GROUPS) * LANES), dtype=np.float32)
+    row, edges = np.empty(32 * shape.sign_words, dtype=np.uint8), np.empty(products.shape[1], dtype=np.float32)
+    margins = _margins(query) if all_digits else best
+    for n in range(len(chosen)):
+        d, ahead = chosen[n], chosen[min(n + 1, len(chosen) - 1)]
+        tokens = documents.lengths[d]
+        for line in range(0, 2 * documents.lengths[ahead], 64):
+            prefetch(documents.scales[ahead] + line)  # type: ignore[call-arg]
+        best[:] = -np.inf
+        if tokens > 0:
+            load_scales(documents.scales[d], tokens, scales)
+        for first in range(0, groups, _GROUPS):
+            count = min(_GROUPS, groups - first)
+            _raise_by_document(isa, documents, (d, ahead), shape, query, (first, count), scales, products, best)
+            if all_digits and tokens > 0:
+                largest = scales[:tokens].max()
+                for i in range(count * LANES):
+                    t = first * LANES + i
+                    edges[i] = best[t] - margins[t] * largest if t < len(query.scales) else np.inf
+                    best[t] = -np.inf
+                here = token_addresses(documents, d, 0, shape)
+                _multiply_all_digits(here, shape, query, first, scales[:tokens], products, (row, edges), best)
+        total = np.float32(0)
+        for i in range(len(query.scales)):
+            total += best[i] * query.scales[i]
+        # The selection after this stage does not accept NaN, the score of a document without tokens or with damaged
+        # scales.
+        scores[n] = total if total == total else -np.inf
+
+
+@kernel()
+def _margins(query: QuantisedQuery) -> np.ndarray:
+    """Return how far a product in 8 bits can be below the highest if it may be the highest, for a row's scale of 1."""
+    tokens, dim = query.vectors.shape
+    margins = np.zeros(query.packed.shape[1] * LANES, dtype=np.float32)
+    for t in range(tokens):
+        # The numbers of a row are at most 128. Rounding to float32 adds less than the last term.
+        total = dim / 256
+        for i in range(dim):
+            low = abs(np.float64(query.digits[2, t, i])) / BASE
+            total += 128 / BASE * (abs(np.float64(query.digits[1, t, i])) + low)
+        margins[t] = 2 * total
+    return margins
+
+
+@kernel()
+def _raise_by_document(
+    isa: tuple[int, ...],
+    documents: CodedDocuments,
+    pair: tuple[int, int],
+    shape: CodeShape,
+    query: QuantisedQuery,
+    some: tuple[int, int],
+    scales: np.ndarray,
+    products: np.ndarray,
+    best: np.ndarray,
+) -> None:
+    """Write the products in 8 bits of a document with some groups of query tokens, and raise their maxima in `best`.
+
+    `pair` are the document and the next one, which is prefetched; `some` the first group and the number of groups.
+    """
+    (d, ahead), (first_group, groups) = pair, some
+    tokens, more = documents.lengths[d], documents.lengths[ahead]
+    width, stride = 32 * shape.sign_words, products.shape[1] * 4
+    rows, wide = np.empty((ROWS, width), dtype=np.uint8), np.empty(ROWS * width, dtype=np.uint16)
+    row_scales = np.empty(ROWS, dtype=np.float32)
+    packed_at, start_at = np.int64(query.packed.ctypes.data), np.int64(query.start.ctypes.data)
+    best_at, scales_at = np.int64(best.ctypes.data), np.int64(scales.ctypes.data)
+    products_at = np.int64(products.ctypes.data)
+    in_place = shape.bits == 8 and shape.dim == width  # codes can be multiplied without copying them
+    for token in range(0, max(tokens, more), ROWS):
+        # Prefetch as many bytes of the next document as this step reads; more at once would wait for each other.
+        for line in range(token * shape.code_bytes, min(token + ROWS, more) * shape.code_bytes, 64):
+            prefetch(documents.codes[ahead] + line)  # type: ignore[call-arg]
+        if token >= tokens:
+            continue
+        # The last step begins earlier, to have eight rows; scoring a row twice does not change the maximum.
+        first = max(0, min(token, tokens - ROWS))
+        count = min(ROWS, tokens - first)
+        here = token_addresses(documents, d, first, shape)
+        block_at = here.codes
+        if not in_place or count < ROWS:
+            load_rows(here, shape, count, rows, row_scales)
+            block_at = np.int64(rows.ctypes.data)
+        block_at = as_multiplied(isa, block_at, wide)
+        for g in range(first_group, first_group + groups):
+            step = 4 * LANES * g
+            own = (block_at, scales_at + 4 * first, best_at + step)
+            kept = products_at + stride * first + 4 * LANES * (g - first_group)
+            _raise_maxima(isa, (*own, packed_at + step // 4 * width, start_at + step, kept), width // 4, stride)
+
+
+@kernel()
+def _multiply_all_digits(
+    document: TokenAddresses,
+    shape: CodeShape,
+    query: QuantisedQuery,
+    first: int,
+    scales: np.ndarray,
+    products: np.ndarray,
+    scratch: tuple[np.ndarray, np.ndarray],
+    best: np.ndarray,
+) -> None:
+    """Write the highest products of a document's tokens with some groups of query tokens, from group `first`.
+
+    Only tokens whose product in 8 bits reaches the edge of a query token are multiplied with all of its digits. At
+    least one reaches each edge. `scratch` holds memory for a token's codes, and the edges.
+    """
+    row, edges = scratch
+    width, columns = len(row), products.shape[1]
+    in_place = shape.bits == 8 and shape.dim == width
+    digits_at, stride = np.int64(query.digits.ctypes.data), query.digits.shape[1] * width
+    products_at, edges_at = np.int64(products.ctypes.data), np.int64(edges.ctypes.data)
+    groups = min(columns // LANES, query.packed.shape[1] - first)
+    for r in range(len(scales)):
+        row_at, loaded = np.int64(row.ctypes.data), False
+        for g in range(groups):
+            kept = products_at + 4 * (columns * r + LANES * g)
+            mask: int = _lanes_reaching(kept, edges_at + 4 * LANES * g)  # type: ignore[call-arg]
+            while mask != 0:
+                lane = _lowest_bit(mask)
+                mask &= mask - 1
+                if in_place:
+                    row_at = document.codes + r * width
+                elif not loaded:
+                    load_row(document, r, shape, row_at)
+                    loaded = True
+                t = (first + g) * LANES + lane
+                sums = _dots(row_at, digits_at + t * width, stride, width)  # type: ignore[call-arg]
+                value = np.float32(sums[2] + query.start[2, first + g, lane])
+                value = value * _UNIT + np.float32(sums[1] + query.start[1, first + g, lane])
+                value = value * _UNIT + np.float32(sums[0] + query.start[0, first + g, lane])
+                best[t] = max(best[t], value * scales[r])
