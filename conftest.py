@@ -27,6 +27,7 @@ from hypothesis import settings
 
 # GPU kernels import triton, which only torch's CUDA builds bring.
 collect_ignore_glob = [] if find_spec("triton") else ["src/latelier/scores/engines/triton.py"]
+collect_ignore_glob += [] if find_spec("mteb") else ["src/latelier/integrations/mteb.py"]
 # They hold no examples, and doctest would import the many conftest.py of this tree under one name.
 collect_ignore_glob.append("**/conftest.py")
 

@@ -16,14 +16,15 @@ LAYERS = [
     {"errors"},
     {"utils"},
     {"arrays", "embeddings"},
-    {"kernels", "evaluation"},
+    {"kernels"},
     {"scores"},
     {"modules"},
     {"models", "indexes"},
     {"experimental", "losses", "rank", "retrieve"},
+    {"evaluation"},
     {"data"},
     {"training"},
-    {"demo"},
+    {"demo", "integrations"},
     {"cli"},
 ]
 

@@ -69,6 +69,7 @@ except SystemExit as stop:
             "ir_measures",
             "from latelier.evaluation import evaluate; evaluate({'q': {'d': 1.0}}, {'q': {'d': 1}})",
         ),
+        ("mteb", "mteb", "from latelier.integrations import MTEBSearch"),
         (
             "gpu",
             "late_interaction_kernels",

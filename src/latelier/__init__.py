@@ -18,6 +18,7 @@ __all__ = [
     "evaluation",
     "experimental",
     "indexes",
+    "integrations",
     "losses",
     "models",
     "modules",

@@ -83,7 +83,7 @@ def test_identical_runs_differ_in_nothing():
         ((A, B, QRELS), {"names": "ab"}, "received 'ab' .* as names"),
         ((A, B, QRELS), {"measures": ["nDGC"]}, "did you mean 'nDCG'"),
         ((A, B, QRELS), {"trials": 0}, "trials"),
-        ((A, B, QRELS), {"seed": 0.5}, "as seed"),
+        ((A, B, QRELS), {"seed": 0.5}, "seed"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*count as 0")

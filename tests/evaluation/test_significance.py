@@ -109,7 +109,7 @@ def test_bootstrap_interval_equals_a_loop_and_narrows_with_more_queries():
         (lambda: randomization_test([[0.1]]), r"differences of shape \(1, 1\)"),
         (lambda: randomization_test([0.1, math.nan]), "difference 1 is not finite"),
         (lambda: randomization_test([0.1], trials=0), "trials"),
-        (lambda: randomization_test([0.1] * 40, seed=-1), r"received -1 \(int\) as seed"),
+        (lambda: randomization_test([0.1] * 40, seed=-1), "seed"),
         (lambda: paired_effect_size([0.1]), "needs at least two"),
         (lambda: bootstrap_interval([0.1], confidence=95), "confidence=95"),
     ],

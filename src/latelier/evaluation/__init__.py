@@ -7,6 +7,7 @@ from latelier.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from latelier.evaluation.collection import Collection, load_beir
     from latelier.evaluation.comparison import Comparison, MeasureComparison, compare
+    from latelier.evaluation.evaluator import RetrievalEvaluator
     from latelier.evaluation.measures import Evaluation, evaluate
     from latelier.evaluation.run_files import read_qrels, read_run, write_run
     from latelier.evaluation.trec import (
@@ -25,6 +26,7 @@ __all__ = [
     "Evaluation",
     "MeasureComparison",
     "Qrels",
+    "RetrievalEvaluator",
     "Run",
     "compare",
     "evaluate",
@@ -42,6 +44,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     collection=("Collection", "load_beir"),
     comparison=("Comparison", "MeasureComparison", "compare"),
+    evaluator=("RetrievalEvaluator",),
     measures=("Evaluation", "evaluate"),
     run_files=("read_qrels", "read_run", "write_run"),
     trec=("Qrels", "Run", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"),

@@ -13,7 +13,6 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import check_count
-from latelier.utils.describing import describe
 
 __all__ = ["bootstrap_interval", "holm", "paired_effect_size", "randomization_test"]
 
@@ -206,9 +205,7 @@ def _checked(differences: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _generator(seed: int) -> np.random.Generator:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InvalidArgumentError(f"received {describe(seed)} as seed; expected an integer of at least 0.")
-    return np.random.default_rng(seed)
+    return np.random.default_rng(check_count("seed", seed, 0))
 
 
 def _hits(flipped: np.ndarray, values: np.ndarray, reached: float) -> int:

@@ -1,0 +1,192 @@
+"""`RetrievalEvaluator`: measures a model during training with an index in place of brute force."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.evaluation.collection import Collection
+from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate
+from latelier.evaluation.temporary_index import (
+    MakeIndex,
+    describe_index,
+    fill_index,
+    search_index,
+    temporary_index,
+)
+from latelier.indexes import Flat
+from latelier.utils.checks import check_count
+from latelier.utils.describing import describe
+
+if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder
+
+__all__ = ["RetrievalEvaluator"]
+
+
+class RetrievalEvaluator(BaseEvaluator):
+    """An evaluator for the trainers of sentence-transformers that searches with an index.
+
+    It encodes the documents of a collection with the model as it is, puts them into a new index in a temporary folder,
+    searches the queries that have qrels, and measures the run with `evaluate`. So it measures what users of the index
+    will get, its approximation and its quantisation included, and memory depends on the index and not on the
+    collection.
+
+    Parameters
+    ----------
+    collection
+        Documents, queries and qrels.
+    measures
+        Names in ir-measures' spelling. The first is the `primary_metric`, by which a trainer chooses the best
+        checkpoint.
+    index
+        Makes the index in a folder: `latelier.indexes.Flat` (exact), `latelier.indexes.IVF`,
+        ``functools.partial(IVF, nbits=2)``, ...
+    search_options
+        Further arguments of the index's `search`, such as ``{"effort": "fast"}``.
+    k
+        Documents to find for each query: at least the largest cutoff of the measures.
+    name
+        Name of the collection: the prefix of the metrics, ``"scifact_nDCG@10"``.
+    batch_size
+        Texts per batch of the model.
+    write_csv
+        Append the measures to ``Retrieval_evaluation_<name>_results.csv`` in the trainer's output folder.
+    show_progress
+        Show a progress bar while texts are encoded.
+
+    Attributes
+    ----------
+    primary_metric
+        Key of the first measure; ``metric_for_best_model=f"eval_{evaluator.primary_metric}"``.
+    greater_is_better
+        True.
+    run
+        The run of the last call, for `compare` and `write_run`; None before.
+    evaluation
+        The `Evaluation` of the last call, with the values per query; None before.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument has the wrong type; when called, as in `evaluate` and in the index's `search`.
+
+    Examples
+    --------
+    >>> from latelier.evaluation import Collection
+    >>> from latelier.models import ColBERT
+    >>> collection = Collection(
+    ...     documents={
+    ...         "d1": {"title": "Rome", "text": "A low fare to Italy."},
+    ...         "d2": {"title": "Carbonara", "text": "How to cook spaghetti."},
+    ...     },
+    ...     queries={"q1": "recipes for pasta"},
+    ...     qrels={"q1": {"d2": 1}},
+    ... )
+    >>> evaluator = RetrievalEvaluator(collection, ["RR@10"], name="toy")
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> evaluator(ColBERT.from_dense(name, device="cpu"))
+    {'toy_RR@10': 1.0}
+    >>> evaluator.primary_metric, list(evaluator.run["q1"])
+    ('toy_RR@10', ['d2', 'd1'])
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        measures: Iterable[str] = DEFAULT_MEASURES,
+        *,
+        index: MakeIndex = Flat,
+        search_options: Mapping[str, Any] | None = None,
+        k: int = 100,
+        name: str = "",
+        batch_size: int = 32,
+        write_csv: bool = True,
+        show_progress: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(collection, Collection):
+            raise InvalidArgumentError(
+                f"received {describe(collection)} as collection; expected an evaluation.Collection, such as load_beir "
+                "returns."
+            )
+        if not isinstance(search_options, (Mapping, type(None))):
+            raise InvalidArgumentError(f"received {describe(search_options)} as search_options; expected a dict.")
+        self.collection = collection
+        self.measures = [measures] if isinstance(measures, str) else list(measures)
+        if not self.measures:
+            raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
+        self.index = index
+        self.search_options = dict(search_options or {})
+        self.k = check_count("k", k)
+        self.name = name
+        self.batch_size = check_count("batch_size", batch_size)
+        self.write_csv = write_csv
+        self.show_progress = show_progress
+        self.primary_metric = f"{name}_{self.measures[0]}" if name else self.measures[0]
+        self.run: dict[str, dict[str, float]] | None = None
+        self.evaluation: Evaluation | None = None
+
+    def __call__(
+        self, model: MultiVectorEncoder, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Measure a model.
+
+        Parameters
+        ----------
+        model
+            A `ColBERT`, or another multi-vector model of sentence-transformers.
+        output_path
+            Folder for the CSV file; None writes none.
+        epoch, steps
+            When the trainer calls, for the CSV file; -1 outside of training.
+
+        Returns
+        -------
+        dict
+            Metric, with the prefix, to value.
+
+        Raises
+        ------
+        StorageError
+            If the CSV file cannot be written.
+        """
+        options: dict[str, Any] = {"batch_size": self.batch_size, "show_progress_bar": self.show_progress}
+        queries = {query: text for query, text in self.collection.queries.items() if self.collection.qrels.get(query)}
+        with temporary_index(self.index) as index:
+            fill_index(index, self.collection.texts().items(), partial(model.encode_document, **options))
+            self.run = search_index(index, queries, partial(model.encode_query, **options), self.k, self.search_options)
+        self.evaluation = evaluate(self.run, self.collection.qrels, self.measures)
+        if output_path is not None and self.write_csv:
+            self._append(Path(output_path), epoch, steps, self.evaluation)
+        metrics: dict[str, float] = self.prefix_name_to_metrics(dict(self.evaluation), self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    @property
+    def description(self) -> str:
+        """What model cards call it."""
+        return "Retrieval with an index"
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings that model cards show: the index, its options and `k`."""
+        return {**describe_index(self.index, self.search_options), "k": self.k}
+
+    def _append(self, folder: Path, epoch: float, steps: int, evaluation: Evaluation) -> None:
+        path = folder / f"Retrieval_evaluation{f'_{self.name}' if self.name else ''}_results.csv"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
+            with path.open("a", encoding="utf-8", newline="") as file:
+                rows = csv.writer(file, lineterminator="\n")
+                if is_new:
+                    rows.writerow(["epoch", "steps", *evaluation])
+                rows.writerow([epoch, steps, *evaluation.values()])
+        except (OSError, ValueError) as error:  # ValueError: a null character in the path
+            raise StorageError(f"cannot write {path}: {error}.") from error

@@ -1,0 +1,11 @@
+"""Latelier inside other packages: one module for each, the only one that imports that package."""
+
+from typing import TYPE_CHECKING
+
+from latelier.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from latelier.integrations.mteb import MTEBSearch
+
+__all__ = ["MTEBSearch"]
+__getattr__, __dir__ = lazy_names(__name__, mteb=("MTEBSearch",))

@@ -1,0 +1,240 @@
+"""`MTEBSearch`: a model and an index as a search model of `mteb`, so that ``mteb.evaluate`` measures both together.
+
+Needs the extra ``mteb``. By itself, mteb scores every document of a multi-vector model by brute force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
+from latelier.evaluation.temporary_index import (
+    MakeIndex,
+    describe_index,
+    fill_index,
+    search_index,
+    temporary_index,
+)
+from latelier.indexes import IVF, Index
+from latelier.models import load
+from latelier.rank import rerank
+from latelier.utils.describing import describe
+
+try:
+    from mteb._create_dataloaders import create_dataloader  # what mteb's own models read texts with
+    from mteb.models.abs_encoder import get_prompt_name
+    from mteb.models.model_meta import ModelMeta
+    from mteb.types import PromptType
+except ImportError as error:
+    raise MissingExtraError("Evaluating with mteb", "mteb") from error
+
+if TYPE_CHECKING:
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from sentence_transformers import MultiVectorEncoder
+    from typing_extensions import Self
+
+__all__ = ["MTEBSearch"]
+
+# Texts that mteb prepares at once.
+_BATCH = 2048
+
+
+class MTEBSearch:
+    """A model and an index, as mteb's `SearchProtocol`.
+
+    For each task, the documents are encoded into a new index in a temporary folder and searched there. The folder is
+    removed before the next task, and by `close`.
+
+    Parameters
+    ----------
+    model
+        A `latelier.models.ColBERT`, another multi-vector model of sentence-transformers, or a name or folder for
+        `latelier.models.load`.
+    index
+        Makes the index in a folder: `latelier.indexes.IVF`, `latelier.indexes.Flat`,
+        ``functools.partial(IVF, nbits=2)``, ...
+    search_options
+        Further arguments of the index's `search`, such as ``{"effort": "exact"}``.
+    name
+        Name under which mteb keeps the results, ``"organisation/model"``; None for that of the model's card. A model
+        that was never published or saved needs one, as mteb finds earlier results by it.
+    prompts
+        Prompts by mteb's names, such as ``"NFCorpus-query"``, ``"Retrieval-query"`` or ``"query"``, from special to
+        general; None for the prompts of the model.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument has the wrong type, or mteb hands over inputs other than texts.
+    MissingExtraError
+        If mteb is not installed, when this module is imported.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> model = ColBERT.from_dense(name, device="cpu")
+    >>> search = MTEBSearch(model, name="me/minilm-tokens")
+    >>> search.mteb_model_meta.name, search.mteb_model_meta.experiment_kwargs
+    ('me/minilm-tokens', {'index': 'IVF'})
+
+    ``mteb.evaluate(search, mteb.get_tasks(["NFCorpus"]))`` downloads the task and measures the model on it.
+    """
+
+    def __init__(
+        self,
+        model: MultiVectorEncoder | str,
+        index: MakeIndex = IVF,
+        *,
+        search_options: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        prompts: Mapping[str, str] | None = None,
+    ) -> None:
+        for argument, given in (("search_options", search_options), ("prompts", prompts)):
+            if not isinstance(given, (Mapping, type(None))):
+                raise InvalidArgumentError(f"received {describe(given)} as {argument}; expected a dict.")
+        if not isinstance(name, (str, type(None))) or name == "":
+            raise InvalidArgumentError(f"received {describe(name)} as name; expected a text such as 'me/my-model'.")
+        self.model = load(model) if isinstance(model, str) else model
+        self.make_index = index
+        self.search_options = dict(search_options or {})
+        self.name = name
+        self.prompts = dict(self.model.prompts if prompts is None else prompts)
+        self._open = ExitStack()
+        self._index: Index | None = None
+
+    @property
+    def mteb_model_meta(self) -> ModelMeta:
+        """The model's metadata, with the index as an experiment: mteb keeps the results of each index apart."""
+        meta = ModelMeta.from_multi_vector_encoder_model(self.model)
+        settings = describe_index(self.make_index, self.search_options)
+        changes = {"experiment_kwargs": settings} | ({} if self.name is None else {"name": self.name})
+        return meta.model_copy(update=changes)
+
+    def index(
+        self,
+        corpus: Any,
+        *,
+        task_metadata: TaskMetadata,
+        hf_split: str,
+        hf_subset: str,
+        encode_kwargs: Mapping[str, Any],
+        num_proc: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Encode the documents of a task into a new index.
+
+        Parameters
+        ----------
+        corpus
+            The documents, as mteb hands them over: with ``id``, ``text`` and ``title``.
+        task_metadata
+            The task, which chooses the prompt.
+        hf_split, hf_subset
+            The split and subset; not used.
+        encode_kwargs
+            Arguments of the model's `encode_document`, such as ``batch_size``.
+        num_proc
+            Processes that prepare the texts.
+        **kwargs
+            mteb reserves them for extensions; not used.
+        """
+        self.close()
+        texts = self._texts(corpus, task_metadata, PromptType.document, num_proc)
+        self._index = self._open.enter_context(temporary_index(self.make_index))
+        encode = self._encoder(self.model.encode_document, task_metadata, PromptType.document, encode_kwargs)
+        fill_index(self._index, texts, encode)
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: TaskMetadata,
+        hf_split: str,
+        hf_subset: str,
+        top_k: int,
+        encode_kwargs: Mapping[str, Any],
+        top_ranked: Mapping[str, list[str]] | None = None,
+        num_proc: int | None = None,
+        **kwargs: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Search the documents, or rerank the candidates of each query.
+
+        Parameters
+        ----------
+        queries
+            The queries, as mteb hands them over; an instruction is appended to the text.
+        task_metadata, hf_split, hf_subset, num_proc, **kwargs
+            As in `index`.
+        top_k
+            Documents per query.
+        encode_kwargs
+            Arguments of the model's `encode_query`.
+        top_ranked
+            Query id to ids of the candidates, in reranking tasks: only these are scored, by the vectors that the index
+            stores. A query without candidates has no results.
+
+        Returns
+        -------
+        dict
+            Query id to document id to score.
+
+        Raises
+        ------
+        LatelierError
+            If nothing was indexed.
+        UnknownIdError
+            If a candidate is not in the corpus.
+        """
+        if self._index is None:
+            raise LatelierError("there is no index to search; call index first, as mteb does.")
+        texts = dict(self._texts(queries, task_metadata, PromptType.query, num_proc))
+        encode = self._encoder(self.model.encode_query, task_metadata, PromptType.query, encode_kwargs)
+        if top_ranked is None:
+            return search_index(self._index, texts, encode, top_k, self.search_options)
+        run: dict[str, dict[str, float]] = {}
+        for (query, _), vectors in zip(texts.items(), encode(list(texts.values())), strict=True):
+            candidates = list(top_ranked.get(query, ()))
+            found = []
+            if candidates:
+                [found] = rerank([candidates], [vectors.cpu()], [self._index.get_embeddings(candidates)], top_k)
+            run[query] = {str(hit.id): hit.score for hit in found}
+        return run
+
+    def close(self) -> None:
+        """Close the index and remove its folder. Closing twice is allowed."""
+        self._index = None
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"MTEBSearch({self.mteb_model_meta.name!r}, {describe_index(self.make_index, self.search_options)})"
+
+    def _encoder(
+        self, encode: Callable[..., Any], task: TaskMetadata, kind: PromptType, options: Mapping[str, Any]
+    ) -> Callable[[list[str]], Any]:
+        name = get_prompt_name(self.prompts, task, kind)
+        return partial(encode, prompt=None if name is None else self.prompts[name], **options)
+
+    def _texts(
+        self, rows: Any, task: TaskMetadata, kind: PromptType, num_proc: int | None
+    ) -> Iterator[tuple[str, str]]:
+        """Yield id and text of each row, with titles and instructions joined as mteb's own models do."""
+        modalities = task.get_modalities(kind)
+        if modalities != ["text"]:
+            raise InvalidArgumentError(
+                f"the {kind.value} inputs of {task.name} are {', '.join(modalities)}; expected text only."
+            )
+        batches = create_dataloader(rows, task_metadata=task, prompt_type=kind, batch_size=_BATCH, num_proc=num_proc)
+        return ((id_, text) for batch in batches for id_, text in zip(batch["id"], batch["text"], strict=True))
