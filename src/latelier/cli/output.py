@@ -77,6 +77,8 @@ def results_json(results: Iterable[Result], explanations: Mapping[Any, Explanati
     values = []
     for rank, result in enumerate(results, start=1):
         value = {"rank": rank, **result._asdict()}
+        if result.start is None:  # not a passage
+            del value["start"], value["end"]
         if result.id in explanations:
             value["words"] = [match._asdict() for match in explanations[result.id].words()]
         values.append(value)

@@ -205,6 +205,16 @@ class ExportedEncoder:
         ranges += [None] * (len(row.ids) - len(ranges))  # added mask tokens
         return [ranges[i] for i in np.flatnonzero(row.scored)]
 
+    def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
+        """Return the offsets of all tokens of texts, as `latelier.models.token_starts.Offsets`."""
+        found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
+        return [encoding.offsets for encoding in found]
+
+    @property
+    def document_overhead(self) -> int:
+        """Number of tokens of an empty document: special tokens and markers."""
+        return len(self._tokenizer("untruncated").encode(self._tasks["document"].prompt).ids)
+
     @property
     def special_tokens(self) -> list[str]:
         """Special tokens of the tokenizer, such as ``[CLS]``."""
@@ -268,7 +278,8 @@ class ExportedEncoder:
                 raise ModelLoadError(str(self.folder / TOKENIZER_FILE), error) from error
             tokenizer.no_padding()
             tokenizer.no_truncation()
-            if (max_length := self._tasks[task].max_length) is not None:
+            settings = self._tasks.get(task)  # "untruncated" is no task
+            if settings is not None and (max_length := settings.max_length) is not None:
                 tokenizer.enable_truncation(max_length, strategy="longest_first", direction=self._direction)
             self._tokenizers[task] = tokenizer
         return self._tokenizers[task]

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import DuplicateIdError, InvalidArgumentError
-from latelier.indexes import Id, Index
+from latelier.indexes import Id
 from latelier.retrieve.documents import InputDocument, parse_documents
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_count
 from latelier.utils.describing import short
 from latelier.utils.progress import progress_bar
@@ -22,18 +23,20 @@ __all__ = ["DocumentChunk", "OnExisting", "document_chunks"]
 # What to do with a document if its id is in the index.
 OnExisting: TypeAlias = Literal["raise", "replace", "skip"]
 
+# Characters of the texts of a chunk.
+_MOST_CHARACTERS = 1 << 26
+
 
 class DocumentChunk(NamedTuple):
     """The documents of one transaction, and the progress bar to update."""
 
     ids: list[Id]
-    texts: list[str]
-    metadata: list[dict[str, Any]]
+    documents: list[InputDocument]
     progress: Any
 
 
 def document_chunks(
-    documents: Iterable[Any], index: Index, size: int, *, on_existing: OnExisting, show_progress: bool
+    documents: Iterable[Any], stored: StoredDocuments, size: int, *, on_existing: OnExisting, show_progress: bool
 ) -> Iterator[DocumentChunk]:
     """Parse documents and yield them in chunks, with ids that the index accepts.
 
@@ -41,10 +44,10 @@ def document_chunks(
     ----------
     documents
         As in `parse_documents`.
-    index
-        The index that will store them.
+    stored
+        The documents of the index that will store them.
     size
-        Documents per chunk.
+        Documents per chunk; there are fewer if their texts take more than 64 MB.
     on_existing
         For an id that is in the index: raise an error, replace the stored document, or skip the new one.
     show_progress
@@ -66,16 +69,27 @@ def document_chunks(
     parsed = enumerate(parse_documents(documents))
     total = len(documents) if isinstance(documents, Sized) else None
     with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as progress:
-        while given := list(itertools.islice(parsed, size)):
-            chunk = given if on_existing != "skip" else _not_in(index, given)
+        while given := _take(parsed, size):
+            chunk = given if on_existing != "skip" else _not_in(stored, given)
             progress.update(len(given) - len(chunk))
             if chunk:
-                ids = _chunk_ids(chunk, index, on_existing)
-                texts, metadata = [d.with_title() for _, d in chunk], [d.metadata for _, d in chunk]
-                yield DocumentChunk(ids, texts, metadata, progress)
+                ids = _chunk_ids(chunk, stored, on_existing)
+                yield DocumentChunk(ids, [document for _, document in chunk], progress)
 
 
-def _not_in(index: Index, given: list[tuple[int, InputDocument]]) -> list[tuple[int, InputDocument]]:
+def _take(parsed: Iterator[tuple[int, InputDocument]], size: int) -> list[tuple[int, InputDocument]]:
+    """Return the next documents: `size` of them, or fewer if they are long."""
+    taken: list[tuple[int, InputDocument]] = []
+    characters = 0
+    for position, document in itertools.islice(parsed, size):
+        taken.append((position, document))
+        characters += len(document.text)
+        if characters > _MOST_CHARACTERS:
+            break
+    return taken
+
+
+def _not_in(stored: StoredDocuments, given: list[tuple[int, InputDocument]]) -> list[tuple[int, InputDocument]]:
     """Return the documents that are not in the index."""
     for position, document in given:
         if document.id is None:
@@ -83,10 +97,10 @@ def _not_in(index: Index, given: list[tuple[int, InputDocument]]) -> list[tuple[
                 f"documents[{position}] has no id, so skip_existing (--resume) cannot tell whether it is in the index; "
                 "give (id, text) pairs or dicts."
             )
-    return [(position, document) for position, document in given if document.id not in index]
+    return [(position, document) for position, document in given if document.id not in stored]
 
 
-def _chunk_ids(chunk: list[tuple[int, InputDocument]], index: Index, on_existing: OnExisting) -> list[Id]:
+def _chunk_ids(chunk: list[tuple[int, InputDocument]], stored: StoredDocuments, on_existing: OnExisting) -> list[Id]:
     """Return the ids of a chunk; documents without an id get the integers after the largest one in the index."""
     numbers: Iterator[int] | None = None
     positions: dict[Id, int] = {}
@@ -97,13 +111,13 @@ def _chunk_ids(chunk: list[tuple[int, InputDocument]], index: Index, on_existing
                 raise InvalidArgumentError(
                     f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
                 )
-            numbers = numbers or itertools.count(_next_number(index))
+            numbers = numbers or itertools.count(_next_number(stored))
             id_ = next(numbers)
         if id_ in positions:
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too."
             )
-        if on_existing == "raise" and id_ in index:
+        if on_existing == "raise" and id_ in stored:
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is in the index already; update(...), or --update on the "
                 "command line, replaces documents; skip_existing=True, or --resume, keeps the stored ones."
@@ -112,5 +126,5 @@ def _chunk_ids(chunk: list[tuple[int, InputDocument]], index: Index, on_existing
     return list(positions)
 
 
-def _next_number(index: Index) -> int:
-    return 1 + max((id_ for id_ in index.ids() if isinstance(id_, int)), default=-1)
+def _next_number(stored: StoredDocuments) -> int:
+    return 1 + max((id_ for id_ in stored.ids() if isinstance(id_, int)), default=-1)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.tokenized_text import TokenizedText
 from latelier.scores.alignment import align
 from latelier.utils.describing import describe
 
-__all__ = ["explain_document"]
+__all__ = ["best_part", "explain_document"]
 
 
 def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Explanation:
@@ -26,7 +29,7 @@ def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Exp
     query
         One query.
     id
-        A document of the index.
+        A document of the index; if it is stored as passages, the best of them is explained.
 
     Returns
     -------
@@ -46,8 +49,8 @@ def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Exp
         raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
     vectors = model.encode_queries(checked_queries(query))[0]
     with index.snapshot():
-        document = index.get_embeddings([id])[0]
-        text = index.get([id])[0].text
+        part = best_part(index, vectors, id)
+        document, text = index.get_embeddings([part])[0], index.get([part])[0].text
     if text is None:
         raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
     found = _tokenize(model, text, is_query=False)
@@ -58,6 +61,25 @@ def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Exp
         )
     asked = _tokenize(model, query, is_query=True)
     return explain_alignment(id, align(vectors, document), asked, found, model.special_tokens, model.join)
+
+
+def best_part(index: Index, query: np.ndarray, id: Id) -> Id:
+    """Return the id under which the index stores a document, or the best of its passages for a query.
+
+    Parameters
+    ----------
+    index
+        The index.
+    query
+        Vectors of the query, ``(tokens, dim)``.
+    id
+        Id of the document; one that is not in the index is returned as it is.
+    """
+    parts = StoredDocuments(index).parts(id)
+    if len(parts) <= 1:
+        return parts[0] if parts else id
+    scores = [float(align(query, document).similarities.sum()) for document in index.get_embeddings(parts)]
+    return parts[int(np.argmax(scores))]
 
 
 def _tokenize(model: QueryModel, text: str, *, is_query: bool) -> TokenizedText:

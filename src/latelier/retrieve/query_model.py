@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Index
 from latelier.models.loading import load, load_untrusted
+from latelier.models.token_starts import token_starts, tokenizer_offsets
 from latelier.retrieve.encoder_store import export_encoder, find_encoder, is_exported, open_encoder
 from latelier.retrieve.model_identity import ModelIdentity
 from latelier.utils.describing import describe, short
@@ -187,7 +190,15 @@ class QueryModel:
         vectors: TokenEmbeddings = packed.to("numpy")
         return vectors
 
-    def encode_documents(self, texts: Sequence[str], *, batch_size: int, bar: Any = None) -> TokenEmbeddings:
+    def encode_documents(
+        self,
+        texts: Sequence[str],
+        *,
+        batch_size: int,
+        pool_factor: int = 1,
+        precision: str | None = None,
+        bar: Any = None,
+    ) -> TokenEmbeddings:
         """Return the token vectors of some documents.
 
         Parameters
@@ -196,18 +207,38 @@ class QueryModel:
             The documents.
         batch_size
             Texts of maximum length per batch; batches of shorter texts hold more.
+        pool_factor
+            About how many token vectors are pooled into one, see `latelier.models.pool_tokens`; 1: none.
+        precision
+            Number format of the vectors; None: as the model computes them.
         bar
             A progress bar to update; None for none.
         """
         if self._load is None:
-            vectors = TokenEmbeddings.from_list(self._encode_document(texts))
+            vectors = self._reduced(TokenEmbeddings.from_list(self._encode_document(texts)), pool_factor, precision)
             if bar is not None:
                 bar.update(len(texts))
             return vectors
         from latelier.models.encoding import Job, packed_windows
 
         job = Job("document", batch_size=batch_size, truncate_dim=self.loaded.truncate_dim)
-        return TokenEmbeddings.concatenate(packed_windows(self.loaded, texts, job, bar=bar))
+        windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None, bar=bar)
+        return TokenEmbeddings.concatenate([self._reduced(window, pool_factor, precision) for window in windows])
+
+    def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return where the tokens of texts begin, see `latelier.models.token_starts`."""
+        if self.encoder is not None:
+            return token_starts(self.encoder.text_offsets, texts)
+        return token_starts(tokenizer_offsets(self.loaded.tokenizer), texts)
+
+    @property
+    def document_limits(self) -> tuple[int, int | None]:
+        """Number of tokens of an empty document, and maximum number of tokens of a document; None: no limit."""
+        if self.encoder is not None:
+            return self.encoder.document_overhead, self.encoder.max_length_document
+        model: Any = self.loaded
+        empty = model.tokenizer(model.prompts.get("document") or "", truncation=False, verbose=False)
+        return len(empty["input_ids"]), model.max_length_document
 
     def tokens(self, text: str, *, is_query: bool) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for."""
@@ -241,6 +272,14 @@ class QueryModel:
         if self.name is None:
             raise InvalidArgumentError("the model was given as an object, which no index names; give it by name.")
         return export_encoder(self.loaded, ModelIdentity.stored_in(index) or self.identity)
+
+    def _reduced(self, vectors: TokenEmbeddings, pool_factor: int, precision: str | None) -> TokenEmbeddings:
+        """Return pooled vectors in a number format."""
+        if pool_factor != 1:
+            from latelier.models.pooling import pool_tokens
+
+            vectors = pool_tokens(vectors, pool_factor)
+        return vectors if precision is None else vectors.to(precision)
 
     def _encode_document(self, texts: Sequence[str]) -> list[Any]:
         """Return the token vectors of documents by the model itself, or by an encoder without a model."""

@@ -17,6 +17,10 @@ _LONGEST_TEXT, _LONGEST_METADATA = 300, 200
 class Result(NamedTuple):
     """One hit of a search: the document's id, its MaxSim score (higher is better), its text and its metadata.
 
+    In an index of passages, the text is that of the document's best passage: `start` and `end` are its place in the
+    text that the user gave, in characters. If the document has a title, the passage begins with it, so the last
+    ``end - start`` characters of the text are those of that place. For whole documents, both are None.
+
     Examples
     --------
     >>> Result("a", 1.5, "Bananas are healthy.", {"year": 2024}).metadata["year"]
@@ -27,6 +31,8 @@ class Result(NamedTuple):
     score: float
     text: str | None
     metadata: dict[str, Any]
+    start: int | None = None
+    end: int | None = None
 
 
 class Results(list[Result]):

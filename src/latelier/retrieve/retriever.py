@@ -15,17 +15,18 @@ from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
-from latelier.retrieve.document_chunks import OnExisting, document_chunks
 from latelier.retrieve.explaining import explain_document
 from latelier.retrieve.explanation import Explanation
+from latelier.retrieve.filling import Filling
 from latelier.retrieve.opening import given_model, open_or_make, stored_model
+from latelier.retrieve.passages import Passages
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel, check_query_backend
 from latelier.retrieve.results import Result
 from latelier.retrieve.searching import find_hits, find_results
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.retrieve.why_not import explain_miss
-from latelier.utils import check_count
 from latelier.utils.describing import describe
 
 if TYPE_CHECKING:
@@ -200,6 +201,9 @@ class Retriever:
         batch_size: int = 32,
         chunk_size: int = 2048,
         show_progress: bool = False,
+        passages: Passages | int | bool | None = None,
+        pool_factor: int | None = None,
+        precision: str | None = None,
     ) -> None:
         """Encode and store new documents.
 
@@ -215,39 +219,58 @@ class Retriever:
         batch_size
             Texts of maximum length per batch; batches of shorter texts hold more.
         chunk_size
-            Documents per transaction, and in memory at once.
+            Documents, or passages, per transaction, and in memory at once.
         show_progress
             Show a progress bar on standard error.
+        passages
+            Cut long texts into overlapping passages: their maximum number of tokens, `Passages(max_tokens, overlap)`,
+            or True for as many tokens as the model reads. False: whole documents, of which the model reads the
+            beginning. None: as the index has them; a new one has whole documents.
+        pool_factor
+            Pool about so many token vectors of a document into one, see `latelier.models.pool_tokens`. None: as the
+            index has them; a new one has all vectors.
+        precision
+            Number format of the vectors in memory, as in `latelier.models.ColBERT.encode`.
 
         Raises
         ------
         InvalidArgumentError
             If a document is none of these or has an empty text; the message gives its position. Earlier chunks stay
-            stored.
+            stored. If `passages` or `pool_factor` differs from the index's.
         DuplicateIdError
             If an id is in the index already; `update` replaces documents.
         """
-        self._fill(documents, batch_size, chunk_size, show_progress, "skip" if skip_existing else "raise")
+        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision
+        Filling("skip" if skip_existing else "raise", *options).run(self._model, self.index, documents)
 
     def update(
-        self, documents: Iterable[Any], *, batch_size: int = 32, chunk_size: int = 2048, show_progress: bool = False
+        self,
+        documents: Iterable[Any],
+        *,
+        batch_size: int = 32,
+        chunk_size: int = 2048,
+        show_progress: bool = False,
+        passages: Passages | int | bool | None = None,
+        pool_factor: int | None = None,
+        precision: str | None = None,
     ) -> None:
         """Encode documents and store them, replacing those with the same ids.
 
         Parameters
         ----------
-        documents, batch_size, chunk_size, show_progress
-            As in `add`, but every document needs an id.
+        documents, batch_size, chunk_size, show_progress, passages, pool_factor, precision
+            As in `add`, but every document needs an id; all its passages are replaced in one commit.
 
         Raises
         ------
         InvalidArgumentError
             As in `add`, and if a document has no id.
         """
-        self._fill(documents, batch_size, chunk_size, show_progress, "replace")
+        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision
+        Filling("replace", *options).run(self._model, self.index, documents)
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
-        """Remove documents, all or none.
+        """Remove documents with all their passages, all or none.
 
         Parameters
         ----------
@@ -259,7 +282,7 @@ class Retriever:
         UnknownIdError
             If an id is not in the index.
         """
-        self.index.remove(ids)
+        StoredDocuments(self.index).remove(ids)
 
     @overload
     def search(
@@ -322,16 +345,8 @@ class Retriever:
         FilterTimeoutError
             If the filter takes too long.
         """
-        results = find_results(
-            self._model,
-            self.index,
-            checked_queries(texts),
-            k,
-            filter=filter,
-            parameters=parameters,
-            filter_timeout=filter_timeout,
-            **index_options,
-        )
+        options = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
+        results = find_results(self._model, self.index, checked_queries(texts), k, **options)
         return results[0] if isinstance(texts, str) else results
 
     def run(
@@ -371,16 +386,8 @@ class Retriever:
         if not isinstance(queries, Mapping):
             raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
         texts = checked_queries(queries.values())
-        hits = find_hits(
-            self._model,
-            self.index,
-            texts,
-            k,
-            filter=filter,
-            parameters=parameters,
-            filter_timeout=filter_timeout,
-            **index_options,
-        )
+        options = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
+        hits = find_hits(self._model, self.index, texts, k, **options)
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
     def explain(self, query: str, id: Id) -> Explanation:
@@ -469,7 +476,7 @@ class Retriever:
         self.index.close()
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(StoredDocuments(self.index))
 
     def __enter__(self) -> Self:
         return self
@@ -482,18 +489,3 @@ class Retriever:
     def __repr__(self) -> str:
         model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
-
-    def _fill(
-        self, documents: Iterable[Any], batch_size: int, chunk_size: int, show_progress: bool, on_existing: OnExisting
-    ) -> None:
-        check_count("batch_size", batch_size)
-        self._model.identity.check(self.index)
-        write = self.index.update if on_existing == "replace" else self.index.add
-        chunks = document_chunks(
-            documents, self.index, chunk_size, on_existing=on_existing, show_progress=show_progress
-        )
-        for chunk in chunks:
-            embeddings = self._model.encode_documents(chunk.texts, batch_size=batch_size, bar=chunk.progress)
-            if self.index.dim is None:
-                self._model.identity.store_in(self.index)
-            write(chunk.ids, embeddings, chunk.texts, chunk.metadata)

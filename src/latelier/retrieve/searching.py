@@ -11,6 +11,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit, Index
 from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.results import Result, Results
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils.checks import check_count
 from latelier.utils.describing import short
 
@@ -69,7 +70,12 @@ def find_hits(model: QueryModel, index: Index, queries: Sequence[str], k: int, *
         One list per query, best first.
     """
     vectors = _encode(model, index, queries, k, options)
-    return [] if vectors is None else index.search(vectors, k, **options)
+    if vectors is None:
+        return []
+    with index.snapshot():
+        stored = StoredDocuments(index)
+        hits = stored.search(lambda rows, most: index.search(vectors[rows], most, **options), len(vectors), k)
+    return [[Hit(stored.document(hit.id), hit.score) for hit in found] for found in hits]
 
 
 def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int, **options: Any) -> list[list[Result]]:
@@ -78,13 +84,11 @@ def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int
     if vectors is None:
         return []
     with index.snapshot():  # no document is removed between the search and the reading of its text
-        hits = index.search(vectors, k, **options)
+        stored = StoredDocuments(index)
+        hits = stored.search(lambda rows, most: index.search(vectors[rows], most, **options), len(vectors), k)
         ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
         records = {record.id: record for record in index.get(ids)}
-    return [
-        Results(Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found)
-        for found in hits
-    ]
+    return [Results(stored.result(hit, records[hit.id]) for hit in found) for found in hits]
 
 
 def _encode(

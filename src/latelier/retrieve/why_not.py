@@ -9,6 +9,7 @@ from typing import Any
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Cause, Change, Id, Index, Parameters, WhyNotReport
+from latelier.retrieve.explaining import best_part
 from latelier.retrieve.quantisation import find_quantisation_loss, rounds_vectors
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
@@ -54,11 +55,15 @@ def explain_miss(
     arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
     vectors = model.encode_queries(checked_queries(query))
     with index.snapshot():
-        report = index.why_not(vectors, id, **arguments)
+        part = best_part(index, vectors[0], id)
+        report = index.why_not(vectors, part, **arguments)
         report = _named_tokens(replace(report, query=query), model)
-        if report.is_found or report.exact_rank is None:
+        if not (report.is_found or report.exact_rank is None):
+            report = _Texts(model, index, vectors, arguments).examine(report)
+        if part == id:
             return report
-        return _Texts(model, index, vectors, arguments).examine(report)
+        among = "grouping: ranks and scores are those of the document's best passage among all passages"
+        return replace(report, id=id, unexamined=(*report.unexamined, among))
 
 
 class _Texts:

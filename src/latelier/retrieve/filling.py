@@ -1,0 +1,188 @@
+"""Encode documents and store them, chunk by chunk: what `Retriever.add` and `Retriever.update` do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from latelier.arrays import DTYPES
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.indexes import Id, Index
+from latelier.retrieve.document_chunks import DocumentChunk, OnExisting, document_chunks
+from latelier.retrieve.document_settings import DocumentSettings
+from latelier.retrieve.documents import InputDocument
+from latelier.retrieve.passage_ids import PassageId, encode_passage_id, passage_prefix
+from latelier.retrieve.passages import PassageRange, Passages, cut_texts
+from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.utils import check_count
+from latelier.utils.describing import describe
+
+__all__ = ["Filling"]
+
+# Passages need room for some words beside special tokens and markers.
+_LEAST_ROOM = 8
+
+
+class _Rows(NamedTuple):
+    """What one transaction stores: one row per document, or per passage."""
+
+    ids: list[Id]
+    texts: list[str]
+    metadata: list[dict[str, Any]]
+    prefixes: list[str]
+    documents: int
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The options of adding documents to an index.
+
+    Parameters
+    ----------
+    on_existing
+        What to do with a document if its id is in the index: raise an error, replace it, or skip the new one.
+    batch_size
+        Texts of maximum length per batch.
+    chunk_size
+        Documents, or passages, per transaction. A document with more passages than that is one transaction.
+    show_progress
+        Whether to show a progress bar.
+    passages, pool_factor, precision
+        As the user gives them, see `Retriever.add`.
+    """
+
+    on_existing: OnExisting
+    batch_size: int = 32
+    chunk_size: int = 2048
+    show_progress: bool = False
+    passages: Any = None
+    pool_factor: int | None = None
+    precision: str | None = None
+
+    def run(self, model: QueryModel, index: Index, documents: Iterable[Any]) -> None:
+        """Encode documents and store them.
+
+        Parameters
+        ----------
+        model
+            The model of the index.
+        index
+            The index.
+        documents
+            As in `latelier.retrieve.documents.parse_documents`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an option is invalid or does not fit the index, or a document is invalid.
+        DuplicateIdError
+            If an id is given twice, or is in the index already and `on_existing` is ``"raise"``.
+        """
+        check_count("batch_size", self.batch_size)
+        if self.precision not in (None, *DTYPES):
+            expected = ", ".join(map(repr, DTYPES))
+            raise InvalidArgumentError(f"received precision={describe(self.precision)}; expected {expected}, or None.")
+        model.identity.check(index)
+        settings = DocumentSettings.chosen(
+            index, self.passages, self.pool_factor, max_length=lambda: model.document_limits[1]
+        )
+        chunks = document_chunks(
+            documents,
+            StoredDocuments(index, has_passages=settings.passages is not None),
+            self.chunk_size,
+            on_existing=self.on_existing,
+            show_progress=self.show_progress,
+        )
+        for chunk in chunks:
+            for rows in self._rows(chunk, settings.passages, model):
+                bar = _DocumentBar(chunk.progress, rows.documents, len(rows.ids))
+                embeddings = self._encode(model, rows.texts, settings.pool_factor, bar)
+                if index.dim is None:
+                    model.identity.store_in(index)
+                    settings.store_in(index)
+                if rows.prefixes:
+                    index.update(rows.ids, embeddings, rows.texts, rows.metadata, remove_prefixes=rows.prefixes)
+                else:
+                    write = index.update if self.on_existing == "replace" else index.add
+                    write(rows.ids, embeddings, rows.texts, rows.metadata)
+
+    def _rows(self, chunk: DocumentChunk, passages: Passages | None, model: QueryModel) -> Iterator[_Rows]:
+        """Yield the rows of a chunk in as many transactions as they need; a document is never in two."""
+        if passages is None:
+            texts = [document.with_title() for document in chunk.documents]
+            yield _Rows(chunk.ids, texts, [d.metadata for d in chunk.documents], [], len(texts))
+            return
+        rows = _Rows([], [], [], [], 0)
+        for id, document, parts in zip(chunk.ids, *_cut(chunk.documents, passages, model), strict=True):
+            if rows.ids and len(rows.ids) + len(parts) > self.chunk_size:
+                yield rows
+                rows = _Rows([], [], [], [], 0)
+            for number, (start, end) in enumerate(parts):
+                rows.ids.append(encode_passage_id(PassageId(id, number, start, end)))
+                rows.texts.append(document.with_title(document.text[start:end]))
+                rows.metadata.append(document.metadata)
+            rows.prefixes.append(passage_prefix(id))
+            rows = rows._replace(documents=rows.documents + 1)
+        yield rows
+
+    def _encode(self, model: QueryModel, texts: list[str], pool_factor: int, bar: Any) -> Any:
+        """Return the vectors of texts; those of a very long document one part after the other while they are stored."""
+
+        def encode(part: list[str]) -> TokenEmbeddings:
+            return model.encode_documents(
+                part, batch_size=self.batch_size, pool_factor=pool_factor, precision=self.precision, bar=bar
+            )
+
+        size = self.chunk_size
+        if len(texts) <= size:
+            return encode(texts)
+        return (encode(texts[first : first + size]) for first in range(0, len(texts), size))
+
+
+class _DocumentBar:
+    """A progress bar of documents, updated by the number of rows that are done.
+
+    Parameters
+    ----------
+    bar
+        The bar.
+    documents, rows
+        Number of documents, and of the rows that they are stored in.
+    """
+
+    def __init__(self, bar: Any, documents: int, rows: int) -> None:
+        self._bar, self._documents, self._rows = bar, documents, rows
+        self._done = self._shown = 0
+
+    def update(self, count: int = 1) -> None:
+        """Count rows that are done."""
+        self._done += count
+        documents = self._done * self._documents // max(self._rows, 1)
+        self._bar.update(documents - self._shown)
+        self._shown = documents
+
+
+def _cut(
+    documents: list[InputDocument], passages: Passages, model: QueryModel
+) -> tuple[list[InputDocument], list[list[PassageRange]]]:
+    """Return documents with titles that leave room for a text, and the passages of each."""
+    tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.document_limits[0]
+    room = tokens - overhead
+    if room < _LEAST_ROOM:
+        raise InvalidArgumentError(
+            f"received passages of {tokens} tokens, of which special tokens and markers of this model take {overhead}; "
+            f"expected at least {overhead + _LEAST_ROOM}."
+        )
+    rooms = []
+    for i, (document, starts) in enumerate(
+        zip(documents, model.token_starts([d.title for d in documents]), strict=True)
+    ):
+        taken = min(len(starts), room // 2)
+        if taken < len(starts):  # a title of half a passage, or of more, is cut
+            documents[i] = document._replace(title=document.title[: starts[taken]].rstrip())
+        rooms.append(room - taken)
+    texts = [document.text for document in documents]
+    return documents, cut_texts(texts, rooms, overlap, model.token_starts)

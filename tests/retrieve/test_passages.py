@@ -1,0 +1,152 @@
+"""Cutting texts into passages: nothing is lost, nothing is too long, and cuts are at sentences where they can be."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latelier.errors import InvalidArgumentError
+from latelier.models.token_starts import token_starts, tokenizer_offsets
+from latelier.retrieve.passage_ids import PassageId, decode_passage_id, encode_passage_id, passage_prefix
+from latelier.retrieve.passages import Passages, as_passages, cut_texts
+
+TEXTS = st.text(st.sampled_from("ab.!? \n\r\té中。\u2019\u200b\x00😀"), max_size=300)
+
+
+@pytest.fixture(scope="module")
+def starts(tiny):
+    """Positions of MiniLM's tokens."""
+    from transformers import AutoTokenizer
+
+    offsets = tokenizer_offsets(AutoTokenizer.from_pretrained(tiny))
+    return lambda texts: token_starts(offsets, texts)
+
+
+def word_starts(texts):
+    return [np.array([found.start() for found in re.finditer(r"\S+", text)], dtype="int64") for text in texts]
+
+
+def check(text, parts, room, overlap, starts):
+    """Check everything that holds of the passages of any text."""
+    begins, ends = [part.start for part in parts], [part.end for part in parts]
+    assert sorted(set(begins)) == begins
+    assert sorted(set(ends)) == ends
+    rebuilt = [" "] * len(text)
+    for start, end in parts:
+        assert text[start:end].strip() == text[start:end]
+        rebuilt[start:end] = text[start:end]
+    # What is between passages is white space alone.
+    assert "".join(rebuilt) == "".join(
+        " " if r == " " and t.isspace() else t for r, t in zip(rebuilt, text, strict=True)
+    )
+    for before, after in itertools.pairwise(parts):
+        assert len(starts([text[after.start : before.end]])[0]) <= overlap + 1
+
+
+@given(TEXTS, st.integers(1, 20), st.integers(0, 8))
+def test_any_text_by_words(text, room, overlap):
+    [parts] = cut_texts([text], [room], overlap, word_starts)
+    if not text.strip():
+        assert parts == [(0, 0)]
+        return
+    check(text, parts, room, overlap, word_starts)
+    assert all(len(text[start:end].split()) <= room for start, end in parts)
+
+
+@settings(max_examples=60)
+@given(text=TEXTS, room=st.integers(8, 20), overlap=st.integers(0, 3))
+def test_any_text_by_tokens(starts, text, room, overlap):
+    [parts] = cut_texts([text], [room], overlap, starts)
+    if text.strip():
+        check(text, parts, room, overlap, starts)
+        assert max(len(tokens) for tokens in starts([text[a:b] for a, b in parts])) <= room
+
+
+def test_cuts_are_at_paragraphs_then_sentences_then_words():
+    text = "One two three. Four five six\n\nseven eight. Nine ten eleven twelve thirteen fourteen."
+    [parts] = cut_texts([text], [7], 0, word_starts)
+    assert [text[a:b] for a, b in parts] == [
+        "One two three. Four five six",
+        "seven eight. Nine ten eleven twelve thirteen",
+        "fourteen.",
+    ]
+    text = 'He said "no." Then he left. She stayed. They met again later on.'
+    [parts] = cut_texts([text], [8], 0, word_starts)
+    assert [text[a:b] for a, b in parts] == ['He said "no." Then he left. She stayed.', "They met again later on."]
+
+
+def test_passages_overlap_from_a_sentence_on():
+    text = "Aa bb cc dd. Ee ff. Gg hh ii jj kk ll mm."
+    [parts] = cut_texts([text], [8], 3, word_starts)
+    assert [text[a:b] for a, b in parts][:2] == ["Aa bb cc dd. Ee ff.", "Ee ff. Gg hh ii jj kk ll"]
+
+
+def test_words_of_many_tokens_are_cut_within(starts):
+    text = "unbelievable" * 8 + " " + "中文" * 40
+    [parts] = cut_texts([text], [12], 2, starts)
+    check(text, parts, 12, 2, starts)
+    assert len(parts) > 5
+
+
+def test_a_text_longer_than_a_piece_has_the_tokens_of_the_whole(starts):
+    text = "The pears of this garden, ripe in September. " * 4000
+    [found] = starts([text])
+    [once] = starts([text[:45]])
+    assert len(found) == 4000 * len(once)
+    assert np.array_equal(found, (45 * np.arange(4000)[:, None] + once).ravel())
+    [parts] = cut_texts([text], [100], 10, starts)
+    check(text, parts, 100, 12, lambda texts: starts(texts))
+
+
+def test_ten_megabytes_in_one_line():
+    text = "x" * 4 + " " + "y" * 10_000_000 + " z" * 50
+    [parts] = cut_texts([text], [16], 4, word_starts)
+    assert (parts[0].start, parts[-1].end) == (0, len(text))
+    assert len(parts) < 10
+
+
+def test_numbers_of_passages():
+    assert Passages().resolved(256) == Passages(256, 32)
+    assert Passages(100, 0).resolved(None) == Passages(100, 0)
+    assert [as_passages(value) for value in (False, np.int64(20))] == [None, Passages(20)]
+    for make, message in (
+        (lambda: Passages(15), "received max_tokens=15; expected an integer of at least 16"),
+        (lambda: Passages(20, 10), "received overlap=10 with max_tokens=20; expected less than half"),
+        (lambda: Passages(300).resolved(256), "received passages of 300 tokens, but the model reads at most 256"),
+        (lambda: Passages().resolved(None), "passages need a number of tokens"),
+        (lambda: as_passages("200"), r"received '200' \(str\) as passages; expected a number of tokens"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            make()
+
+
+HOSTILE = ["a", 'a",', "a#1", '["a",0,0,1]', "[", '"', "\\", "é\x00\n", 7, -7, 70, "7", 2**62]
+
+
+@pytest.mark.parametrize("id", HOSTILE)
+def test_ids_of_passages(id):
+    passage = PassageId(id, 3, 10, 20)
+    encoded = encode_passage_id(passage)
+    decoded = decode_passage_id(encoded)
+    assert decoded == passage
+    assert type(decoded.document) is type(id)
+    assert [other for other in HOSTILE if encoded.startswith(passage_prefix(other))] == [id]
+
+
+OTHERS = [1, "a", "[", "[" * 100_000, '["a"]', '["a",0,0]', '["a",0,2,1]', '["a",-1,0,1]', '["a",0,0,1.0]']
+OTHERS += [
+    "[true,0,0,1]",
+    '["",0,0,1]',
+    "[null,0,0,1]",
+    '["a", 0,0,1]',
+    '[["a"],0,0,1]',
+    '["a",0,0,' + "9" * 5000 + "]",
+]
+
+
+@pytest.mark.parametrize("id", OTHERS)
+def test_other_ids_are_not_those_of_passages(id):
+    assert decode_passage_id(id) is None

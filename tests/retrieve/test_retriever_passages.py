@@ -1,0 +1,263 @@
+"""A retriever of passages: documents in, documents out, whatever they are cut into."""
+
+import json
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from latelier import indexes
+from latelier.errors import DuplicateIdError, IndexFormatError, InvalidArgumentError, UnknownIdError
+from latelier.models import load
+from latelier.retrieve import Passages, Retriever
+from latelier.retrieve.stored_documents import StoredDocuments
+from naive import naive_maxsim
+
+WORDS = ["pears", "ripen", "in", "autumn", "and", "figs", "dry", "on", "the", "roof", "while", "moon", "is", "far"]
+
+
+@pytest.fixture(scope="session")
+def small(tiny):
+    return load(tiny, device="cpu")
+
+
+def long_text(seed, words=120):
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(WORDS, words)
+    return "".join(f"{word}{'. ' if i % 7 == 6 else ' '}" for i, word in enumerate(chosen)).strip()
+
+
+TEXTS = {"a": long_text(1), "b": "Short.", 1: long_text(2, 60), "1": long_text(3, 200)}
+
+
+@pytest.fixture
+def filled(small):
+    retriever = Retriever(small)
+    retriever.add([{"id": id, "text": text, "n": i} for i, (id, text) in enumerate(TEXTS.items())], passages=32)
+    return retriever
+
+
+def naive_groups(retriever, query, k):
+    """Score every passage, and keep the best of each document."""
+    vectors = retriever.model.encode_query(query).numpy()
+    best = {}
+    for id in retriever.index.ids():
+        document = json.loads(id)[0]
+        score = naive_maxsim(vectors, retriever.index.get_embeddings([id])[0])
+        best[document] = max(best.get(document, -np.inf), score)
+    return sorted(best.items(), key=lambda pair: -pair[1])[:k]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 10])
+def test_results_are_those_of_grouping_all_passages(filled, k):
+    for query in ("figs on the roof", "the moon", "Short."):
+        found, expected = filled.search(query, k=k), naive_groups(filled, query, k)
+        assert [result.id for result in found] == [id for id, _ in expected]
+        assert [result.score for result in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+        for result in found:
+            assert TEXTS[result.id][result.start : result.end] == result.text
+            assert type(result.id) in (int, str)
+        run = filled.run({"q": query}, k=k)["q"]  # whose ids are str
+        assert run == pytest.approx({str(id): score for id, score in expected}, abs=1e-4)
+
+
+def test_many_passages_of_one_document_do_not_hide_the_others(small):
+    retriever = Retriever(small)
+    retriever.add([("long", "the same words again and again. " * 200), ("far", "quite another text")], passages=16)
+    assert len(retriever.index) > 60
+    assert [result.id for result in retriever.search(["the same words", "again"], k=2)[0]] == ["long", "far"]
+
+
+def test_passages_joined_by_their_offsets_are_the_text(filled):
+    for id, text in TEXTS.items():
+        parts = [json.loads(part) for part in StoredDocuments(filled.index).parts(id)]
+        assert [part[1] for part in parts] == list(range(len(parts)))
+        covered = sorted({at for _, _, start, end in parts for at in range(start, end)})
+        assert "".join(text[at] for at in covered).replace(" ", "") == text.replace(" ", "")
+        tokens = [len(filled.index.get_embeddings([part])[0]) for part in StoredDocuments(filled.index).parts(id)]
+        assert max(tokens) <= 32
+    assert (len(filled), len(StoredDocuments(filled.index))) == (4, 4)
+
+
+def test_documents_are_removed_updated_and_skipped_as_a_whole(filled):
+    with pytest.raises(DuplicateIdError, match="'a' is in the index already"):
+        filled.add([("a", "again")])
+    filled.add([("a", "again"), ("c", "new")], skip_existing=True)
+    assert StoredDocuments(filled.index).ids() == ["a", "b", 1, "1", "c"]
+    with pytest.raises(UnknownIdError, match="'absent'"):
+        filled.remove(["a", "absent"])
+    assert len(filled) == 5
+    filled.remove(["a", 1])
+    assert StoredDocuments(filled.index).ids() == ["b", "1", "c"]
+    filled.update([("1", "one passage now")])
+    assert filled.index.ids('["1",') == ['["1",0,0,15]']
+    filled.add(["without an id"])
+    assert StoredDocuments(filled.index).ids()[-1] == 0
+
+
+def test_filters_see_the_metadata_of_the_user(filled):
+    assert {result.id for result in filled.search("pears", filter="n >= 2")} == {1, "1"}
+    assert {result.id for result in filled.search("pears", filter="id ->> 0 = ?", parameters=("a",))} == {"a"}
+    assert filled.search("pears", filter="n = 0")[0].metadata == {"n": 0}
+
+
+def test_a_title_stands_before_each_passage(small):
+    retriever = Retriever(small)
+    text = long_text(5)
+    retriever.add(
+        [{"id": "t", "title": "On the moon", "text": text}, {"id": "only", "title": "Alone", "text": " "}], passages=32
+    )
+    ids = StoredDocuments(retriever.index).parts("t")
+    assert len(ids) > 3
+    for record in retriever.index.get(ids):
+        _, _, start, end = json.loads(record.id)
+        assert record.text == f"On the moon {text[start:end]}"
+        assert len(retriever.index.get_embeddings([record.id])[0]) <= 32
+    assert retriever.search("Alone", k=1)[0][2:] == ("Alone", {}, 0, 0)
+    retriever.add([{"id": "long", "title": "word " * 100, "text": text}])
+    ids = StoredDocuments(retriever.index).parts("long")
+    assert max(len(retriever.index.get_embeddings([id])[0]) for id in ids) <= 32
+
+
+def test_an_index_keeps_its_passages(small, tmp_path):
+    with Retriever(small, tmp_path / "index") as retriever:
+        retriever.add([("a", long_text(1))], passages=Passages(40, 5))
+    with Retriever(small, tmp_path / "index") as retriever:
+        for same in (None, 40, True, Passages(40, 5), Passages(overlap=5)):
+            retriever.update([("b", long_text(2))], passages=same)
+        for other in (41, False, Passages(40, 6)):
+            with pytest.raises(
+                InvalidArgumentError, match="the index holds passages of 40 tokens that overlap by 5; lea"
+            ):
+                retriever.add([("c", "text")], passages=other)
+        retriever.index.settings["documents"] = {"passages": {"max_tokens": -1}, "pool_factor": 1}
+        with pytest.raises(IndexFormatError, match="describes its documents in a form"):
+            retriever.search("text")
+    whole = Retriever(small)
+    whole.add([("a", long_text(1))])
+    assert whole.search("moon")[0][4:] == (None, None)
+    with pytest.raises(InvalidArgumentError, match="the index holds whole documents; leave passages out"):
+        whole.add([("b", "text")], passages=32)
+    assert "documents" not in whole.index.settings
+
+
+def test_a_document_of_more_passages_than_a_chunk_is_one_commit(small, tmp_path):
+    with Retriever(small, tmp_path / "index") as retriever:
+        before = retriever.index.settings
+        retriever.add([("a", "x"), ("long", long_text(1, 400)), ("b", "y")], passages=16, chunk_size=5)
+        assert before["documents"] == {"passages": {"max_tokens": 16, "overlap": 2}, "pool_factor": 1}
+        assert StoredDocuments(retriever.index).ids() == ["a", "long", "b"]
+        assert len(StoredDocuments(retriever.index).parts("long")) > 20
+
+
+def test_ids_of_others_in_an_index_of_passages_are_documents(filled, small):
+    vectors = small.encode_document(["a stranger"])
+    filled.index.add(["stranger"], vectors, texts=["a stranger"])
+    assert filled.search("a stranger", k=1)[0].id == "stranger"
+    assert "stranger" in StoredDocuments(filled.index).ids()
+    filled.remove("stranger")
+    assert len(filled) == 4
+
+
+def test_pooled_documents(small):
+    plain, pooled = Retriever(small), Retriever(small)
+    plain.add([("a", TEXTS["a"])])
+    pooled.add([("a", TEXTS["a"])], pool_factor=3, precision="float16")
+    counts = [len(each.index.get_embeddings(["a"])[0]) for each in (plain, pooled)]
+    assert counts[1] == 1 + (counts[0] - 1) // 3
+    pooled.add([("b", "more text")])
+    assert pooled.index.settings["documents"] == {"passages": None, "pool_factor": 3}
+    with pytest.raises(InvalidArgumentError, match="received pool_factor=2, but the documents of the index have 3"):
+        pooled.add([("c", "text")], pool_factor=2)
+    with pytest.raises(InvalidArgumentError, match="received pool_factor=2, but the documents of the index have 1"):
+        plain.add([("c", "text")], pool_factor=2)
+    for wrong, message in (({"pool_factor": 0}, "pool_factor=0"), ({"precision": "int4"}, "received precision='int4'")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            plain.add([("c", "text")], **wrong)
+    for precision in ("float32", "float16", "bfloat16", "int8"):
+        plain.add([(precision, TEXTS["a"])], precision=precision)
+    a, *others = plain.index.get_embeddings(["a", "float32", "float16", "bfloat16", "int8"])
+    for other, tolerance in zip(others, (0, 1e-3, 8e-3, 2e-2), strict=True):
+        assert np.abs(a - other).max() <= tolerance
+
+
+def test_an_explanation_is_of_the_best_passage(filled):
+    for result in filled.search("figs on the roof", k=3):
+        explanation = filled.explain("figs on the roof", result.id)
+        assert (explanation.id, explanation.text) == (result.id, result.text)
+        assert explanation.score == pytest.approx(result.score, abs=1e-3)
+    with pytest.raises(UnknownIdError, match="'absent'"):
+        filled.explain("figs", "absent")
+
+
+class Histories(RuleBasedStateMachine):
+    """A retriever of passages beside a dict from id to text."""
+
+    model = None
+
+    @initialize()
+    def begin(self):
+        self.folder = tempfile.mkdtemp()
+        self.retriever = Retriever(self.model, indexes.Flat(self.folder + "/index"))
+        self.retriever.add([("first", long_text(0, 30))], passages=20)
+        self.texts = {"first": long_text(0, 30)}
+
+    def teardown(self):
+        self.retriever.close()
+        shutil.rmtree(self.folder)
+
+    @rule(id=st.sampled_from(["a", 1, "1", 'a",', "first"]), seed=st.integers(0, 99), words=st.integers(1, 60))
+    def update(self, id, seed, words):
+        self.retriever.update([(id, long_text(seed, words))])
+        self.texts.pop(id, None)
+        self.texts[id] = long_text(seed, words)
+
+    @rule(id=st.sampled_from(["a", 1, "1", 'a",']), seed=st.integers(0, 99))
+    def add(self, id, seed):
+        if id in self.texts:
+            with pytest.raises(DuplicateIdError, match="is in the index already"):
+                self.retriever.add([(id, "other")])
+        else:
+            self.retriever.add([(id, long_text(seed, 40))])
+            self.texts[id] = long_text(seed, 40)
+
+    @rule(id=st.sampled_from(["a", 1, "1", 'a",', "first"]))
+    def remove(self, id):
+        if id in self.texts:
+            self.retriever.remove(id)
+            del self.texts[id]
+        else:
+            with pytest.raises(UnknownIdError, match="no document has the id"):
+                self.retriever.remove(id)
+
+    @invariant()
+    def holds_the_texts(self):
+        if not hasattr(self, "texts"):
+            return
+        stored = StoredDocuments(self.retriever.index)
+        assert stored.ids() == list(self.texts)
+        for id, text in self.texts.items():
+            parts = self.retriever.index.get(stored.parts(id))
+            assert all(json.loads(part.id)[0] == id for part in parts)
+            assert all(part.text == text[slice(*json.loads(part.id)[2:])] for part in parts)
+            assert json.loads(parts[-1].id)[3] == len(text)
+
+
+def test_histories_leave_what_a_dict_would_hold(small):
+    class WithModel(Histories):
+        model = small
+
+    case = WithModel.TestCase
+    case.settings = settings(max_examples=8, stateful_step_count=8, suppress_health_check=list(HealthCheck))
+    case("runTest").runTest()
+
+
+def test_why_not_is_answered_for_the_best_passage(filled):
+    last = filled.search("figs on the roof", k=4)[-1].id
+    report = filled.why_not("figs on the roof", last, k=1)
+    assert (report.id, report.is_found) == (last, False)
+    assert "grouping" in report.unexamined[-1]
