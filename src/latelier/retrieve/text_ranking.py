@@ -10,7 +10,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
-from latelier.scores import colbert_scores
 from latelier.utils.checks import check_count
 from latelier.utils.describing import describe
 from latelier.utils.progress import progress_bar
@@ -48,6 +47,8 @@ def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | Non
     vectors = model.encode_queries(checked_queries(query))
     if not documents:
         return []
+    from latelier.scores import colbert_scores  # imports torch, which a search does without
+
     with progress_bar(shown=False) as bar:
         embeddings = model.encode_documents(documents, batch_size=_BATCH_SIZE, bar=bar)
     scores = np.asarray(colbert_scores(vectors, embeddings))[0]
