@@ -68,6 +68,13 @@ def test_info(run, folder, tmp_path):
     lines = run("info", folder).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(facts)
     assert lines[2].split() == ["documents", "3"]
+    assert {name: facts[name] for name in ("tokens", "removed", "texts", "metadata")} == {
+        "tokens": len(indexes.open(folder, read_only=True).get_embeddings(["fruit", "moon", "berlin"]).vectors),
+        "removed": 0,
+        "texts": True,
+        "metadata": True,
+    }
+    assert facts["bytes_per_document"] == round(facts["bytes"] / 3)
 
 
 def test_index_of_a_kind_stays_of_that_kind(run, records_file, tmp_path):
@@ -195,10 +202,22 @@ def test_debug_shows_the_traceback(run, tmp_path):
 
 def test_help_names_every_command_with_an_example(run):
     names = [registered.callback.__name__ for registered in app.registered_commands]
-    assert names == ["index", "search", "train", "evaluate", "compare", "info", "warmup", "demo"]
+    assert names == [
+        "index",
+        "search",
+        "explain",
+        "why_not",
+        "train",
+        "evaluate",
+        "compare",
+        "info",
+        "check",
+        "warmup",
+        "demo",
+    ]
     general = run("--help").stdout
     assert "Exit status: 0 done, 1 failed" in " ".join(general.split())
-    for name in names:
+    for name in (each.replace("_", "-") for each in names):
         assert f"  {name} " in general
         assert "Example:\n    " in run(name, "--help").stdout
 

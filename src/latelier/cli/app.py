@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from latelier.cli.check import check
 from latelier.cli.compare import compare
 from latelier.cli.demo import demo
 from latelier.cli.evaluate import evaluate
@@ -20,6 +21,7 @@ from latelier.cli.info import info
 from latelier.cli.search import search
 from latelier.cli.train import train
 from latelier.cli.warmup import warmup
+from latelier.cli.why_not import why_not
 
 __all__ = ["app", "main"]
 
@@ -45,7 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 done, 1 failed (the message on standard error says why), 2 wrong usage, 130 interrupted.",
 )
-for _command in (index, search, explain, train, evaluate, compare, info, warmup, demo):
+for _command in (index, search, explain, why_not, train, evaluate, compare, info, check, warmup, demo):
     app.command(no_args_is_help=_command not in (demo, warmup))(_command)
 
 

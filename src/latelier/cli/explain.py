@@ -10,7 +10,6 @@ import typer
 from latelier.cli.search import Backend
 
 if TYPE_CHECKING:
-    from latelier.indexes import Id, Index
     from latelier.retrieve import Explanation
 
 __all__ = ["explain"]
@@ -45,12 +44,13 @@ def explain(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.cli.document_id import document_id
     from latelier.cli.output import print_json, printable, quiet_loading
     from latelier.retrieve import Retriever
 
     quiet_loading()
     with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
-        explanation = retriever.explain(text, _id_in(retriever.index, document))
+        explanation = retriever.explain(text, document_id(retriever.index, document))
     if html is not None:
         explanation.to_html(html)
     if figure is not None:
@@ -59,14 +59,6 @@ def explain(
         print_json(_as_json(explanation))
     else:
         typer.echo(printable(str(explanation), lines=True))
-
-
-def _id_in(index: Index, text: str) -> Id:
-    """Return the id that a text spells: an integer if the index has it, else the text."""
-    from latelier.utils.reading import number_or_text
-
-    number = number_or_text(text)
-    return number if isinstance(number, int) and number in index else text
 
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from latelier.indexes import Index
     from latelier.retrieve.model_identity import ModelIdentity
 
-__all__ = ["info"]
+__all__ = ["index_facts", "info", "print_facts"]
 
 
 def info(
@@ -25,34 +27,62 @@ def info(
       latelier info ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
-    from latelier.cli.output import bold, print_json, printable
-    from latelier.errors import IndexFormatError
-    from latelier.retrieve.model_identity import ModelIdentity
+    from latelier.cli.output import print_json
 
     with indexes.open(folder, read_only=True) as index:
-        try:
-            model = ModelIdentity.stored_in(index)
-        except IndexFormatError as error:
-            typer.echo(f"Warning: {printable(str(error))}", err=True)
-            model = None
-        facts = {
-            "index": str(folder),
-            "kind": type(index).__name__,
-            "documents": len(index),
-            "dim": index.dim,
-            "bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
-            "model": model and model.name,
-            "model_options": model.options if model else {},
-            "encoder": _encoder(model),
-        }
+        facts = index_facts(index, folder)
     if json_output:
         print_json(facts)
         return
-    if facts["encoder"] is None and model is not None:
+    if facts["encoder"] is None and facts["model"] is not None:
         facts["encoder"] = 'torch; pip install "latelier[onnx]" and latelier index make search start in a second'
+    print_facts(facts)
+
+
+def index_facts(index: Index, folder: Path) -> dict[str, Any]:
+    """Return what an index holds, by name, as JSON values.
+
+    Parameters
+    ----------
+    index
+        The index.
+    folder
+        Its folder, as the user spells it.
+    """
+    from latelier.cli.output import printable
+    from latelier.errors import IndexFormatError
+    from latelier.indexes.stored import StoredIndex
+    from latelier.retrieve.model_identity import ModelIdentity
+
+    try:
+        model = ModelIdentity.stored_in(index)
+    except IndexFormatError as error:
+        typer.echo(f"Warning: {printable(str(error))}", err=True)
+        model = None
+    facts: dict[str, Any] = {"index": str(folder), "kind": type(index).__name__, "documents": len(index)}
+    facts["dim"] = index.dim
+    if isinstance(index, StoredIndex):
+        held = index.statistics()
+        facts |= {"bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
+        facts |= {"bytes_per_document": round(held.bytes_per_document), "bytes_per_token": round(held.bytes_per_token)}
+        facts |= {"texts": held.has_texts, "metadata": held.has_metadata}
+    return {
+        **facts,
+        "model": model and model.name,
+        "model_options": model.options if model else {},
+        "encoder": _encoder(model),
+    }
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print one fact per line."""
+    from latelier.cli.output import bold, printable
+
+    width = max(map(len, facts))
     for name, value in facts.items():
-        shown = f"{value:,}" if isinstance(value, int) else str(value or "-")
-        typer.echo(f"{bold(f'{name:14}')} {printable(shown)}")
+        shown = ("yes" if value else "no") if isinstance(value, bool) else str(value or "-")
+        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else shown
+        typer.echo(f"{bold(f'{name:{width}}')} {printable(shown)}")
 
 
 def _encoder(model: ModelIdentity | None) -> str | None:

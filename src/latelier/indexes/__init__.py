@@ -5,6 +5,7 @@ from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
 from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
+from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Hit",
     "Id",
     "Index",
+    "IndexStatistics",
     "Parameters",
     "Record",
     "TokenDifference",

@@ -20,6 +20,7 @@ from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, is_singl
 from latelier.indexes.inputs import DocumentBatches, prepare_queries
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
+from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.storage.segments import Arrays, Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage
@@ -251,6 +252,27 @@ class StoredIndex(Index):
         k, queries = check_count("k", k), check_count("queries", queries)
         with self.snapshot():
             return measure_recall(self, k, queries)[0]
+
+    def statistics(self) -> IndexStatistics:
+        """Return how much the index holds, and on how many bytes; no vector is read.
+
+        Returns
+        -------
+        IndexStatistics
+            Numbers of documents, tokens and bytes.
+        """
+        with self.snapshot():
+            snapshot = self._storage.snapshot()
+            has_texts, has_metadata = self._storage.has_contents()
+        files = () if self.path is None else (path for path in self.path.rglob("*") if path.is_file())
+        return IndexStatistics(
+            documents=snapshot.documents,
+            tokens=snapshot.tokens,
+            removed=sum(state.row.removed for state in snapshot.segments),
+            bytes=sum(path.stat().st_size for path in files),
+            has_texts=has_texts,
+            has_metadata=has_metadata,
+        )
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""

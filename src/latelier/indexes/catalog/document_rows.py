@@ -19,6 +19,8 @@ __all__ = [
     "find_numbers",
     "find_prefixed",
     "find_records",
+    "has_metadata",
+    "has_texts",
     "ids_between",
     "insert_documents",
     "remove_documents",
@@ -52,6 +54,16 @@ class StoredDocument(NamedTuple):
     def nbytes(self) -> int:
         """Approximate size in memory, in bytes."""
         return _ROW_BYTES + len(self.text or "") + 2 * len(self.metadata)
+
+
+def has_texts(connection: sqlite3.Connection) -> bool:
+    """Whether a document has a text."""
+    return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE text IS NOT NULL)").fetchone()[0])
+
+
+def has_metadata(connection: sqlite3.Connection) -> bool:
+    """Whether a document has metadata."""
+    return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE metadata <> '{}')").fetchone()[0])
 
 
 def all_ids(connection: sqlite3.Connection) -> list[Id]:

@@ -169,6 +169,10 @@ class Storage:
         """Return the number of documents."""
         return self._views.ask(count_documents)
 
+    def has_contents(self) -> tuple[bool, bool]:
+        """Return whether a document has a text, and whether one has metadata."""
+        return self._views.ask(document_rows.has_texts), self._views.ask(document_rows.has_metadata)
+
     def dim(self) -> int | None:
         """Return the dimension of the token vectors; ``None`` if there is no document."""
         return self._views.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)

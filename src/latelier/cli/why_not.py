@@ -1,0 +1,77 @@
+"""``latelier why-not``: why a search does not find a document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latelier.cli.search import Backend
+
+__all__ = ["why_not"]
+
+
+def why_not(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
+    document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")],
+    *,
+    k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents of the search.")] = 10,
+    filter: Annotated[
+        list[str] | None, typer.Option(metavar="SQL", help="A condition on metadata; repeatable: all must hold.")
+    ] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(metavar="VALUE", help="Value of a ? in the filters, in order; repeatable.")
+    ] = None,
+    filter_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
+    ] = 10.0,
+    effort: Annotated[
+        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
+    ] = None,
+    nprobe: Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")] = None,
+    candidates: Annotated[int | None, typer.Option(min=1, help="IVF: documents that enter the sign stage.")] = None,
+    rerank: Annotated[
+        int | None, typer.Option(min=1, help="IVF: documents scored by their codes after the sign stage.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
+    ] = None,
+    backend: Annotated[
+        Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
+    ] = Backend.AUTO,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show why a search does not find a document, and what would find it.
+
+    Prints the causes, and changes of the search or of the index that were tested.
+
+    \b
+    Example:
+      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
+      latelier why-not ./fruit "unhealthy fruit" 1 -k 1
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.cli.document_id import document_id
+    from latelier.cli.output import print_json, printable, quiet_loading
+    from latelier.retrieve import Retriever
+    from latelier.utils.reading import number_or_text
+
+    quiet_loading()
+    given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
+    with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
+        report = retriever.why_not(
+            text,
+            document_id(retriever.index, document),
+            k,
+            filter=filter[0] if filter and len(filter) == 1 else filter or None,
+            parameters=[number_or_text(value) for value in parameter or ()],
+            filter_timeout=filter_timeout or None,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    if json_output:
+        print_json(asdict(report))
+    else:
+        typer.echo(printable(str(report), lines=True))

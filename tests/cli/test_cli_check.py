@@ -1,0 +1,93 @@
+"""The commands that check an index and explain a missing document: what they print, and their exit status."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from latelier import indexes
+
+
+def test_check_prints_what_the_index_holds_its_recall_and_its_integrity(run, folder):
+    result = run("check", folder, "-k", 2)
+    assert result.exit_code == 0
+    lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert lines["documents"] == "3"
+    assert lines["recall"].startswith("recall@2 1.000 (worst query 1.000) against exact scores: 3 of its own documents")
+    assert lines["files"].endswith("files are whole")
+    assert lines["texts"] == lines["metadata"] == "yes"
+
+
+def test_check_as_json(run, folder):
+    facts = json.loads(run("check", folder, "--queries", 2, "--json").stdout)
+    assert facts["recall"] == {"k": 10, "recall": 1.0, "worst": 1.0, "queries": 2, "documents": 3, "advice": ""}
+    assert facts["integrity"]["damages"] == []
+    assert facts["kind"] == "Flat"
+    assert facts["tokens"] > 20
+
+
+def test_check_of_an_index_without_texts_that_has_removed_documents(run, tmp_path):
+    with indexes.IVF(tmp_path / "index") as index:
+        index.add(range(9), [np.eye(4)] * 9)
+        index.remove([3, 4])
+    result = run("check", tmp_path / "index")
+    assert result.exit_code == 0, result.output
+    assert "compact() frees the vectors of 2 removed documents." in result.stdout
+    facts = json.loads(run("check", tmp_path / "index", "--json").stdout)
+    assert (facts["documents"], facts["tokens"], facts["removed"]) == (7, 28, 2)
+    assert (facts["texts"], facts["metadata"]) == (False, False)
+    assert facts["recall"]["advice"] == "effort='fast' finds 1.000 in about half the time"
+
+
+def test_check_of_a_damaged_index_fails(run, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    [vectors] = copy.rglob("vectors.npy")
+    content = bytearray(vectors.read_bytes())
+    content[-1] ^= 1
+    vectors.write_bytes(content)
+    result = run("check", copy)
+    assert result.exit_code == 1
+    assert "1 of " in result.stdout
+    assert "vectors.npy" in result.stdout
+    vectors.unlink()
+    result = run("check", copy, "--json")
+    assert result.exit_code == 1
+    facts = json.loads(result.stdout)
+    assert facts["recall"] is None
+    assert facts["integrity"]["damages"][0]["ids"] == ["fruit", "moon", "berlin"]
+    assert "not measured: " in run("check", copy).stdout
+
+
+def test_why_not_prints_the_cause_and_what_would_find_it(run, folder):
+    result = run("why-not", folder, "unhealthy fruit", "moon", "-k", 1, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("'moon' is not found for 'unhealthy fruit' with k=1: rank ")
+    assert lines[1].startswith("  scored_lower: ")
+    assert lines[-2:] == ["It is found if you", f"  search with k={json.loads(lines[-1].partition('=')[2])}"]
+
+
+def test_why_not_with_filters_as_json(run, folder):
+    filters = ("--filter", "year > ?", "--filter", "lang = ?", "--parameter", 2020, "--parameter", "en")
+    result = run("why-not", folder, "fruit", "fruit", *filters, "--device", "cpu", "--json")
+    report = json.loads(result.stdout)
+    assert [cause["kind"] for cause in report["causes"]] == ["filtered"]
+    assert report["causes"][0]["details"] == {"expressions": ["year > ?"], "values": {"year": 2019}}
+    assert report["changes"][0]["arguments"] == {"filter": "lang = ?", "parameters": ["en"]}
+    assert report["rank"] is None
+
+
+@pytest.mark.parametrize("id", ["9", "Fruit", "\x1b[2J"])
+def test_why_not_of_an_unknown_id(run, folder, id):
+    result = run("why-not", folder, "fruit", id, "--device", "cpu")
+    assert result.exit_code == 0
+    assert "not_stored: no document has the id" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert ("near ids: 'fruit'" in result.stdout) == (id == "Fruit")
+
+
+def test_why_not_of_an_option_that_the_index_does_not_have(run, folder):
+    result = run("why-not", folder, "fruit", "moon", "--effort", 2, "--device", "cpu")
+    assert result.exit_code == 1
+    assert "Flat has no option 'effort'" in result.stderr
