@@ -15,9 +15,11 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.indexes.exact import BlockSize, score_blocks
+from latelier.indexes.memory import MemoryReport, plan_memory
 from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
+from latelier.indexes.storage.storage import StoredSizes
 from latelier.indexes.stored import StoredIndex
 from latelier.kernels.first_use import FirstUse
 from latelier.scores.topk import TopK
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["Flat"]
 
 _DTYPES = ("float32", "float16")
+# Bytes per document besides its id: its number and its offsets in the segment, and its position in a snapshot.
+_DOCUMENT_BYTES = 48
+# A block of vectors, and its scores, take this share of the working memory.
+_BLOCK_SHARE = 4
+# Linux maps up to this many bytes around a document of which a page is read.
+_SCATTERED_BYTES = 1 << 16
 
 
 class Flat(StoredIndex):
@@ -44,8 +52,9 @@ class Flat(StoredIndex):
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
-        Approximate maximum memory of a write, as bytes or a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``;
-        ``None`` takes about 1 GB.
+        Maximum memory of the index in bytes, or as a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``; None for no
+        limit. Searches find the same, but read from files what does not fit; see `memory` and
+        `latelier.indexes.memory`.
     device
         A GPU to search on, such as ``"cuda"``, which holds a copy of all vectors; ``None`` searches on the CPU.
 
@@ -102,6 +111,11 @@ class Flat(StoredIndex):
         """Floating type of the stored vectors."""
         return str(self._storage.configuration["dtype"])
 
+    def _plan(self, sizes: StoredSizes) -> MemoryReport:
+        tables = _DOCUMENT_BYTES * sizes.documents + sizes.arrays.get("ids", 0)
+        arrays = {"vectors": sizes.arrays.get("vectors", 0)}
+        return plan_memory(self._max_memory, tables, arrays, in_memory=self.path is None)
+
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         return {"vectors": embeddings.vectors}
 
@@ -115,12 +129,25 @@ class Flat(StoredIndex):
         tokens = sum(part.tokens for part in parts)
         by_kernels = self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
         maxsim = _by_kernels() if by_kernels else _by_numpy()
+        plan = None if self._max_memory is None else self.memory
+        # Without kernels, the process may not search again.
+        releases = not by_kernels or (plan is not None and len(plan.read) > 0)
         for part in parts:
+            block = self._block if plan is None else _block_within(plan, part, queries)
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
-            for positions, scores in score_blocks(part, vectors, queries, maxsim, self._block):
+            for positions, scores in score_blocks(part, vectors, queries, maxsim, block):
                 best.add(scores, part.segment.numbers[positions])
-                if not by_kernels:  # the process may not search again
+                if releases:
                     release_memory(part.segment.arrays["vectors"])
+
+
+def _block_within(plan: MemoryReport, part: Part, queries: TokenEmbeddings) -> BlockSize:
+    """Return the size of blocks whose vectors and scores fit in the working memory."""
+    share, size = plan.working // _BLOCK_SHARE, Flat._block
+    scores = min(size.scores, share // 4)
+    if plan.read and len(part.positions) < len(part.segment):
+        scores = min(scores, len(queries) * max(1, share // _SCATTERED_BYTES))
+    return BlockSize(min(size.tokens, share // (4 * queries.dim)), scores)
 
 
 def _by_kernels() -> Callable[[TokenEmbeddings, TokenEmbeddings], np.ndarray]:

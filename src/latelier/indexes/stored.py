@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -17,13 +18,15 @@ from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.settings import UserSettings
 from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, is_single_id
-from latelier.indexes.inputs import DocumentBatches, prepare_queries
+from latelier.indexes.inputs import DocumentBatch, DocumentBatches, prepare_queries
+from latelier.indexes.memory import MemoryReport
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
 from latelier.indexes.statistics import IndexStatistics
+from latelier.indexes.storage.scratch import Scratch
 from latelier.indexes.storage.segments import Arrays, Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
-from latelier.indexes.storage.storage import Storage
+from latelier.indexes.storage.storage import Storage, StoredSizes
 from latelier.indexes.warning import warn_of_damage
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
@@ -40,8 +43,11 @@ __all__ = ["StoredIndex"]
 
 _SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
-# (size of a batch of documents in float32) = (memory budget) / _MEMORY_BATCHES, without a budget `_BATCH_BYTES`.
-_MEMORY_BATCHES, _BATCH_BYTES = 4, 256 << 20
+# Maximum size of the vectors of a batch in a write without a budget, and of the vectors of a merged segment.
+_SEGMENT_BYTES = 256 << 20
+# Shares of the working memory: a batch, held in the form in which it came and as token arrays; and each array that a
+# write makes.
+_BATCH_SHARE, _SCRATCH_SHARE = 4, 4
 
 
 class StoredIndex(Index):
@@ -55,6 +61,8 @@ class StoredIndex(Index):
         The floating type of the vectors that it takes and returns, and the token arrays that it stores.
     ``_encode``, ``_decode``
         Convert vectors to token arrays, and back.
+    ``_plan``
+        Divides the memory budget.
     ``_search``
         Finds the best documents for queries among the documents that a filter has selected.
 
@@ -77,7 +85,7 @@ class StoredIndex(Index):
     read_only
         Never write.
     max_memory
-        Approximate maximum memory of a write, as bytes or a text with a unit.
+        The memory budget, as bytes or a text with a unit; see `latelier.indexes.memory`.
     device
         Device to search on. A GPU gets a copy of the vectors at the first search, and scores every document for every
         query, many queries at a time. ``None`` or ``"cpu"`` searches with `_search`.
@@ -85,9 +93,9 @@ class StoredIndex(Index):
 
     kind: ClassVar[str]
     _choices: ClassVar[dict[str, tuple[Any, ...]]]
-    # Size of the batches in which documents are written, and of the segments that are merged from smaller ones, both
-    # as vectors of the index's dtype.
-    _segment_bytes: int = _BATCH_BYTES
+    # Maximum size of the segments that are merged from smaller ones, and of the batches in which documents are written,
+    # both as vectors of the index's dtype; a memory budget makes the batches smaller.
+    _segment_bytes: int = _SEGMENT_BYTES
 
     def __init__(
         self,
@@ -101,9 +109,7 @@ class StoredIndex(Index):
         if path is None and read_only:
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         self.path = None if path is None else as_folder(path)
-        limit = parse_bytes("max_memory", max_memory)
-        if limit is not None:
-            self._segment_bytes = max(1, limit // _MEMORY_BATCHES)
+        self._max_memory = parse_bytes("max_memory", max_memory)
         self._gpu = None if device is None else self._search_on(device)
         configuration = {"kind": self.kind, **configuration}
         self._storage = Storage(self.path, configuration, self._layout, read_only=read_only)
@@ -113,6 +119,12 @@ class StoredIndex(Index):
                 self._storage.close()
                 known = ", ".join(map(repr, choices))
                 raise IndexFormatError(f"the index in {path} has {name}={stored!r}; this version knows {known}.")
+        if self._max_memory is not None:
+            try:
+                self._storage.scratch = Scratch(self.path, self.memory.working // _SCRATCH_SHARE)
+            except BaseException:
+                self._storage.close()
+                raise
 
     # Methods that subclasses provide.
 
@@ -136,6 +148,10 @@ class StoredIndex(Index):
     @abstractmethod
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         """Search the documents in `parts`, and add those with the highest scores to `best`."""
+
+    @abstractmethod
+    def _plan(self, sizes: StoredSizes) -> MemoryReport:
+        """Divide the memory budget of an index that stores so much; raise an error if it is not enough."""
 
     def _after_write(self) -> None:
         """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
@@ -165,6 +181,20 @@ class StoredIndex(Index):
     def fields(self) -> list[str]:
         """See `Index.fields`."""
         return self._storage.fields()
+
+    @property
+    def memory(self) -> MemoryReport:
+        """What the index takes in memory, and what it reads from its files; prints as a table.
+
+        Examples
+        --------
+        >>> from latelier import indexes
+        >>> index = indexes.Flat(max_memory="1GB")
+        >>> index.add("a", np.eye(4))
+        >>> index.memory.kept, index.memory.read
+        ({'vectors': 64}, {})
+        """
+        return self._plan(self._storage.sizes())
 
     @property
     def settings(self) -> UserSettings:
@@ -228,8 +258,12 @@ class StoredIndex(Index):
             return TokenEmbeddings.from_list([], dim=snapshot.dim).to(self.dtype)
         distinct, positions = np.unique(numbers, return_inverse=True)
         # The parts are in ascending order of numbers, so their concatenation is in the order of `distinct`.
-        parts = [self._decode(part) for part in snapshot.parts(distinct)]
-        return TokenEmbeddings.concatenate(parts)[positions]
+        parts = snapshot.parts(distinct)
+        found = TokenEmbeddings.concatenate([self._decode(part) for part in parts])[positions]
+        if self._max_memory is not None:
+            for part in parts:
+                part.segment.release()
+        return found
 
     def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
@@ -321,16 +355,34 @@ class StoredIndex(Index):
         self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
     ) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
-        batches = DocumentBatches(
-            *given, dtype=self.dtype, batch_bytes=self._segment_bytes, show_progress=show_progress
-        )
+        batch_bytes = self._segment_bytes
+        if self._max_memory is not None:
+            batch_bytes = min(batch_bytes, self.memory.working // _BATCH_SHARE)
+        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=batch_bytes, show_progress=show_progress)
         with self._storage.transaction() as transaction:
-            read = transaction.prepare(batches.read(self.dim, self._encode))
+            read = transaction.prepare(self._within_budget(batches.read(self.dim, self._encode)))
             for batch in forks.iterate_outside(read):
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
                 transaction.insert(batch, replace=replace, max_tokens=self._max_segment_tokens(batch.dim))
             transaction.remove_prefixed(prefixes)  # if there is nothing to insert
+
+    def _within_budget(self, batches: Iterator[DocumentBatch]) -> Iterator[DocumentBatch]:
+        """Yield batches, as long as the index with them can be searched within the memory budget.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it cannot; the write that reads the batches then changes nothing.
+        """
+        documents, arrays, ann_data = self._storage.sizes()
+        total = Counter(arrays)
+        for batch in batches:
+            documents += len(batch.documents)
+            total.update({name: array.nbytes for name, array in batch.arrays.items()})
+            if self._max_memory is not None:
+                self._plan(StoredSizes(documents, total, ann_data))
+            yield batch
 
     def _find(
         self,

@@ -144,11 +144,11 @@ def test_searches_go_on_while_centroids_are_trained(early, monkeypatch):
     found = []
     train = training.train_lists
 
-    def slowly(table, memory):
+    def slowly(table, **options):
         thread = threading.Thread(target=lambda: found.append(index.search(documents[7], k=1)[0][0].id))
         thread.start()
         thread.join(timeout=10)
-        return train(table, memory)
+        return train(table, **options)
 
     monkeypatch.setattr(training, "train_lists", slowly)
     index.add(range(200), documents)
@@ -181,12 +181,12 @@ def test_two_processes_may_train_at_once(early, tmp_path, monkeypatch):
 
     with indexes.IVF(tmp_path / "index") as index, indexes.open(tmp_path / "index") as other:
 
-        def interrupted(table, memory):
+        def interrupted(table, **options):
             monkeypatch.setattr(training, "train_lists", train)
             other.add(range(200, 250), documents[200:250])
             other.remove([0, 5])
             other.compact()
-            return train(table, memory)
+            return train(table, **options)
 
         monkeypatch.setattr(training, "train_lists", interrupted)
         index.add(range(200), documents[:200])

@@ -58,6 +58,11 @@ class Codec(NamedTuple):
         return CodeShape(self.bits, self.dim, words, self.dim if self.bits == 8 else (self.bits - 1) * words * 4)
 
     @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays that a token's numbers are read from; below 8 bits, the sign code is a part of them."""
+        return {8: (CODES, SCALES), 1: (SIGNS, SCALES)}.get(self.bits, (SIGNS, CODES, SCALES))
+
+    @property
     def layout(self) -> dict[str, TokenArray]:
         """Dtype and shape per token of each array that `encode` returns.
 

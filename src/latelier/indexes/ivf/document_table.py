@@ -7,7 +7,8 @@ but are not alive, and no search finds them. The documents that are in no list y
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +17,9 @@ import numpy as np
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.code_layout import CodedDocuments, byte_width
 from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.storage.file_reads import FileReads
 from latelier.indexes.storage.segments import Part
+from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["DocumentTable", "TokenRows"]
 
@@ -47,6 +50,10 @@ class DocumentTable:
         The codec of the index.
     listed_numbers
         Catalog numbers of the documents in the inverted lists, ascending; empty if there are no lists.
+    read
+        Names of the token arrays that are read from their files for each search; all others stay mapped.
+    window
+        Maximum size of the codes that a thread reads at a time, in bytes; a longer document is read alone.
 
     Attributes
     ----------
@@ -74,7 +81,15 @@ class DocumentTable:
         If a segment's arrays do not fit the codec, or two segments hold the same documents.
     """
 
-    def __init__(self, parts: Sequence[Part], codec: Codec, listed_numbers: np.ndarray) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        codec: Codec,
+        listed_numbers: np.ndarray,
+        *,
+        read: Collection[str] = (),
+        window: int = 1 << 20,
+    ) -> None:
         _check_disjoint(parts)
         self.codec = codec
         self.listed = len(listed_numbers)
@@ -99,6 +114,10 @@ class DocumentTable:
         self.living = np.flatnonzero(self.alive)
         self.unlisted = self.living[np.searchsorted(self.living, self.listed) :]
         self.tokens = int(self.documents.lengths.sum())
+        self._window = window
+        self._read = frozenset(read)
+        arrays = (segment.arrays[name] for segment in self._segments for name in self._read)
+        self._files = FileReads(arrays) if self._read else None
 
     def count_tokens(self, ordinals: np.ndarray) -> int:
         """Return the number of tokens of some documents."""
@@ -108,10 +127,48 @@ class DocumentTable:
         """Return the tokens of some documents, one document after the other."""
         from latelier.indexes.ivf.kernels.codes import unpack_documents
 
-        tokens = self.count_tokens(ordinals)
-        rows = TokenRows(np.empty((tokens, byte_width(self.codec.dim)), dtype="uint8"), np.empty(tokens, "float32"))
-        unpack_documents(tuple(self.documents), ordinals, tuple(self.codec.shape), rows.codes, rows.scales)
+        offsets = lengths_to_offsets(self.documents.lengths[ordinals])
+        width, shape = byte_width(self.codec.dim), tuple(self.codec.shape)
+        rows = TokenRows(np.empty((offsets[-1], width), dtype="uint8"), np.empty(offsets[-1], "float32"))
+        for some, documents, places in self.windows(ordinals, *self.codec.arrays):
+            tokens = slice(offsets[some.start], offsets[some.stop])
+            unpack_documents(tuple(documents), places, shape, rows.codes[tokens], rows.scales[tokens])
         return rows
+
+    def windows(self, ordinals: np.ndarray, *names: str) -> Iterator[tuple[slice, CodedDocuments, np.ndarray]]:
+        """Yield documents whose codes kernels can read, all at once or in blocks of bounded size.
+
+        Parameters
+        ----------
+        ordinals
+            Documents, in any order.
+        names
+            The token arrays that are needed.
+
+        Yields
+        ------
+        tuple
+            Which of `ordinals` these are; where their codes are, until the next ones are asked for; and the places of
+            these documents in it, ``(documents,)`` int64.
+        """
+        read = [name for name in names if name in self._read]
+        if self._files is None or not read:
+            yield slice(0, len(ordinals)), self.documents, ordinals
+            return
+        sizes = {name: size for name, size in self._row_bytes().items() if name in read}
+        offsets = lengths_to_offsets(self.documents.lengths[ordinals])
+        for first, last in split_by_rows(offsets, max(1, self._window // sum(sizes.values()))):
+            some = CodedDocuments(*(column[ordinals[first:last]] for column in self.documents))
+            buffers = []  # kernels read their memory until the next block is asked for
+            for name, size in sizes.items():
+                buffer, places = self._files.read(getattr(some, name), some.lengths * size)
+                some = some._replace(**{name: buffer.ctypes.data + places})
+                buffers.append(buffer)
+            yield slice(first, last), some, np.arange(last - first)
+
+    def _row_bytes(self) -> dict[str, int]:
+        """Return the bytes per token of each token array."""
+        return {name: array.dtype.itemsize * math.prod(array.shape) for name, array in self.codec.layout.items()}
 
     def mask(self, parts: Sequence[Part]) -> np.ndarray:
         """Return ``(documents,)`` uint8: 1 for the documents of these parts. Their segments must be in the table."""

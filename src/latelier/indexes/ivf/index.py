@@ -24,6 +24,7 @@ from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.maintenance import Maintenance, Thresholds, due_maintenance
+from latelier.indexes.ivf.memory import LISTS, plan_ivf_memory
 from latelier.indexes.ivf.search_parameters import (
     Effort,
     SearchParameters,
@@ -31,15 +32,17 @@ from latelier.indexes.ivf.search_parameters import (
     choose_search_parameters,
     wider_efforts,
 )
+from latelier.indexes.memory import MemoryReport
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
+from latelier.indexes.storage.storage import StoredSizes
 from latelier.indexes.stored import StoredIndex
 from latelier.indexes.warning import warn_caller, warn_of_damage
 from latelier.indexes.why_not_report import WhyNotReport
 from latelier.kernels.first_use import FirstUse
-from latelier.kernels.threads import for_ranges
+from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_count
 
@@ -54,6 +57,8 @@ __all__ = ["IVF"]
 
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
+# Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
+_WINDOW_SHARE, _TRAINING_SHARE = 8, 3
 # Efforts that `check` tries besides the default.
 _EFFORTS = (0.5, 2.0, 4.0)
 # Arguments of every index's search, in order.
@@ -74,8 +79,9 @@ class IVF(StoredIndex):
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
-        Approximate maximum memory of a write, as bytes or a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``;
-        ``None`` takes about 1 GB.
+        Maximum memory of the index in bytes, or as a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``; None for no
+        limit. Searches find the same, but read from files what does not fit; see `memory` and
+        `latelier.indexes.memory`.
     device
         A GPU to search on, such as ``"cuda"``. It holds a copy of all vectors in half precision, 256 bytes per token at
         128 dims, and scores every document for every query, whatever the effort. ``None`` searches on the CPU.
@@ -299,6 +305,9 @@ class IVF(StoredIndex):
     def _layout(self, dim: int) -> dict[str, TokenArray]:
         return Codec(self.nbits, dim).layout
 
+    def _plan(self, sizes: StoredSizes) -> MemoryReport:
+        return plan_ivf_memory(self._max_memory, sizes, self._thresholds, in_memory=self.path is None)
+
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         return Codec(self.nbits, embeddings.dim).encode(embeddings)
 
@@ -321,7 +330,8 @@ class IVF(StoredIndex):
         parameters = choose(best.k, queries.dim, tokens=snapshot.tokens)
         prepare = partial(self._search_by_kernels, snapshot, parts, queries, TopK(len(queries), best.k), choose)
         work = sum(part.tokens for part in parts) * queries.num_tokens * queries.dim
-        if parameters.exact or self._first_use.is_over(work, prepare):
+        # numpy would compare all sign codes, which may not fit in the budget.
+        if parameters.exact or self._max_memory is not None or self._first_use.is_over(work, prepare):
             self._search_by_kernels(snapshot, parts, queries, best, choose)
             return
         from latelier.indexes.ivf.uncompiled import search_by_numpy
@@ -389,10 +399,17 @@ class IVF(StoredIndex):
         with self._loading.current:
             loaded = self._loaded
             if loaded is None or loaded.snapshot is not snapshot:
-                codec = Codec(self.nbits, snapshot.dim or 0)
+                del loaded
+                self._loaded = None  # frees the table of the previous snapshot first
+                plan, codec = self.memory, Codec(self.nbits, snapshot.dim or 0)
                 lists = self._read_lists(snapshot)
+                if lists is not None and LISTS in plan.read:
+                    lists = lists.read_from_file()
                 listed = np.zeros(0, dtype="int64") if lists is None else lists.numbers
-                loaded = self._loaded = _Loaded(snapshot, DocumentTable(snapshot.parts(), codec, listed), lists)
+                window = plan.working // _WINDOW_SHARE // thread_count()
+                read = [name for name in codec.layout if name in plan.read]
+                table = DocumentTable(snapshot.parts(), codec, listed, read=read, window=window)
+                loaded = self._loaded = _Loaded(snapshot, table, lists)
             return loaded.table, loaded.lists
 
     def _read_lists(self, snapshot: Snapshot) -> InvertedLists | None:
@@ -437,13 +454,14 @@ class IVF(StoredIndex):
             return
         table, lists = self._load(snapshot)
         due = due_maintenance(table, lists, self._thresholds, compacting=compacting)
+        memory = None if self._max_memory is None else self.memory.working // _TRAINING_SHARE
         keeps_bytes = lists is not None and (due is Maintenance.APPEND or compacting)
         if keeps_bytes and not self._storage.check_ann_data(snapshot):
             due = Maintenance.TRAIN  # damaged data must be neither kept nor copied
         if due is Maintenance.TRAIN:
-            self._storage.write_ann_data(train_lists(table, memory=self._segment_bytes).arrays())
+            self._storage.write_ann_data(train_lists(table, memory=memory, scratch=self._storage.scratch).arrays())
         elif due is Maintenance.APPEND and lists is not None:
-            self._storage.write_ann_data(append_documents(lists, table, table.unlisted).arrays())
+            self._storage.write_ann_data(append_documents(lists, table, table.unlisted, self._storage.scratch).arrays())
         elif lists is None and (snapshot.ann_data is not None or snapshot.ann_damage is not None):
             self._storage.write_ann_data(None)  # damaged or of another dim, and too few documents to train again
 

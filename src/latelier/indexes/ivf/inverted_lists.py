@@ -17,13 +17,17 @@ from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics
 from latelier.indexes.ivf.code_layout import byte_width
 from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.kernels.candidates import ListEntries
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
 from latelier.indexes.ivf.kernels.kmeans import group_rows
+from latelier.indexes.storage.file_reads import FileReads
+from latelier.indexes.storage.files import release_memory
+from latelier.indexes.storage.scratch import Scratch
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_ranges
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["InvertedLists", "append_documents", "build_lists"]
 
@@ -45,12 +49,41 @@ class InvertedLists(NamedTuple):
         ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
     documents
         ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else int32.
+    files
+        Reads the entries of probed lists from their file; None if they are read through their memory map.
     """
 
     centroids: Centroids
     numbers: np.ndarray
     offsets: np.ndarray
     documents: np.ndarray
+    files: FileReads | None = None
+
+    def read_from_file(self) -> InvertedLists:
+        """Return these lists, of which a search reads only the probed ones, from their file."""
+        return self._replace(files=FileReads([self.documents]))
+
+    def entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
+        """Return entries that a kernel can read, and the numbers that the probed lists have in them.
+
+        Parameters
+        ----------
+        probed
+            ``(query_tokens, nprobe)`` int32: the probed lists; -1 for none.
+        """
+        size = self.documents.itemsize
+        if self.files is None:
+            return probed, ListEntries(self.offsets, self.documents.view("uint8"), size)
+        lists, numbers = np.unique(probed, return_inverse=True)
+        missing = int(np.count_nonzero(lists < 0))
+        lists = lists[missing:].astype("int64")
+        lengths = np.diff(self.offsets)[lists]
+        filled = np.flatnonzero(lengths)
+        addresses = self.documents.ctypes.data + self.offsets[lists[filled]] * size
+        # Lists ascend, so the buffer has their entries one list after the other.
+        buffer, _ = self.files.read(addresses, lengths[filled] * size)
+        renumbered = (numbers.reshape(probed.shape) - missing).astype("int32")
+        return renumbered, ListEntries(lengths_to_offsets(lengths), buffer, size)
 
     def has_dim(self, dim: int) -> bool:
         """Whether the lists were made from tokens of this dim."""
@@ -58,7 +91,7 @@ class InvertedLists(NamedTuple):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays to store, by name on disk."""
-        fields = {**self.centroids._asdict(), **self._asdict()}
+        fields: dict[str, Any] = {**self.centroids._asdict(), **self._asdict()}
         fields["statistics"] = np.array(self.centroids.statistics, dtype="float64")
         return {name: fields[stored.field] for name, stored in _STORED.items()}
 
@@ -143,7 +176,9 @@ def _divide(offsets: np.ndarray, end: int) -> bool:
     return bool(offsets[0] == 0 and offsets[-1] == end and (offsets[1:] >= offsets[:-1]).all())
 
 
-def build_lists(centroids: Centroids, table: DocumentTable, ordinals: np.ndarray) -> InvertedLists:
+def build_lists(
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, scratch: Scratch | None = None
+) -> InvertedLists:
     """Return the inverted lists of some documents.
 
     Parameters
@@ -154,14 +189,19 @@ def build_lists(centroids: Centroids, table: DocumentTable, ordinals: np.ndarray
         Documents.
     ordinals
         Ordinals of the documents to put into the lists, in ascending order of their catalog numbers.
+    scratch
+        Where large arrays are made; None: in memory.
     """
-    offsets, documents, similarity = _invert(centroids, table, ordinals, first=0)
+    scratch = scratch or Scratch()
+    offsets, documents, similarity = _invert(centroids, table, ordinals, 0, scratch)
     statistics = centroids.statistics._replace(trained_similarity=similarity, latest_similarity=similarity)
     numbers = table.numbers[ordinals]
-    return InvertedLists(centroids._replace(statistics=statistics), numbers, offsets, _narrow(documents, len(numbers)))
+    return InvertedLists(centroids._replace(statistics=statistics), numbers, offsets, documents)
 
 
-def append_documents(lists: InvertedLists, table: DocumentTable, ordinals: np.ndarray) -> InvertedLists:
+def append_documents(
+    lists: InvertedLists, table: DocumentTable, ordinals: np.ndarray, scratch: Scratch | None = None
+) -> InvertedLists:
     """Return inverted lists with the same centroids and more documents.
 
     Parameters
@@ -173,45 +213,70 @@ def append_documents(lists: InvertedLists, table: DocumentTable, ordinals: np.nd
     ordinals
         Ordinals of the documents to append, in ascending order of their catalog numbers. All these numbers are above
         those in the lists.
+    scratch
+        Where large arrays are made; None: in memory.
     """
-    offsets, documents, similarity = _invert(lists.centroids, table, ordinals, first=len(lists.numbers))
+    scratch, old = scratch or Scratch(), len(lists.numbers)
+    offsets, documents, similarity = _invert(lists.centroids, table, ordinals, old, scratch)
     statistics = lists.centroids.statistics._replace(latest_similarity=similarity)
     numbers = np.concatenate([lists.numbers, table.numbers[ordinals]])
-    merged = np.empty(len(lists.documents) + len(documents), dtype="int32")
-    before = lists.documents.astype("int32", copy=False)
-    append_lists(lists.offsets, before, offsets, documents, merged)
+    merged = scratch.empty(len(lists.documents) + len(documents), _entry_dtype(len(numbers)))
+    for begin, end in split_by_rows(lists.offsets + offsets, scratch.block // merged.itemsize):
+        before, new = (slice(part[begin], part[end]) for part in (lists.offsets, offsets))
+        some = slice(before.start + new.start, before.stop + new.stop)
+        own, more = (part[begin : end + 1] - part[begin] for part in (lists.offsets, offsets))
+        block = np.empty(some.stop - some.start, dtype="int32")
+        append_lists(own, lists.documents[before].astype("int32"), more, documents[new].astype("int32"), block)
+        merged[some] = block
+        for array in (lists.documents, documents, merged):
+            release_memory(array)
     centroids = lists.centroids._replace(statistics=statistics)
-    return InvertedLists(centroids, numbers, lists.offsets + offsets, _narrow(merged, len(numbers)))
+    return InvertedLists(centroids, numbers, lists.offsets + offsets, merged)
 
 
-def _narrow(documents: np.ndarray, count: int) -> np.ndarray:
-    """Return entries in 16 bits if that is enough for `count` documents."""
-    return documents.astype("uint16" if count <= 1 << 16 else "int32", copy=False)
+def _entry_dtype(count: int) -> str:
+    """Return the dtype of entries: 16 bits if that is enough for `count` documents."""
+    return "uint16" if count <= 1 << 16 else "int32"
 
 
 def _invert(
-    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, first: int
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, first: int, scratch: Scratch
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return offsets and entries of the lists of some documents, numbered from `first`, and their mean similarity."""
+    """Return offsets and entries of the lists of some documents, numbered from `first`, and their mean similarity.
+
+    If the entries do not fit in memory, they are made for some lists after the others, from the lists of all tokens.
+    """
     lengths = table.documents.lengths[ordinals]
-    lists, similarity = _assign(centroids, table, ordinals, lengths)
-    count = centroids.lists
-    offsets = np.zeros(count + 1, dtype="int64")
-    nothing = np.empty(0, dtype="int32")
-    invert(lists, lengths, first, np.full(count, -1, dtype="int32"), offsets[1:], nothing)
+    starts = lengths_to_offsets(lengths)
+    lists, similarity = _assign(centroids, table, ordinals, starts, scratch)
+
+    def pass_over(begin: int, end: int, places: np.ndarray, documents: np.ndarray) -> None:
+        """Count or write the documents of the lists `begin` to `end - 1`."""
+        last = np.full(end - begin, -1, dtype="int32")
+        for a, b in split_by_rows(starts, scratch.block // lists.itemsize):
+            invert(lists[starts[a] : starts[b]], lengths[a:b], first + a, begin, last, places, documents)
+            release_memory(lists)
+
+    offsets = np.zeros(centroids.lists + 1, dtype="int64")
+    pass_over(0, centroids.lists, offsets[1:], np.empty(0, dtype="int32"))
     np.cumsum(offsets, out=offsets)
-    documents = np.empty(offsets[-1], dtype="int32")
-    invert(lists, lengths, first, np.full(count, -1, dtype="int32"), offsets[:-1].copy(), documents)
+    documents = scratch.empty(int(offsets[-1]), _entry_dtype(first + len(ordinals)))
+    for begin, end in split_by_rows(offsets, scratch.block // 4):
+        entries = documents[offsets[begin] : offsets[end]]
+        block = entries if documents.dtype == "int32" else np.empty(len(entries), dtype="int32")
+        if len(block):
+            pass_over(begin, end, offsets[begin:end] - offsets[begin], block)
+            entries[:] = block
+            release_memory(documents)
     return offsets, documents, similarity
 
 
 def _assign(
-    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, lengths: np.ndarray
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, starts: np.ndarray, scratch: Scratch
 ) -> tuple[np.ndarray, float]:
     """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
     isa = instruction_set().argument
-    starts = lengths_to_offsets(lengths)
-    lists = np.empty(starts[-1], dtype="int32")
+    lists = scratch.empty(int(starts[-1]), "int32")
     totals: list[float] = []
 
     def assign(first: int, last: int) -> None:
@@ -230,6 +295,7 @@ def _assign(
             )
             nearest[mine] += begin * LANES  # from the number under coarse centroid c to the number of the list
         lists[starts[first] : starts[last]] = nearest
+        release_memory(lists)
         totals.append(float((dots * scales).sum(dtype="float64")))
 
     for_ranges(assign, starts, _WORK)

@@ -20,7 +20,7 @@ import numpy as np
 from latelier.indexes.ivf.centroids import Centroids
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
-from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, ListEntries, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, select_candidates, sum_bits
 from latelier.indexes.ivf.kernels.dots import centroid_dots
 from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
@@ -245,10 +245,11 @@ def find_candidates(
         Maximum number of documents to return.
     """
     best = np.empty(most, dtype="int64")
+    numbers, entries = lists.entries(probed.lists)
     count = select_candidates(
-        probed.lists,
+        numbers,
         probed.excess,
-        tuple(ListEntries(lists.offsets, lists.documents.view("uint8"), lists.documents.itemsize)),
+        tuple(entries),
         sum_bits(len(probed.lists)),
         allowed,
         len(table.numbers),
@@ -268,5 +269,7 @@ def _sums() -> np.ndarray:
 def _score_codes(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool) -> np.ndarray:
     """Return MaxSim of the codes with the query in single precision (all digits) or in 8 bits, float32."""
     scores, isa = np.empty(len(chosen), dtype="float32"), instruction_set().argument
-    rerank_scores(isa, tuple(table.documents), chosen, tuple(table.codec.shape), tuple(query), all_digits, scores)
+    shape = tuple(table.codec.shape)
+    for some, documents, places in table.windows(chosen, *table.codec.arrays):
+        rerank_scores(isa, tuple(documents), places, shape, tuple(query), all_digits, scores[some])
     return scores

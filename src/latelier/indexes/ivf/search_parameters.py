@@ -17,6 +17,7 @@ __all__ = [
     "SearchParameters",
     "advise",
     "choose_search_parameters",
+    "list_count",
     "most_without_signs",
     "size_factor",
     "wider_efforts",
@@ -41,6 +42,10 @@ _LARGE, _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 10_000_000, 0.3, 0.18
 _WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # `advise` recommends the lowest effort that reaches this recall.
 _ENOUGH = 0.97
+# list_count = 14.4 * sqrt(tokens) * size_factor ** 0.3: in large indexes, lists would get too long without the factor.
+_LISTS_PER_ROOT, _LISTS_EXPONENT = 14.4, 0.3
+# Inverted lists come in groups of so many, which kernels multiply together.
+_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,17 @@ def size_factor(tokens: int) -> float:
     (1.0, 3.0)
     """
     return max(1.0, tokens / _LARGE)
+
+
+def list_count(tokens: int) -> int:
+    """Return the number of inverted lists for a number of tokens, a multiple of 16.
+
+    Examples
+    --------
+    >>> list_count(1_180_000), list_count(100), list_count(100_000_000)
+    (15648, 144, 287312)
+    """
+    return _GROUP * max(1, round(_LISTS_PER_ROOT / _GROUP * tokens**0.5 * size_factor(tokens) ** _LISTS_EXPONENT))
 
 
 def advise(recalls: Mapping[float, float]) -> str:

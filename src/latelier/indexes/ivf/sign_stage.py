@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latelier.indexes.ivf.codec import SIGNS
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.kernels.selection import highest_places, near_highest
 from latelier.indexes.ivf.kernels.sign_integers import round_to_integers
@@ -51,8 +52,9 @@ def _score(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words:
     """Return the sign scores of documents, by some words of their sign codes, float32."""
     integers, units = round_to_integers(vectors, words)
     scores, row_bytes = np.empty(len(chosen), dtype="float32"), 4 * table.codec.shape.sign_words
-    query = make_sign_tables(integers), units
-    sign_scores(instruction_set().argument, tuple(table.documents), chosen, row_bytes, query, scores)
+    isa, query = instruction_set().argument, (make_sign_tables(integers), units)
+    for some, documents, places in table.windows(chosen, SIGNS):
+        sign_scores(isa, tuple(documents), places, row_bytes, query, scores[some])
     return scores
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,33 +18,26 @@ from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
 from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.kmeans import add_rows, group_rows
-from latelier.indexes.ivf.search_parameters import size_factor
+from latelier.indexes.ivf.search_parameters import list_count
+from latelier.indexes.ivf.training_sample import TrainingSample
+from latelier.indexes.storage.files import release_memory
+from latelier.indexes.storage.scratch import Scratch
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import thread_count
+from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["list_count", "train_centroids", "train_lists"]
+__all__ = ["train_centroids", "train_lists"]
 
 # Tokens sampled per centroid, and iterations, for each level. Larger numbers take time and find no better centroids.
 _COARSE_SAMPLE, _FINE_SAMPLE = 64, 32
 _COARSE_ITERATIONS, _FINE_ITERATIONS = 8, 4
 _MAX_SAMPLE = 1 << 21
-# list_count = 14.4 * sqrt(tokens) * size_factor ** 0.3: in large indexes, lists would get too long without the factor.
-_LISTS_PER_ROOT, _EXPONENT = 0.9 * LANES, 0.3
 
 
-def list_count(tokens: int) -> int:
-    """Return the number of inverted lists for a number of tokens, a multiple of 16.
-
-    Examples
-    --------
-    >>> list_count(1_180_000), list_count(100), list_count(100_000_000)
-    (15648, 144, 287312)
-    """
-    return LANES * max(1, round(_LISTS_PER_ROOT / LANES * tokens**0.5 * size_factor(tokens) ** _EXPONENT))
-
-
-def train_centroids(table: DocumentTable, ordinals: np.ndarray, most: int = _MAX_SAMPLE) -> Centroids:
+def train_centroids(
+    table: DocumentTable, ordinals: np.ndarray, memory: int | None = None, scratch: Scratch | None = None
+) -> Centroids:
     """Train centroids on a sample of the tokens of some documents.
 
     Parameters
@@ -52,50 +46,51 @@ def train_centroids(table: DocumentTable, ordinals: np.ndarray, most: int = _MAX
         Documents.
     ordinals
         Ordinals of the documents to sample; at least one.
-    most
-        Maximum number of tokens in the sample, which limits the memory of training.
+    memory
+        Maximum size of the sampled tokens that are in memory at once, in bytes; None: all of them. It has no influence
+        on the centroids: a sample that does not fit is read several times.
+    scratch
+        Where large arrays are made; None: in memory.
 
     Returns
     -------
     Centroids
         With statistics in which the similarities are still 0.
     """
-    dim, tokens = table.codec.dim, table.count_tokens(ordinals)
+    dim, tokens, width = table.codec.dim, table.count_tokens(ordinals), byte_width(table.codec.dim)
     lists = list_count(tokens)
     coarse_count = LANES * max(1, round((lists**0.5) / LANES))
     rng = np.random.default_rng(0)
-    rows = _sample_rows(table, ordinals, min(most, _MAX_SAMPLE, _FINE_SAMPLE * lists))
-    some = rng.permutation(len(rows.codes))[: _COARSE_SAMPLE * coarse_count]
-    coarse = _kmeans(rows, some, coarse_count, dim, _COARSE_ITERATIONS, rng)
-    packed_coarse, coarse_start = pack_centroids(coarse, rows.codes.shape[1], _scale(coarse))
-    nearest = _assign(rows, np.arange(len(rows.codes)), packed_coarse, coarse_start)
-    offsets, order = np.zeros(len(coarse) + 1, dtype="int64"), np.empty(len(nearest), dtype="int64")
-    group_rows(nearest, offsets, order)
+    sample = TrainingSample(table, ordinals, min(_MAX_SAMPLE, _FINE_SAMPLE * lists), memory)
+    rows = sample.take(rng.permutation(len(sample))[: _COARSE_SAMPLE * coarse_count])
+    coarse = _kmeans(rows, coarse_count, dim, _COARSE_ITERATIONS, rng)
+    packed_coarse, coarse_start = pack_centroids(coarse, width, _scale(coarse))
+    nearest = np.empty(len(sample), dtype="int32")
+    for first, rows in sample.blocks():
+        nearest[first : first + len(rows.scales)] = _assign(rows, packed_coarse, coarse_start)
+        del rows
+    offsets = lengths_to_offsets(np.bincount(nearest, minlength=len(coarse)))
     # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens.
     shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(nearest)))).astype("int64")
-
-    def train_under(c: int) -> np.ndarray:
-        mine = order[offsets[c] : offsets[c + 1]]
-        if not len(mine):
-            return coarse[c : c + 1]
-        own = TokenRows(rows.codes[mine], rows.scales[mine])  # a copy that stays in the processor's cache
-        everything = np.arange(len(mine))
-        return _kmeans(own, everything, LANES * int(shares[c]), dim, _FINE_ITERATIONS, np.random.default_rng(c))
-
-    fine = _map_in_threads(train_under, len(coarse))
-    scale = max(map(_scale, fine))
-    packed = [pack_centroids(centroids, rows.codes.shape[1], scale) for centroids in fine]
-    return Centroids(
-        coarse=packed_coarse,
-        coarse_start=coarse_start,
-        fine=np.concatenate([codes for codes, _ in packed]),
-        fine_start=np.concatenate([start for _, start in packed]),
-        fine_offsets=np.cumsum([0, *(len(codes) for codes, _ in packed)], dtype="int64"),
-        statistics=TrainingStatistics(tokens, trained_similarity=0, latest_similarity=0, dim=dim),
-    )
+    # Number of centroids under each coarse centroid: itself, where it has no tokens.
+    counts = np.maximum(1, np.minimum(LANES * shares, np.diff(offsets)))
+    ends, groups = lengths_to_offsets(counts), lengths_to_offsets(-(-counts // LANES))
+    centroids = (scratch or Scratch()).empty((ends[-1], dim), "float32")
+    scale = 0.0
+    for begin, end in split_by_rows(offsets, sample.at_once):
+        some = centroids[ends[begin] : ends[end]]
+        np.concatenate(_train_fine(sample, nearest, coarse, range(begin, end), shares), out=some)
+        scale = max(scale, _scale(some))
+        release_memory(centroids)
+    fine = np.empty((groups[-1], width // 4, LANES, 4), dtype="int8")
+    fine_start = np.empty((groups[-1], LANES), dtype="int32")
+    for c, (first, last) in enumerate(pairwise(groups)):
+        fine[first:last], fine_start[first:last] = pack_centroids(centroids[ends[c] : ends[c + 1]], width, scale)
+    statistics = TrainingStatistics(tokens, trained_similarity=0, latest_similarity=0, dim=dim)
+    return Centroids(packed_coarse, coarse_start, fine, fine_start, groups, statistics)
 
 
-def train_lists(table: DocumentTable, memory: int) -> InvertedLists:
+def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scratch | None = None) -> InvertedLists:
     """Return inverted lists of the living documents, for newly trained centroids.
 
     Parameters
@@ -103,27 +98,40 @@ def train_lists(table: DocumentTable, memory: int) -> InvertedLists:
     table
         Documents, at least one of them alive.
     memory
-        Maximum size of the sample of tokens, in bytes.
+        See `train_centroids`.
+    scratch
+        Where large arrays are made; None: in memory.
     """
     ordinals = table.living[np.argsort(table.numbers[table.living], kind="stable")]
-    centroids = train_centroids(table, ordinals, most=memory // byte_width(table.codec.dim))
-    return build_lists(centroids, table, ordinals)
+    return build_lists(train_centroids(table, ordinals, memory, scratch), table, ordinals, scratch)
 
 
-def _sample_rows(table: DocumentTable, ordinals: np.ndarray, most: int) -> TokenRows:
-    """Return all tokens of every n-th document, with n such that there are about `most` tokens."""
-    step = max(1.0, table.count_tokens(ordinals) / most)
-    return table.unpack(ordinals[np.unique((np.arange(0, len(ordinals), step)).astype("int64"))])
+def _train_fine(
+    sample: TrainingSample, nearest: np.ndarray, coarse: np.ndarray, some: range, shares: np.ndarray
+) -> list[np.ndarray]:
+    """Return the centroids under some of the coarse centroids, given the nearest coarse centroid of each token."""
+    numbers = np.flatnonzero((nearest >= some.start) & (nearest < some.stop))
+    rows = sample.take(numbers)
+    offsets, order = np.zeros(len(some) + 1, dtype="int64"), np.empty(len(numbers), dtype="int64")
+    group_rows(nearest[numbers] - np.int32(some.start), offsets, order)
+
+    def train(i: int) -> np.ndarray:
+        c, mine = some[i], order[offsets[i] : offsets[i + 1]]
+        if not len(mine):
+            return coarse[c : c + 1]
+        own = TokenRows(rows.codes[mine], rows.scales[mine])  # a copy that stays in the processor's cache
+        return _kmeans(own, LANES * int(shares[c]), coarse.shape[1], _FINE_ITERATIONS, np.random.default_rng(c))
+
+    return _map_in_threads(train, len(some))
 
 
-def _kmeans(
-    rows: TokenRows, order: np.ndarray, count: int, dim: int, iterations: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Return unit centroids ``(count, dim)`` float32 of the rows in `order`; fewer if there are fewer rows."""
+def _kmeans(rows: TokenRows, count: int, dim: int, iterations: int, rng: np.random.Generator) -> np.ndarray:
+    """Return unit centroids ``(count, dim)`` float32; fewer if there are fewer rows."""
+    order = np.arange(len(rows.codes))
     count = min(count, len(order))
     centroids = _directions(rows, rng.choice(order, count, replace=False), dim)
     for _ in range(iterations):
-        nearest = _assign(rows, order, *pack_centroids(centroids, rows.codes.shape[1], _scale(centroids)))
+        nearest = _assign(rows, *pack_centroids(centroids, rows.codes.shape[1], _scale(centroids)))
         sums, counts = np.zeros((count, dim), dtype="float32"), np.zeros(count, dtype="int64")
         add_rows(rows.codes, rows.scales, order, nearest, sums, counts)
         empty = np.flatnonzero(counts == 0)
@@ -132,8 +140,9 @@ def _kmeans(
     return centroids
 
 
-def _assign(rows: TokenRows, order: np.ndarray, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the nearest centroid of the rows in `order`, ``(rows,)`` int32."""
+def _assign(rows: TokenRows, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Return the nearest centroid of each row, ``(rows,)`` int32."""
+    order = np.arange(len(rows.codes))
     nearest, dots = (np.zeros(len(rows.codes), dtype="int32") for _ in range(2))
     nearest_centroids(instruction_set().argument, rows.codes, order, packed, start, nearest, dots)
     return nearest

@@ -8,6 +8,7 @@ from latelier.errors import CorruptedIndexError
 from latelier.indexes.catalog.pool import ConnectionPool
 from latelier.indexes.catalog.schema import give_back_pages
 from latelier.indexes.catalog.segment_rows import SegmentRow
+from latelier.indexes.storage.scratch import Scratch
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import SegmentState, Snapshot
 from latelier.indexes.storage.store import SegmentStore
@@ -30,6 +31,8 @@ class Compaction:
         Where its segments are stored.
     max_tokens
         Maximum number of tokens of a merged segment.
+    scratch
+        Where arrays of merged segments are made.
 
     Attributes
     ----------
@@ -37,15 +40,17 @@ class Compaction:
         One message per damaged segment; complete once `merged` is exhausted.
     """
 
-    def __init__(self, snapshot: Snapshot, store: SegmentStore, max_tokens: int) -> None:
+    def __init__(self, snapshot: Snapshot, store: SegmentStore, max_tokens: int, scratch: Scratch) -> None:
         self.damages: list[str] = []
+        self._scratch = scratch
         self._snapshot, self._store, self._max_tokens = snapshot, store, max_tokens
 
     def merged(self) -> Iterator[tuple[list[SegmentRow], Segment]]:
         """Merge one run of segments after the other; yield the rows of its segments, and the merged segment."""
         for run in self._runs():
             if len(run) > 1 or (run and run[0].row.removed):
-                yield [state.row for state in run], Segment.merge([state.living for state in run])
+                parts = [state.living for state in run]
+                yield [state.row for state in run], Segment.merge(parts, self._scratch)
 
     def _runs(self) -> Iterator[list[SegmentState]]:
         """Yield runs of consecutive segments to merge; some are empty."""

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,26 @@ _DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
 _MAX_HEADER_BYTES, _MAX_DIMENSIONS, _MAX_SIZE = 4096, 4, 1 << 48
 # Smaller files are read rather than memory-mapped: a map holds a file descriptor, and their number is limited.
 _MAP_BYTES = 1 << 20
-# Bytes read at a time to compute a checksum.
-_READ_BYTES = 1 << 24
+# Bytes read or written at a time.
+_CHUNK_BYTES = 1 << 22
 _WRONG_CHECKSUM = "its bytes do not match their checksum"
 
 
 def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
     """Write an array into a new file, sync it, and return its description for the catalog."""
-    header, content = io.BytesIO(), _content(array)
+    header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array)))
+    checksum = zlib.crc32(header.getvalue())
     with path.open("xb") as file:
         file.write(header.getvalue())
-        file.write(content)
+        for chunk in _chunks(array):
+            file.write(chunk)
+            checksum = zlib.crc32(chunk, checksum)
         file.flush()
         os.fsync(file.fileno())
     return {
-        "bytes": header.tell() + len(content),
-        "crc32": zlib.crc32(content, zlib.crc32(header.getvalue())),
+        "bytes": header.tell() + array.nbytes,
+        "crc32": checksum,
         "dtype": array.dtype.str,
         "shape": list(array.shape),
     }
@@ -89,7 +93,10 @@ def read_file(path: Path, written: Any) -> np.ndarray:
 
 def release_memory(array: np.ndarray) -> None:
     """Give the memory of an array that is mapped from a file back to the system; it is read again when it is needed."""
-    mapped = getattr(array.base, "_mmap", None)
+    base = array.base
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    mapped = getattr(base, "_mmap", None)
     if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
         mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -106,7 +113,7 @@ def file_damage(path: Path, written: Any) -> str | None:
         _check_size(path, written)
         checksum = 0
         with path.open("rb") as file:
-            while chunk := file.read(_READ_BYTES):
+            while chunk := file.read(_CHUNK_BYTES):
                 checksum = zlib.crc32(chunk, checksum)
     except CorruptedIndexError as error:
         return str(error)
@@ -125,18 +132,23 @@ def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> 
     CorruptedIndexError
         If the checksums differ.
     """
-    content = _content(array)
     try:
         with path.open("rb") as file:
-            header = file.read(written["bytes"] - len(content))
+            checksum = zlib.crc32(file.read(written["bytes"] - array.nbytes))
     except OSError as error:
         raise _unreadable(path, error) from error
-    if zlib.crc32(content, zlib.crc32(header)) != written["crc32"]:
+    for chunk in _chunks(array):
+        checksum = zlib.crc32(chunk, checksum)
+    if checksum != written["crc32"]:
         raise CorruptedIndexError(f"{path} is damaged: {_WRONG_CHECKSUM}")
 
 
-def _content(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view("uint8").data
+def _chunks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield the bytes of an array; the memory of a mapped one is given back after each chunk."""
+    content = np.ascontiguousarray(array).reshape(-1).view("uint8").data
+    for first in range(0, len(content), _CHUNK_BYTES):
+        yield content[first : first + _CHUNK_BYTES]
+        release_memory(array)
 
 
 def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:

@@ -8,7 +8,7 @@ float vectors, or the codes of a quantised index.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -18,7 +18,9 @@ import numpy as np
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.catalog.segment_rows import SegmentRow
 from latelier.indexes.results import Id
-from latelier.utils.ranges import lengths_to_offsets, rows_or_slice
+from latelier.indexes.storage.files import release_memory
+from latelier.indexes.storage.scratch import Scratch
+from latelier.utils.ranges import lengths_to_offsets, rows_or_slice, split_by_rows
 
 __all__ = ["Arrays", "Layout", "Part", "Segment", "TokenArray"]
 
@@ -28,6 +30,8 @@ Arrays: TypeAlias = "dict[str, np.ndarray]"
 _DOCUMENTS, _IDS = "documents", "ids"
 # Rows of the array "documents".
 _NUMBERS, _OFFSETS, _ID_OFFSETS = range(3)
+# Tokens of a block that `Part.blocks` yields.
+_BLOCK_TOKENS = 1 << 14
 
 
 class TokenArray(NamedTuple):
@@ -90,19 +94,27 @@ class Segment:
         return cls({**_document_arrays(numbers, lengths, b"".join(encoded), sizes), **arrays})
 
     @classmethod
-    def merge(cls, parts: Sequence[Part]) -> Segment:
-        """Return one segment with the documents of all parts (at least one), in order."""
+    def merge(cls, parts: Sequence[Part], scratch: Scratch | None = None) -> Segment:
+        """Return one segment with the documents of all parts (at least one), in order.
+
+        Parameters
+        ----------
+        parts
+            Documents of segments with the same token arrays.
+        scratch
+            Where the arrays are made; None: in memory.
+        """
+        scratch = scratch or Scratch()
         numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
         lengths = np.concatenate([part.lengths for part in parts])
         sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
         ids = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
         names = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
-        return cls(
-            {
-                **_document_arrays(numbers, lengths, np.concatenate(ids).tobytes(), sizes),
-                **{name: np.concatenate([part.rows(name) for part in parts]) for name in names},
-            }
-        )
+        arrays = _document_arrays(numbers, lengths, np.concatenate(ids).tobytes(), sizes)
+        for name in names:
+            rows = (block for part in parts for block in part.blocks(name))
+            arrays[name] = scratch.concatenate(rows, int(lengths.sum()), like=parts[0].segment.arrays[name])
+        return cls(arrays)
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -123,6 +135,11 @@ class Segment:
     def tokens(self) -> int:
         """Number of tokens of all documents."""
         return int(self.offsets[-1])
+
+    def release(self) -> None:
+        """Give the memory of its mapped arrays back to the system; they are read again when they are needed."""
+        for array in self.arrays.values():
+            release_memory(array)
 
     def living(self, removed: Sequence[int]) -> Part:
         """Return the documents that are not removed, given the numbers of the removed ones."""
@@ -213,6 +230,11 @@ class Part(NamedTuple):
     def rows(self, name: str) -> np.ndarray:
         """Return the rows of a token array that belong to these documents; a view if they are contiguous."""
         return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the same rows, in blocks of bounded size."""
+        for first, last in split_by_rows(lengths_to_offsets(self.lengths), _BLOCK_TOKENS):
+            yield Part(self.segment, self.positions[first:last]).rows(name)
 
 
 def _document_arrays(

@@ -11,10 +11,11 @@ The storage does not know how an index encodes vectors: it handles token arrays,
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +29,12 @@ from latelier.indexes.catalog.folder import check_index_folder
 from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.pool import ConnectionPool, FilePool, MemoryPool
 from latelier.indexes.catalog.rows import CATALOG, has_checksums
-from latelier.indexes.catalog.segment_rows import count_documents
+from latelier.indexes.catalog.segment_rows import count_documents, read_ann_data, read_segments
 from latelier.indexes.catalog.settings import UserSettings, read_setting
 from latelier.indexes.catalog.values import check_known
 from latelier.indexes.results import Id, Record, VerifyReport
 from latelier.indexes.storage.compaction import Compaction, delete_garbage
+from latelier.indexes.storage.scratch import Scratch
 from latelier.indexes.storage.segments import Arrays, Layout
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.store import FileStore, MemoryStore, SegmentStore
@@ -40,7 +42,15 @@ from latelier.indexes.storage.transaction import Transaction
 from latelier.indexes.storage.verification import verify
 from latelier.indexes.storage.views import Views
 
-__all__ = ["Storage", "stored_settings"]
+__all__ = ["Storage", "StoredSizes", "stored_settings"]
+
+
+class StoredSizes(NamedTuple):
+    """Number of documents, removed ones included, and bytes of the segments' arrays and of the ANN data, by name."""
+
+    documents: int
+    arrays: Mapping[str, int]
+    ann_data: Mapping[str, int]
 
 
 class Storage:
@@ -58,6 +68,11 @@ class Storage:
     read_only
         Never write; implied if the folder cannot be written.
 
+    Attributes
+    ----------
+    scratch
+        Where writes make large arrays: in memory, or for an index with a memory budget in temporary files.
+
     Raises
     ------
     IndexFormatError
@@ -68,6 +83,7 @@ class Storage:
         self, path: Path | None, configuration: Mapping[str, Any], layout: Layout, *, read_only: bool = False
     ) -> None:
         self.path = path
+        self.scratch = Scratch()
         self._pool: ConnectionPool
         self._store: SegmentStore
         if path is None:
@@ -181,6 +197,19 @@ class Storage:
         """Return the keys of the metadata that filters can name, sorted."""
         return sorted(field.spelling for field in self._views.ask(known_fields))
 
+    def sizes(self) -> StoredSizes:
+        """Return the sizes of what is stored, as the catalog gives them; opens no array."""
+
+        def read(connection: Connection) -> StoredSizes:
+            rows, ann_data = read_segments(connection), read_ann_data(connection)
+            arrays: Counter[str] = Counter()
+            for row in rows:
+                arrays.update(self._store.sizes(row.name, row.files))
+            of_ann_data = {} if ann_data is None else self._store.sizes(*ann_data)
+            return StoredSizes(sum(row.documents for row in rows), arrays, of_ann_data)
+
+        return self._views.ask(read)
+
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data that matches its checksums."""
         return snapshot.check_ann_data(self._store)
@@ -194,7 +223,7 @@ class Storage:
     def transaction(self) -> AbstractContextManager[Transaction]:
         """Begin a transaction, which commits at the end of the ``with`` block."""
         self._check_not_held()
-        return Transaction.open(self._pool, self._store)
+        return Transaction.open(self._pool, self._store, self.scratch)
 
     def compact(self, *, max_tokens: int, progress: Callable[[int], Any]) -> list[str]:
         """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
@@ -215,7 +244,7 @@ class Storage:
             One message per damaged segment.
         """
         with self.transaction() as transaction:
-            compaction = Compaction(self.snapshot(), self._store, max_tokens)
+            compaction = Compaction(self.snapshot(), self._store, max_tokens, self.scratch)
             if not self._views.ask(has_checksums):
                 transaction.upgrade()
             for rows, merged in transaction.prepare(compaction.merged()):

@@ -27,6 +27,7 @@ from latelier.indexes.catalog.upgrade import upgrade
 from latelier.indexes.catalog.values import check_known, duplicate_ids
 from latelier.indexes.inputs import DocumentBatch
 from latelier.indexes.results import Id
+from latelier.indexes.storage.scratch import Scratch
 from latelier.indexes.storage.segments import Arrays, Part, Segment
 from latelier.indexes.storage.store import MemoryStore, SegmentStore
 
@@ -55,6 +56,8 @@ class Transaction:
         Begins the transaction of the catalog, and returns its connection.
     store
         Where segments are written.
+    scratch
+        Where arrays of merged segments are made.
 
     Attributes
     ----------
@@ -62,11 +65,11 @@ class Transaction:
         Names in the store that are garbage if the transaction fails, and names that are garbage if it succeeds.
     """
 
-    def __init__(self, begin: Callable[[], Connection], store: SegmentStore) -> None:
+    def __init__(self, begin: Callable[[], Connection], store: SegmentStore, scratch: Scratch) -> None:
         self.written: list[str] = []
         self.dropped: list[str] = []
         self._begin = begin
-        self._store = store
+        self._store, self._scratch = store, scratch
         self._started: Connection | None = None
         # The segments and the dim after the changes so far.
         self._rows: list[SegmentRow] = []
@@ -76,7 +79,7 @@ class Transaction:
 
     @classmethod
     @contextmanager
-    def open(cls, pool: ConnectionPool, store: SegmentStore) -> Iterator[Transaction]:
+    def open(cls, pool: ConnectionPool, store: SegmentStore, scratch: Scratch) -> Iterator[Transaction]:
         """Wait until there is no other writer, and open a transaction that commits at the end of the ``with`` block.
 
         Parameters
@@ -85,6 +88,8 @@ class Transaction:
             Connections to the catalog.
         store
             Where segments are written.
+        scratch
+            Where arrays of merged segments are made.
 
         Yields
         ------
@@ -94,7 +99,7 @@ class Transaction:
         transaction: Transaction | None = None
         try:
             with pool.writing() as begin:
-                transaction = cls(begin, store)
+                transaction = cls(begin, store, scratch)
                 yield transaction
                 transaction._make_generation()
         except BaseException:
@@ -129,7 +134,7 @@ class Transaction:
         EmbeddingsError
             If the dim differs from that of the index.
         """
-        connection = self._start()
+        connection, dropped = self._start(), len(self.dropped)
         ids = [document.id for document in batch.documents]
         self._check_dim(batch.dim, ids[0])
         self._remove(self._find_replaced(ids, replace).values())
@@ -138,7 +143,9 @@ class Transaction:
         small = self._take_small_segments(segment.tokens, max_tokens)
         document_rows.insert_documents(connection, self._next_number, batch.documents)
         self._next_number += len(ids)
-        self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))]) if small else segment)
+        self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))], self._scratch) if small else segment)
+        # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
+        self._store.delete(name for name in self.dropped[dropped:] if name in self.written)
 
     def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents; segments without living documents are dropped.

@@ -20,10 +20,13 @@ def test_inverted_and_appended_lists_equal_a_dict(lists_of, cut):
         lists = np.array([i for lists in part for i in lists], dtype="int32")
         lengths = np.array([len(lists) for lists in part], dtype="int64")
         places = np.zeros(9, dtype="int64")
-        invert(lists, lengths, first, np.full(8, -1, "int32"), places[1:], np.empty(0, "int32"))
+        invert(lists, lengths, first, 0, np.full(8, -1, "int32"), places[1:], np.empty(0, "int32"))
         offsets = np.cumsum(places)
         documents = np.full(offsets[-1], -9, dtype="int32")
-        invert(lists, lengths, first, np.full(8, -1, "int32"), offsets[:-1].copy(), documents)
+        for begin, end in ((0, 3), (3, 8)):  # some of the lists, then the others
+            places = offsets[begin:end] - offsets[begin]
+            last = np.full(end - begin, -1, "int32")
+            invert(lists, lengths, first, begin, last, places, documents[offsets[begin] : offsets[end]])
         return offsets, documents
 
     before, more = inverted(lists_of[:cut], 0), inverted(lists_of[cut:], len(lists_of[:cut]))

@@ -11,9 +11,15 @@ __all__ = ["append_lists", "invert"]
 
 @kernel()
 def invert(
-    lists: np.ndarray, lengths: np.ndarray, first: int, last: np.ndarray, places: np.ndarray, documents: np.ndarray
+    lists: np.ndarray,
+    lengths: np.ndarray,
+    first: int,
+    begin: int,
+    last: np.ndarray,
+    places: np.ndarray,
+    documents: np.ndarray,
 ) -> None:
-    """Count, or write, the distinct documents of each list.
+    """Count, or write, the distinct documents of some lists.
 
     Parameters
     ----------
@@ -23,8 +29,10 @@ def invert(
         ``(n,)`` int64: number of tokens of each document.
     first
         Number of the first document; the others follow.
+    begin
+        The first of these lists.
     last
-        ``(lists,)`` int32, all -1; scratch memory for the last document seen in each list.
+        ``(lists,)`` int32: the last document seen in each list, -1 for none; updated.
     places
         ``(lists,)`` int64: the position of the next document of each list; increased for each document.
     documents
@@ -34,9 +42,9 @@ def invert(
     token = 0
     for d in range(len(lengths)):
         for _ in range(lengths[d]):
-            i = lists[token]
+            i = lists[token] - begin
             token += 1
-            if last[i] != first + d:
+            if 0 <= i < len(last) and last[i] != first + d:
                 last[i] = first + d
                 if writing:
                     documents[places[i]] = first + d

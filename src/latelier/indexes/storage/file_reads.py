@@ -1,0 +1,127 @@
+"""Reading scattered rows of memory-mapped arrays from their files, which keeps the pages of the maps out of memory.
+
+Reading a row through a map makes its page resident, and with it, on Linux, up to 15 pages beside it: 64 KiB for a
+sign code of 500 bytes. An index with a memory budget reads the rows that it needs into a buffer instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from latelier.errors import StorageError
+from latelier.utils.ranges import lengths_to_offsets
+
+__all__ = ["FileReads"]
+
+
+class FileReads:
+    """Reads bytes by their addresses in arrays.
+
+    Parameters
+    ----------
+    arrays
+        C-contiguous arrays. Bytes of mapped ones are read from their files, those of others are copied. The arrays
+        must stay alive as long as this object.
+
+    Raises
+    ------
+    StorageError
+        If a file cannot be opened now, for example because too many files are open.
+
+    Examples
+    --------
+    >>> array = np.arange(5, dtype="uint8")
+    >>> buffer, places = FileReads([array]).read(array.ctypes.data + np.array([3, 0]), np.array([2, 1]))
+    >>> buffer[places], buffer[places[0] + 1]
+    (array([3, 0], dtype=uint8), np.uint8(4))
+    """
+
+    def __init__(self, arrays: Iterable[np.ndarray]) -> None:
+        mapped = sorted((array for array in arrays if isinstance(array.base, np.memmap)), key=lambda a: a.ctypes.data)
+        self._starts = np.array([array.ctypes.data for array in mapped], dtype="int64")
+        self._ends = self._starts + np.array([array.nbytes for array in mapped], dtype="int64")
+        self._offsets = [array.base.offset for array in mapped]
+        self._files: list[BinaryIO | None] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._files)
+        for array in mapped:
+            self._files.append(_open(array.base.filename))
+
+    def read(self, addresses: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return bytes in a new buffer; neighbours are read together.
+
+        Parameters
+        ----------
+        addresses, sizes
+            ``(n,)`` int64: where each run of bytes begins in one of the arrays, and its length, at least 1.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            The buffer, uint8, and where each run begins in it, ``(n,)`` int64.
+
+        Raises
+        ------
+        StorageError
+            If a file cannot be read.
+        """
+        order = np.argsort(addresses, kind="stable")
+        begins, lengths = addresses[order], sizes[order]
+        ends, targets = begins + lengths, lengths_to_offsets(lengths)
+        buffer = np.empty(int(targets[-1]), dtype="uint8")
+        heads = np.flatnonzero(np.concatenate([[True], begins[1:] != ends[:-1]])[: len(begins)])
+        tails = np.append(heads[1:], len(begins)) - 1
+        owners = np.searchsorted(self._starts, begins[heads], side="right") - 1
+        view, base = memoryview(buffer), buffer.ctypes.data
+        runs = (owners, begins[heads], ends[tails] - begins[heads], targets[heads])
+        for owner, begin, size, target in zip(*(column.tolist() for column in runs), strict=True):
+            file = self._files[owner] if owner >= 0 and begin < self._ends[owner] else None
+            if file is None:
+                ctypes.memmove(base + target, begin, size)
+            else:
+                place = self._offsets[owner] + begin - int(self._starts[owner])
+                self._read_run(file, view[target : target + size], place)
+        places = np.empty(len(order), dtype="int64")
+        places[order] = targets[:-1]
+        return buffer, places
+
+    def _read_run(self, file: BinaryIO, target: memoryview, place: int) -> None:
+        try:
+            if hasattr(os, "preadv"):
+                count = os.preadv(file.fileno(), [target], place)
+            else:
+                with self._lock:
+                    file.seek(place)
+                    count = file.readinto(target)  # type: ignore[attr-defined]
+            if count < len(target):  # a read is interrupted, or limited to 2 GiB
+                if not count:
+                    raise OSError(f"it ends at byte {place}")
+                self._read_run(file, target[count:], place + count)
+        except OSError as error:
+            raise StorageError(
+                f"could not read {file.name}: {error.strerror or error}. verify() names damage."
+            ) from error
+
+
+def _open(path: str) -> BinaryIO | None:
+    """Return a file; None if it was deleted after it was mapped: then its map is read."""
+    try:
+        return Path(path).open("rb", buffering=0)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.") from error
+
+
+def _close_all(files: Sequence[BinaryIO | None]) -> None:
+    for file in files:
+        if file is not None:
+            file.close()

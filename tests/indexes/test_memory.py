@@ -1,0 +1,141 @@
+"""Memory budgets: resident memory of real processes, equal results, and errors before anything is lost."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.memory import least_working_memory, plan_memory
+
+MB = 1_000_000
+# What the allocator keeps of freed memory, and SQLite's caches.
+MARGIN = 12 * MB
+PROCESS = Path(__file__).with_name("memory_process.py")
+
+
+def run(step, kind, folder, budget=0):
+    command = [sys.executable, str(PROCESS), step, kind, str(folder), str(budget)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert not ran.returncode, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*.npy"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's counters of resident memory")
+@pytest.mark.parametrize(("kind", "budget", "least"), [("flat", 40 * MB, 160 * MB), ("ivf", 32 * MB, 50 * MB)])
+def test_building_and_searching_stay_within_the_budget(tmp_path, kind, budget, least):
+    """The index is larger than the budget with its margin, so keeping it in memory would fail."""
+    plain, bounded = tmp_path / "plain", tmp_path / "bounded"
+    run("build", kind, plain)
+    built = run("build", kind, bounded, budget)
+    assert size_of(bounded) > least > budget + MARGIN
+    assert built["peak"] < budget + MARGIN
+    expected = run("queries", kind, plain)
+    (tmp_path / "bounded.npy").write_bytes((tmp_path / "plain.npy").read_bytes())
+    searched = run("search", kind, bounded, budget)
+    assert searched["peak"] < budget + MARGIN
+    assert searched["found"] == expected["found"]
+    assert "read from files for each search" in searched["report"]
+
+
+def filled(make, count=3000, seed=0, **options):
+    index = make(**options)
+    rng = np.random.default_rng(seed)
+    topics = rng.standard_normal((50, 128), dtype="float32")
+    matrices = [topics[rng.integers(0, 50, 20)] + rng.standard_normal((20, 128), dtype="float32") for _ in range(count)]
+    index.add(range(count), matrices)
+    return index, matrices
+
+
+@pytest.fixture
+def budget():
+    """Enough for the tables of a few thousand documents, and for nothing else."""
+    return least_working_memory() + MB
+
+
+@pytest.mark.parametrize("nbits", [8, 4, 2, 1])
+def test_codes_read_from_files_give_the_same_hits(tmp_path, monkeypatch, budget, nbits):
+    monkeypatch.setattr(indexes.IVF, "_thresholds", indexes.IVF._thresholds.__class__(train_tokens=1000))
+    index, matrices = filled(indexes.IVF, path=tmp_path / "index", nbits=nbits)
+    queries = [matrix[:7] for matrix in matrices[::300]]
+    options = [{}, {"effort": 4.0}, {"effort": "exact"}, {"filter": "id % 7 = 3"}, {"rerank": 30, "nprobe": 500}]
+    index.remove(range(40, 60))
+    index.add("last", matrices[50])
+    expected = [index.search(queries, 10, **given) for given in options]
+    with indexes.open(tmp_path / "index", max_memory=budget) as bounded:
+        bounded.search(queries[0])
+        assert {"signs", "scales"} <= bounded.memory.read.keys()
+        table, lists = bounded._load(bounded._storage.snapshot())
+        assert lists is not None
+        # Reads in blocks of two documents, and lists from their file although they fit.
+        table._window, bounded._loaded = 20 * 2 * 40, bounded._loaded._replace(lists=lists.read_from_file())
+        assert [bounded.search(queries, 10, **given) for given in options] == expected
+        assert bounded.get_embeddings([5, 70])[1].tolist() == index.get_embeddings(70)[0].tolist()
+
+
+def test_an_index_within_its_budget_keeps_everything_mapped(tmp_path):
+    index, _ = filled(indexes.IVF, path=tmp_path / "index", max_memory="1GB")
+    assert index.memory.read == {}
+    assert index.memory.most < 10**9
+    table, lists = index._load(index._storage.snapshot())
+    [(_, documents, _)] = table.windows(table.living, "signs", "codes")
+    assert documents is table.documents
+    assert lists is None or lists.files is None
+
+
+@pytest.mark.parametrize(("make", "options"), [(indexes.Flat, {}), (indexes.IVF, {"nbits": 8})])
+def test_an_index_in_memory_refuses_documents_beyond_its_budget(make, options, budget):
+    index, matrices = filled(make, 100, max_memory=budget + 4 * MB, **options)
+    many = (matrices[i % 100] for i in range(20_000))
+    with pytest.raises(InvalidArgumentError, match=r"an index in memory .* needs at least .* path="):
+        index.add(range(1000, 21_000), many)
+    assert len(index) == 100
+    assert index.search(matrices[7], k=1)[0][0].id == 7
+
+
+@pytest.mark.parametrize("make", [indexes.Flat, indexes.IVF])
+def test_a_budget_that_is_too_small_names_the_least(tmp_path, make):
+    index, _ = filled(make, 50, path=tmp_path / "index")
+    index.close()
+    for open_it in (make, indexes.open):
+        with pytest.raises(InvalidArgumentError, match=r"received max_memory=1.0 MB, but .* needs at least .* MB: "):
+            open_it(tmp_path / "index", max_memory="1MB")
+    with pytest.raises(InvalidArgumentError, match="received max_memory='little'; expected a number of bytes"):
+        make(tmp_path / "index", max_memory="little")
+    with make(tmp_path / "index") as again:
+        assert len(again) == 50
+
+
+@pytest.mark.parametrize("make", [indexes.Flat, indexes.IVF])
+def test_a_write_that_would_outgrow_the_budget_changes_nothing(tmp_path, make):
+    with make(tmp_path / "index", max_memory=least_working_memory() + 60_000) as index:
+        index.add("a", np.eye(4))
+        with pytest.raises(InvalidArgumentError, match="needs at least"):
+            index.add(range(2000), [np.eye(4)] * 2000)
+        assert index.ids() == ["a"]
+        assert len(list((tmp_path / "index" / "segments").iterdir())) == 1
+        assert index.verify().is_whole
+
+
+def test_arrays_are_kept_in_order_until_one_does_not_fit():
+    least = least_working_memory()
+    sizes = {"centroids": 10 * MB, "lists": 20 * MB, "signs": 500 * MB, "codes": 5 * MB}
+    plan = plan_memory(3 * least + 40 * MB, 2 * MB, sizes, needed=1)
+    assert list(plan.kept) == ["centroids", "lists"]
+    assert list(plan.read) == ["signs", "codes"]
+    assert plan.most <= plan.budget
+    everything = plan_memory(None, 2 * MB, sizes)
+    assert everything.read == {}
+    assert re.search(r"^  signs +500\.0 MB  in memory once read$", str(everything), re.MULTILINE)
