@@ -109,7 +109,7 @@ class Comparison(dict[str, MeasureComparison]):
         return ("measure", *self.names, *_COLUMNS)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for name, measure in self.items():
             values = f"{measure.a:.4f}", f"{measure.b:.4f}", f"{measure.difference:+.4f}"
             interval = "[{:+.4f}, {:+.4f}]".format(*measure.interval)

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sentence_transformers.base.evaluation import BaseEvaluator
 
@@ -23,9 +23,6 @@ from latelier.evaluation.temporary_index import (
 from latelier.indexes import Flat
 from latelier.utils.checks import check_count
 from latelier.utils.describing import describe
-
-if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder
 
 __all__ = ["RetrievalEvaluator"]
 
@@ -134,7 +131,7 @@ class RetrievalEvaluator(BaseEvaluator):
         self.evaluation: Evaluation | None = None
 
     def __call__(
-        self, model: MultiVectorEncoder, output_path: str | None = None, epoch: float = -1, steps: int = -1
+        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Measure a model.
 
@@ -178,7 +175,7 @@ class RetrievalEvaluator(BaseEvaluator):
         """Return the settings that model cards show: the index, its options and `k`."""
         return {**describe_index(self.index, self.search_options), "k": self.k}
 
-    def _append(self, folder: Path, epoch: float, steps: int, evaluation: Evaluation) -> None:
+    def _append(self, folder: Path, epoch: int, steps: int, evaluation: Evaluation) -> None:
         path = folder / f"Retrieval_evaluation{f'_{self.name}' if self.name else ''}_results.csv"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -49,9 +49,7 @@ def temporary_index(make: MakeIndex) -> Iterator[Index]:
             yield index
 
 
-def fill_index(
-    index: Index, documents: Iterable[tuple[str, str]], encode: Callable[[list[str]], Sequence[Any]]
-) -> None:
+def fill_index(index: Index, documents: Iterable[tuple[str, str]], encode: Callable[[list[str]], Any]) -> None:
     """Encode texts and add them to an index, 2,048 at a time.
 
     Parameters
@@ -71,7 +69,7 @@ def fill_index(
 def search_index(
     index: Index,
     queries: Mapping[str, str],
-    encode: Callable[[list[str]], Sequence[Any]],
+    encode: Callable[[list[str]], Any],
     k: int,
     options: Mapping[str, Any],
 ) -> dict[str, dict[str, float]]:

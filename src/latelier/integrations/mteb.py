@@ -41,6 +41,7 @@ __all__ = ["MTEBSearch"]
 
 # Texts that mteb prepares at once.
 _BATCH = 2048
+_QUERY, _DOCUMENT = PromptType("query"), PromptType("document")
 
 
 class MTEBSearch:
@@ -103,7 +104,8 @@ class MTEBSearch:
         self.make_index = index
         self.search_options = dict(search_options or {})
         self.name = name
-        self.prompts = dict(self.model.prompts if prompts is None else prompts)
+        own = self.model.prompts if prompts is None else prompts
+        self.prompts = {name: prompt for name, prompt in own.items() if prompt is not None}
         self._open = ExitStack()
         self._index: Index | None = None
 
@@ -144,9 +146,9 @@ class MTEBSearch:
             mteb reserves them for extensions; not used.
         """
         self.close()
-        texts = self._texts(corpus, task_metadata, PromptType.document, num_proc)
+        texts = self._texts(corpus, task_metadata, _DOCUMENT, num_proc)
         self._index = self._open.enter_context(temporary_index(self.make_index))
-        encode = self._encoder(self.model.encode_document, task_metadata, PromptType.document, encode_kwargs)
+        encode = self._encoder(self.model.encode_document, task_metadata, _DOCUMENT, encode_kwargs)
         fill_index(self._index, texts, encode)
 
     def search(
@@ -192,8 +194,8 @@ class MTEBSearch:
         """
         if self._index is None:
             raise LatelierError("there is no index to search; call index first, as mteb does.")
-        texts = dict(self._texts(queries, task_metadata, PromptType.query, num_proc))
-        encode = self._encoder(self.model.encode_query, task_metadata, PromptType.query, encode_kwargs)
+        texts = dict(self._texts(queries, task_metadata, _QUERY, num_proc))
+        encode = self._encoder(self.model.encode_query, task_metadata, _QUERY, encode_kwargs)
         if top_ranked is None:
             return search_index(self._index, texts, encode, top_k, self.search_options)
         run: dict[str, dict[str, float]] = {}
