@@ -33,6 +33,31 @@ def test_a_folder(run, notes, tmp_path, tiny):
     assert run(*command, "--resume", "--glob", "*.rst").stdout.endswith("3 documents, 2 before.\n")
 
 
+def test_passages_of_files(run, notes, tmp_path, tiny):
+    index = tmp_path / "index"
+    (notes / "latin.txt").unlink()
+    (notes / "long.txt").write_text("Plums fall in August. " * 30)
+    command = ["index", notes, "--index", index, "--model", tiny, "--device", "cpu", "--json"]
+    result = run(*command, "--passages", 40, "--overlap", 5, "--pool-factor", 2, "--precision", "float16")
+    assert (result.exit_code, json.loads(result.stdout)["documents"]) == (0, 3), result.output
+    facts = json.loads(run("info", index, "--json").stdout)
+    assert (facts["documents"], facts["passages"] > 5) == (3, True)
+    found = json.loads(run("search", index, "plums", "-k", 3, "--json", "--device", "cpu").stdout)["results"]
+    assert len({each["id"] for each in found}) == 3
+    [plums] = [each for each in found if each["id"] == "long.txt"]
+    assert (notes / "long.txt").read_text()[plums["start"] : plums["end"]] == plums["text"]
+    with Retriever.open(index) as retriever:
+        before = retriever.index.ids()
+    (notes / "moon.txt").write_text("The moon is near.")
+    assert json.loads(run(*command, "--update").stdout)["documents"] == 3
+    with Retriever.open(index) as retriever:  # the others stay where they are
+        assert retriever.index.ids() == [id for id in before if "moon" not in id] + ['["moon.txt",0,0,17]']
+    for wrong, message in (("none", "expected a number of tokens, or auto"), ("5", "max_tokens=5")):
+        result = run(*command, "--passages", wrong)
+        assert (result.exit_code, message in result.stderr) == (2, True)
+    assert "the index holds passages of 40 tokens" in run(*command, "--passages", 50, "--update").stderr
+
+
 def test_columns_of_a_table(run, tmp_path, tiny):
     (tmp_path / "papers.csv").write_text("doi,abstract,body,year,pages\n7,On pears.,They ripen.,1975,3\n")
     command = ["index", tmp_path / "papers.csv", "--index", tmp_path / "index", "--model", tiny, "--device", "cpu"]

@@ -99,6 +99,25 @@ def test_documents_are_removed_updated_and_skipped_as_a_whole(filled):
     assert StoredDocuments(filled.index).ids()[-1] == 0
 
 
+@pytest.mark.parametrize("passages", [False, 32])
+def test_unchanged_documents_are_left_as_they_are(small, passages):
+    retriever = Retriever(small)
+    records = [{"id": id, "title": "T", "text": text, "n": {"list": [1, 2.5]}} for id, text in TEXTS.items()]
+    retriever.add(records, passages=passages)
+    before = retriever.index.ids()
+    retriever.update(records, skip_unchanged=True)
+    assert retriever.index.ids() == before
+    changes = {"a": {"text": "other text"}, "b": {"title": "U"}, 1: {"n": {"list": [1, 2]}}}
+    for id, change in changes.items():
+        records = [{**record, **(change if record["id"] == id else {})} for record in records]
+        retriever.update(records, skip_unchanged=True)
+        stored = StoredDocuments(retriever.index)
+        assert stored.ids()[-1] == id  # it was written again, the others were not
+        record = retriever.index.get(stored.parts(id)[0])
+        expected = next(each for each in records if each["id"] == id)
+        assert (record.metadata, record.text[:1]) == ({"n": expected["n"]}, expected["title"])
+
+
 def test_filters_see_the_metadata_of_the_user(filled):
     assert {result.id for result in filled.search("pears", filter="n >= 2")} == {1, "1"}
     assert {result.id for result in filled.search("pears", filter="id ->> 0 = ?", parameters=("a",))} == {"a"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from latelier.retrieve import Retriever
+    from latelier.retrieve import Passages, Retriever
 
 __all__ = ["index"]
 
@@ -64,7 +64,22 @@ def index(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of text and Markdown; repeatable."),
     ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Replace documents whose id is in the index.")] = False,
+    passages: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
+    ] = None,
+    pool_factor: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Pool about N token vectors of a document into one.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Number format of vectors until they are stored: float32, float16, int8.")
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Replace documents whose id is in the index, if they have changed.")
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
     ] = False,
@@ -99,8 +114,9 @@ def index(
     with _open_or_make(folder, model, device, kind) as retriever:
         before = len(retriever)
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress()}
+        options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
         if update:
-            retriever.update(documents, **options)
+            retriever.update(documents, skip_unchanged=True, **options)
         else:
             retriever.add(documents, skip_existing=resume, **options)
         _export_encoder(retriever)
@@ -128,6 +144,20 @@ def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) 
         return read_document_file(sys.stdin.buffer, format.value, name="standard input", fields=as_fields(**fields))
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="SOURCE") from error
+
+
+def _passages(given: str | None, overlap: int | None) -> Passages | None:
+    from latelier.errors import InvalidArgumentError
+    from latelier.retrieve.passages import Passages
+
+    if given is None and overlap is None:
+        return None
+    if given is not None and given != "auto" and not given.isdecimal():
+        raise typer.BadParameter(f"received {given!r}; expected a number of tokens, or auto.", param_hint="--passages")
+    try:
+        return Passages(None if given in (None, "auto") else int(str(given)), overlap)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint="--passages") from error
 
 
 def _names(listed: str | None) -> list[str] | None:

@@ -59,7 +59,7 @@ def index_facts(index: Index, folder: Path) -> dict[str, Any]:
     except IndexFormatError as error:
         typer.echo(f"Warning: {printable(str(error))}", err=True)
         model = None
-    facts: dict[str, Any] = {"index": str(folder), "kind": type(index).__name__, "documents": len(index)}
+    facts: dict[str, Any] = {"index": str(folder), "kind": type(index).__name__, **_counts(index)}
     facts["dim"] = index.dim
     if isinstance(index, StoredIndex):
         held = index.statistics()
@@ -83,6 +83,18 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         shown = ("yes" if value else "no") if isinstance(value, bool) else str(value or "-")
         shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else shown
         typer.echo(f"{bold(f'{name:{width}}')} {printable(shown)}")
+
+
+def _counts(index: Index) -> dict[str, int]:
+    """Return the number of documents, and of passages if there are any."""
+    from latelier.errors import IndexFormatError
+    from latelier.retrieve.stored_documents import StoredDocuments
+
+    try:
+        stored = StoredDocuments(index)
+    except IndexFormatError:
+        return {"documents": len(index)}
+    return {"documents": len(stored)} | ({"passages": len(index)} if stored.has_passages else {})
 
 
 def _encoder(model: ModelIdentity | None) -> str | None:

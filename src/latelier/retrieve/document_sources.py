@@ -73,7 +73,7 @@ def read_documents(
     if not is_folder(source):
         if glob:
             raise InvalidArgumentError(f"received glob for {str(source)!r}, which is not a folder; name the file only.")
-        return read_document_file(source, format, name=os.fspath(path), fields=fields)
+        return read_document_file(os.fspath(path), format, fields=fields)
     received: list[tuple[str, Any]] = [("names of fields", fields.are_named)]
     received.append((f"format={format!r}", format not in ("auto", "whole")))
     for name, is_given in received:

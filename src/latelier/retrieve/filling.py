@@ -36,6 +36,14 @@ class _Rows(NamedTuple):
     documents: int
 
 
+class _Document(NamedTuple):
+    """What is stored of one document: the ids and texts of its passages, or its own, and its metadata."""
+
+    ids: list[Id]
+    texts: list[str]
+    metadata: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Filling:
     """The options of adding documents to an index.
@@ -52,6 +60,8 @@ class Filling:
         Whether to show a progress bar.
     passages, pool_factor, precision
         As the user gives them, see `Retriever.add`.
+    skip_unchanged
+        Whether documents that are stored with the same text and metadata are left as they are.
     """
 
     on_existing: OnExisting
@@ -61,6 +71,7 @@ class Filling:
     passages: Any = None
     pool_factor: int | None = None
     precision: str | None = None
+    skip_unchanged: bool = False
 
     def run(self, model: QueryModel, index: Index, documents: Iterable[Any]) -> None:
         """Encode documents and store them.
@@ -89,15 +100,12 @@ class Filling:
         settings = DocumentSettings.chosen(
             index, self.passages, self.pool_factor, max_length=lambda: model.document_limits[1]
         )
+        stored = StoredDocuments(index, has_passages=settings.passages is not None)
         chunks = document_chunks(
-            documents,
-            StoredDocuments(index, has_passages=settings.passages is not None),
-            self.chunk_size,
-            on_existing=self.on_existing,
-            show_progress=self.show_progress,
+            documents, stored, self.chunk_size, on_existing=self.on_existing, show_progress=self.show_progress
         )
         for chunk in chunks:
-            for rows in self._rows(chunk, settings.passages, model):
+            for rows in self._rows(chunk, settings.passages, model, stored):
                 bar = _DocumentBar(chunk.progress, rows.documents, len(rows.ids))
                 embeddings = self._encode(model, rows.texts, settings.pool_factor, bar)
                 if index.dim is None:
@@ -109,24 +117,26 @@ class Filling:
                     write = index.update if self.on_existing == "replace" else index.add
                     write(rows.ids, embeddings, rows.texts, rows.metadata)
 
-    def _rows(self, chunk: DocumentChunk, passages: Passages | None, model: QueryModel) -> Iterator[_Rows]:
+    def _rows(
+        self, chunk: DocumentChunk, passages: Passages | None, model: QueryModel, stored: StoredDocuments
+    ) -> Iterator[_Rows]:
         """Yield the rows of a chunk in as many transactions as they need; a document is never in two."""
-        if passages is None:
-            texts = [document.with_title() for document in chunk.documents]
-            yield _Rows(chunk.ids, texts, [d.metadata for d in chunk.documents], [], len(texts))
-            return
         rows = _Rows([], [], [], [], 0)
-        for id, document, parts in zip(chunk.ids, *_cut(chunk.documents, passages, model), strict=True):
-            if rows.ids and len(rows.ids) + len(parts) > self.chunk_size:
+        for id, document in zip(chunk.ids, _parts(chunk, passages, model), strict=True):
+            if self.skip_unchanged and _is_stored(stored, id, document):
+                chunk.progress.update(1)
+                continue
+            if rows.ids and len(rows.ids) + len(document.ids) > self.chunk_size:
                 yield rows
                 rows = _Rows([], [], [], [], 0)
-            for number, (start, end) in enumerate(parts):
-                rows.ids.append(encode_passage_id(PassageId(id, number, start, end)))
-                rows.texts.append(document.with_title(document.text[start:end]))
-                rows.metadata.append(document.metadata)
-            rows.prefixes.append(passage_prefix(id))
+            rows.ids.extend(document.ids)
+            rows.texts.extend(document.texts)
+            rows.metadata.extend([document.metadata] * len(document.ids))
+            if passages is not None:
+                rows.prefixes.append(passage_prefix(id))
             rows = rows._replace(documents=rows.documents + 1)
-        yield rows
+        if rows.ids:
+            yield rows
 
     def _encode(self, model: QueryModel, texts: list[str], pool_factor: int, bar: Any) -> Any:
         """Return the vectors of texts; those of a very long document one part after the other while they are stored."""
@@ -163,6 +173,28 @@ class _DocumentBar:
         documents = self._done * self._documents // max(self._rows, 1)
         self._bar.update(documents - self._shown)
         self._shown = documents
+
+
+def _parts(chunk: DocumentChunk, passages: Passages | None, model: QueryModel) -> Iterator[_Document]:
+    """Yield the documents of a chunk as the index stores them: whole, or as passages."""
+    if passages is None:
+        for id, document in zip(chunk.ids, chunk.documents, strict=True):
+            yield _Document([id], [document.with_title()], document.metadata)
+        return
+    for id, document, ranges in zip(chunk.ids, *_cut(chunk.documents, passages, model), strict=True):
+        ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(ranges)]
+        texts = [document.with_title(document.text[start:end]) for start, end in ranges]
+        yield _Document(ids, texts, document.metadata)
+
+
+def _is_stored(stored: StoredDocuments, id: Id, document: _Document) -> bool:
+    """Whether the index holds a document with the same passages, texts and metadata."""
+    if stored.parts(id) != document.ids:
+        return False
+    records = stored.index.get(document.ids)
+    return all(
+        r.text == text and r.metadata == document.metadata for r, text in zip(records, document.texts, strict=True)
+    )
 
 
 def _cut(

@@ -253,6 +253,7 @@ class Retriever:
         passages: Passages | int | bool | None = None,
         pool_factor: int | None = None,
         precision: str | None = None,
+        skip_unchanged: bool = False,
     ) -> None:
         """Encode documents and store them, replacing those with the same ids.
 
@@ -260,6 +261,8 @@ class Retriever:
         ----------
         documents, batch_size, chunk_size, show_progress, passages, pool_factor, precision
             As in `add`, but every document needs an id; all its passages are replaced in one commit.
+        skip_unchanged
+            Leave documents as they are, without encoding them, that are stored with the same text and metadata.
 
         Raises
         ------
@@ -267,7 +270,7 @@ class Retriever:
             As in `add`, and if a document has no id.
         """
         options = batch_size, chunk_size, show_progress, passages, pool_factor, precision
-        Filling("replace", *options).run(self._model, self.index, documents)
+        Filling("replace", *options, skip_unchanged).run(self._model, self.index, documents)
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents with all their passages, all or none.
