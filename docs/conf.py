@@ -1,4 +1,8 @@
-"""Sphinx: the pages of this folder, and the reference from the docstrings of the public packages."""
+"""Sphinx: the pages of this folder, the notebooks, and the reference from the docstrings of the public packages."""
+
+import os
+import shutil
+from pathlib import Path
 
 import latelier
 
@@ -6,7 +10,7 @@ project = "Latelier"
 author = "The Latelier authors"
 release = version = latelier.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode"]
 exclude_patterns = ["assets"]
 default_role = "py:obj"  # `Flat` in a docstring links to the class
 
@@ -23,6 +27,20 @@ numpydoc_show_class_members = False  # autodoc lists them
 numpydoc_class_members_toctree = False
 
 intersphinx_mapping = {}
+
+# The notebooks of examples/ have no outputs; copies of them are executed here, without network. A bar that has reached
+# its end says nothing on a page, and as a widget would need scripts from elsewhere.
+HERE = Path(__file__).parent
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
+shutil.copytree(
+    HERE.parent / "examples", HERE / "notebooks", ignore=shutil.ignore_patterns("*.py", "__pycache__", ".*")
+)
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 900  # seconds for a cell
+nb_merge_streams = True
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]

@@ -65,8 +65,9 @@ def test_every_page_is_in_the_navigation():
     entries = [
         line.rpartition("<")[2].rstrip(">") for tree in trees for line in tree.splitlines() if line[:1].isalpha()
     ]
-    pages = sorted(name.removeprefix("docs/").removesuffix(".md") for name in PAGES if name.startswith("docs/"))
-    assert sorted("index" if entry == "self" else entry for entry in entries) == pages
+    pages = [name.removeprefix("docs/").removesuffix(".md") for name in PAGES if name.startswith("docs/")]
+    pages += [f"notebooks/{path.stem}" for path in (ROOT / "examples").glob("*.ipynb")]
+    assert sorted("index" if entry == "self" else entry for entry in entries) == sorted(pages)
 
 
 def test_the_reference_has_every_public_package():

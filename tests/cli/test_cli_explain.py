@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from latelier.retrieve import Retriever
+
 
 def test_prints_what_the_search_scored(run, folder):
     found = json.loads(run("search", folder, "unhealthy fruit", "-k", 1, "--device", "cpu", "--json").stdout)
@@ -43,6 +45,12 @@ def test_ids_are_found_as_they_are_typed(run, tmp_path):
     for line in lines:
         told = json.loads(run("explain", folder, "fruit", line["id"], "--device", "cpu", "--json").stdout)
         assert (told["id"], told["text"]) == (line["id"], line["text"])
+    passages = tmp_path / "passages"
+    with Retriever(index=passages, device="cpu") as retriever:
+        retriever.add([(7, "Bananas are yellow. " * 20 + "Pears are green.")], passages=30)
+    told = json.loads(run("explain", passages, "green", "7", "--device", "cpu", "--json").stdout)
+    assert told["id"] == 7
+    assert told["text"].endswith("Pears are green.")
     result = run("explain", folder, "fruit", "9", "--device", "cpu")
     assert result.exit_code == 1
     assert "'9'" in result.stderr

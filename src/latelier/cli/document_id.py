@@ -16,7 +16,7 @@ def document_id(index: Index, text: str) -> Id:
     Parameters
     ----------
     index
-        The index with the document.
+        The index with the document, or with its passages.
     text
         The text.
 
@@ -29,7 +29,8 @@ def document_id(index: Index, text: str) -> Id:
     >>> document_id(index, "7"), document_id(index, "8"), document_id(index, "9")
     (7, '8', '9')
     """
+    from latelier.retrieve.stored_documents import StoredDocuments
     from latelier.utils.reading import number_or_text
 
     number = number_or_text(text)
-    return number if isinstance(number, int) and number in index else text
+    return number if isinstance(number, int) and number in StoredDocuments(index) else text

@@ -22,7 +22,7 @@ __all__ = ["draw", "picture"]
 _LONGEST_LABEL, _LONGEST_TITLE = 18, 70
 # Inches for each row and column, and for what stands around them.
 _CELL, _AROUND = 0.26, (2.6, 2.0)
-_DOTS = 150  # per inch, of a picture
+_DOTS, _NOTEBOOK_DOTS = 150, 80  # per inch, of a picture
 
 
 def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
@@ -40,15 +40,12 @@ def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     MissingExtraError
         If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Drawing an explanation", "plot") from error
+    figure_class = _figure_class()
     columns, rows = shown_columns(explanation), row_labels(explanation)
     if ax is None:
         size = _CELL * len(columns) + _AROUND[0], _CELL * len(rows) + _AROUND[1]
         # Not by pyplot, which would keep the figure, and in a notebook show it twice.
-        ax = Figure(figsize=size, layout="constrained").add_subplot()
+        ax = figure_class(figsize=size, layout="constrained").add_subplot()
     values = explanation.similarities[:, columns]
     image = ax.imshow(values, cmap="Blues", vmin=min(0.0, float(values.min(initial=0.0))), aspect="auto")
     place = {position: i for i, position in enumerate(columns)}
@@ -95,8 +92,27 @@ def picture(explanation: Explanation, format: str) -> bytes:
             f"received a file that ends in {short(format)} for a figure; give one that ends in "
             f"{', '.join('.' + name for name in sorted(formats))}."
         )
+    return _written(figure, format, _DOTS)
+
+
+def _figure_class() -> type[Figure]:
+    """Return matplotlib's figure, shown in a notebook even if pyplot has not been imported."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("Drawing an explanation", "plot") from error
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            return _written(self, "png", _NOTEBOOK_DOTS)
+
+    return NotebookFigure
+
+
+def _written(figure: Figure, format: str, dots: int) -> bytes:
+    """Return the contents of a file with a figure."""
     written = io.BytesIO()
-    figure.savefig(written, format=format, dpi=_DOTS)
+    figure.savefig(written, format=format, dpi=dots)
     return written.getvalue()
 
 
