@@ -12,7 +12,7 @@ from latelier.indexes.ivf.search_parameters import SearchParameters
 
 __all__ = ["sign_passes", "tolerance"]
 
-# The words of 32 dims that are scored first, if there are at least twice as many and at least _MANY documents.
+# The words of 32 dims that are scored first, if there are half as many more and at least _MANY documents.
 _FIRST_WORDS, _MANY = 4, 300
 # At most so many words are scored, so that the sums of the kernel fit 16 bits: 8,192 dims.
 _MOST_WORDS = 256
@@ -34,11 +34,11 @@ def sign_passes(words: int, documents: int) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> sign_passes(4, 1000), sign_passes(12, 1000), sign_passes(12, 200)
-    ((4,), (4, 12), (12,))
+    >>> sign_passes(4, 1000), sign_passes(6, 1000), sign_passes(12, 1000), sign_passes(12, 200)
+    ((4,), (4, 6), (4, 12), (12,))
     """
     words = min(words, _MOST_WORDS)
-    return (_FIRST_WORDS, words) if words >= 2 * _FIRST_WORDS and documents >= _MANY else (words,)
+    return (_FIRST_WORDS, words) if 2 * words >= 3 * _FIRST_WORDS and documents >= _MANY else (words,)
 
 
 def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> float:
