@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes import Index
 from latelier.retrieve.passages import Passages, as_passages
-from latelier.utils.checks import check_count, is_count
+from latelier.utils.checks import check_count
 from latelier.utils.describing import describe
 
 __all__ = ["DocumentSettings"]
@@ -54,13 +54,11 @@ class DocumentSettings(NamedTuple):
         stored = index.settings.get(_SETTING)
         if stored is None:
             return cls()
-        passages, factor = (stored.get("passages"), stored.get("pool_factor")) if isinstance(stored, dict) else (0, 0)
         try:
+            passages, factor = stored["passages"], check_count("pool_factor", stored["pool_factor"])
             if passages is not None:
-                check_count("max_tokens", passages["max_tokens"])
-                passages = Passages(passages["max_tokens"], check_count("overlap", passages["overlap"], 0))
-            if not is_count(factor):
-                raise InvalidArgumentError(f"the pool factor is {describe(factor)}.")
+                tokens, overlap = passages["max_tokens"], passages["overlap"]
+                passages = Passages(check_count("max_tokens", tokens), check_count("overlap", overlap, 0))
         except (InvalidArgumentError, KeyError, TypeError) as error:
             raise IndexFormatError(
                 f"the index describes its documents in a form that this library does not write: {describe(stored)}."

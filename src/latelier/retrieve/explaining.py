@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
@@ -63,7 +65,7 @@ def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Exp
     return explain_alignment(id, align(vectors, document), asked, found, model.special_tokens, model.join)
 
 
-def best_part(index: Index, query: np.ndarray, id: Id) -> Id:
+def best_part(index: Index, query: Any, id: Id) -> Id:
     """Return the id under which the index stores a document, or the best of its passages for a query.
 
     Parameters

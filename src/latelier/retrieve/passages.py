@@ -168,7 +168,7 @@ def _cut(text: str, starts: np.ndarray, room: int, overlap: int) -> list[Passage
     begin, stop = _after_space(text, 0), len(text.rstrip())
     if begin >= stop:  # a document may have a title alone
         return [PassageRange(0, 0)]
-    passages = []
+    passages: list[PassageRange] = []
     while True:
         first = int(np.searchsorted(starts, begin))
         if len(starts) - first <= room:

@@ -47,8 +47,8 @@ class StoredDocuments:
         stored = DocumentSettings.stored_in(index).passages is not None if has_passages is None else has_passages
         self.has_passages = stored
 
-    def __contains__(self, id: Id) -> bool:
-        return bool(self.parts(id)) if self.has_passages else id in self.index
+    def __contains__(self, id: Id | None) -> bool:
+        return bool(id is not None and self.parts(id)) if self.has_passages else id in self.index
 
     def __len__(self) -> int:
         return len(self.ids()) if self.has_passages else len(self.index)
