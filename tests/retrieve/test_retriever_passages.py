@@ -279,4 +279,5 @@ def test_why_not_is_answered_for_the_best_passage(filled):
     last = filled.search("figs on the roof", k=4)[-1].id
     report = filled.why_not("figs on the roof", last, k=1)
     assert (report.id, report.is_found) == (last, False)
-    assert "grouping" in report.unexamined[-1]
+    assert report.changes[0].arguments == {"k": 4}
+    assert "stored as passages" in report.unexamined[-1]

@@ -208,6 +208,27 @@ def test_an_exported_encoder_without_its_model(shallow, tmp_path):
         assert {change.target for change in report.changes} == {"search", "passages"}
 
 
+@pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
+def test_documents_that_are_stored_as_passages(model, kind):
+    texts = {"fruit": 5 * (PEAR + " "), "moon": 5 * MOON, "sea": "Water is salty. " * 9, 7: "The sky is blue."}
+    with Retriever(model, kind()) as retriever:
+        retriever.add([{"id": id, "text": text, "year": 2020} for id, text in texts.items()], passages=24)
+        ranking = [result.id for result in retriever.search(QUERY, k=4)]
+        for rank, id in enumerate(ranking, start=1):
+            for k in (1, 2, 3, 4):
+                report = retriever.why_not(QUERY, id, k)
+                assert (report.id, report.rank) == (id, rank if rank <= k else None)
+                if rank > k:
+                    assert kinds(report)[0] == "scored_lower"
+                    assert report.last_id == ranking[k - 1]
+                    assert report.changes[0].arguments == {"k": rank}
+                    check_changes(retriever, report, QUERY)
+        filtered = retriever.why_not(QUERY, "fruit", k=1, filter="year > 2021")
+        assert filtered.causes[0].details == {"expressions": ["year > 2021"], "values": {"year": 2020}}
+        assert filtered.changes[0].arguments == {"filter": None, "parameters": ()}
+        assert retriever.why_not(QUERY, "7").causes[0].details == {"near": [7]}
+
+
 def test_wrong_arguments(shared_retriever):
     with pytest.raises(InvalidArgumentError, match=r"\['a'\] \(list\) as the query; why_not is about one query"):
         shared_retriever.why_not(["a"], "fruit")

@@ -227,7 +227,11 @@ class WhyNotReport:
         head = f"{short(self.id)} is not found{of} with k={self.k}"
         if self.score is None:
             return f"{head}."
-        head += f": rank {self.exact_rank}, score {self.score:.3f}"
+        head += (
+            f": score {self.score:.3f}"
+            if self.exact_rank is None
+            else f": rank {self.exact_rank}, score {self.score:.3f}"
+        )
         return (
             f"{head}; the last hit {short(self.last_id)} scores {self.last_score:.3f}."
             if self.last_id is not None

@@ -9,11 +9,12 @@ from typing import Any
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Cause, Change, Id, Index, Parameters, WhyNotReport
-from latelier.retrieve.explaining import best_part
+from latelier.retrieve.passage_misses import explain_passage_miss
 from latelier.retrieve.quantisation import find_quantisation_loss, rounds_vectors
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.searching import check_index_options
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.truncation import left_out_passages, truncation_cause, truncation_changes
 from latelier.utils.describing import describe
 
@@ -55,15 +56,12 @@ def explain_miss(
     arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
     vectors = model.encode_queries(checked_queries(query))
     with index.snapshot():
-        part = best_part(index, vectors[0], id)
-        report = index.why_not(vectors, part, **arguments)
-        report = _named_tokens(replace(report, query=query), model)
-        if not (report.is_found or report.exact_rank is None):
-            report = _Texts(model, index, vectors, arguments).examine(report)
-        if part == id:
+        if StoredDocuments(index).has_passages:
+            return _named_tokens(explain_passage_miss(index, vectors, id, arguments), query, model)
+        report = _named_tokens(index.why_not(vectors, id, **arguments), query, model)
+        if report.is_found or report.exact_rank is None:
             return report
-        among = "grouping: ranks and scores are those of the document's best passage among all passages"
-        return replace(report, id=id, unexamined=(*report.unexamined, among))
+        return _Texts(model, index, vectors, arguments).examine(report)
 
 
 class _Texts:
@@ -120,10 +118,11 @@ class _Texts:
         return [] if found is None else [found]
 
 
-def _named_tokens(report: WhyNotReport, model: QueryModel) -> WhyNotReport:
-    """Name the query tokens of a report, unless the model pools them."""
+def _named_tokens(report: WhyNotReport, query: str, model: QueryModel) -> WhyNotReport:
+    """Add the query's text and its tokens to a report; the tokens only if the model does not pool them."""
+    report = replace(report, query=query)
     try:
-        tokens = model.tokens(str(report.query), is_query=True)
+        tokens = model.tokens(query, is_query=True)
     except LatelierError:
         return report
     if len(tokens) != len(report.differences):
