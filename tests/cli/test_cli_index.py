@@ -71,3 +71,19 @@ def test_columns_of_a_table(run, tmp_path, tiny):
     for wrong, message in ((("--glob", "*.md"), "not a folder"), (("--id", "body", "--text", "body"), "for two of id")):
         result = run(*command, *wrong)
         assert (result.exit_code, message in result.stderr) == (2, True)
+
+
+def test_a_memory_budget_of_index_and_search(run, tmp_path, tiny):
+    (tmp_path / "two.txt").write_text("Pears ripen in September.\nThe moon is far away.\n")
+    index = tmp_path / "index"
+    command = ["index", tmp_path / "two.txt", "--index", index, "--model", tiny, "--device", "cpu", "--kind", "ivf"]
+    assert run(*command, "--max-memory", "1GB").stdout.endswith("2 documents, 0 before.\n")
+    found = run("search", index, "moon", "--device", "cpu", "--max-memory", "512MB", "--json")
+    assert len(json.loads(found.stdout)["results"]) == 2
+    for value, message in (
+        ("1MB", "needs at least"),
+        ("much", "received max_memory='much'; expected a number of bytes"),
+    ):
+        refused = run("search", index, "moon", "--max-memory", value)
+        assert refused.exit_code == 1
+        assert message in refused.output

@@ -84,6 +84,9 @@ def index(
         bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")] = 32,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -111,7 +114,7 @@ def index(
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
     documents = _read(source, format, fields, glob or [])
     quiet_loading()
-    with _open_or_make(folder, model, device, kind) as retriever:
+    with _open_or_make(folder, model, device, kind, max_memory) as retriever:
         before = len(retriever)
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress()}
         options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
@@ -185,17 +188,19 @@ def _export_encoder(retriever: Retriever) -> None:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
 
 
-def _open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind) -> Retriever:
+def _open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind, max_memory: str | None) -> Retriever:
     """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
     from latelier import indexes
     from latelier.retrieve import Retriever
     from latelier.retrieve.model_identity import ModelIdentity
 
     if not (folder.is_dir() and any(folder.iterdir())):
-        return Retriever(model, folder if kind is Kind.FLAT else indexes.IVF(folder), device=device)
+        if kind is Kind.FLAT:  # made once the model is loaded
+            return Retriever(model, folder, device=device, max_memory=max_memory)
+        return Retriever(model, indexes.IVF(folder, max_memory=max_memory), device=device)
     if model is None:
         with indexes.open(folder, read_only=True) as index:
             is_filled = index.dim is not None or ModelIdentity.stored_in(index) is not None
         if not is_filled:
-            return Retriever(None, folder, device=device)
-    return Retriever.open(folder, model=model, device=device)
+            return Retriever(None, folder, device=device, max_memory=max_memory)
+    return Retriever.open(folder, model=model, device=device, max_memory=max_memory)

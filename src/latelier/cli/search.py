@@ -47,6 +47,9 @@ def search(
     backend: Annotated[
         Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
     ] = Backend.AUTO,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which words matched.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -65,7 +68,9 @@ def search(
     from latelier.utils.reading import number_or_text
 
     quiet_loading()
-    with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
+    with Retriever.open(
+        folder, model=model, device=device, read_only=True, max_memory=max_memory, backend=backend.value
+    ) as retriever:
         values = [number_or_text(value) for value in parameter or ()]
         given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates}
         options = {name: value for name, value in {**given, "rerank": rerank}.items() if value is not None}

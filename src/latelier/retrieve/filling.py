@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from latelier.arrays import DTYPES
@@ -13,6 +13,7 @@ from latelier.indexes import Id, Index
 from latelier.retrieve.document_chunks import DocumentChunk, OnExisting, document_chunks
 from latelier.retrieve.document_settings import DocumentSettings
 from latelier.retrieve.documents import InputDocument
+from latelier.retrieve.encoding_memory import encoding_sizes
 from latelier.retrieve.passage_ids import PassageId, encode_passage_id, passage_prefix
 from latelier.retrieve.passages import PassageRange, Passages, cut_texts
 from latelier.retrieve.query_model import QueryModel
@@ -93,10 +94,16 @@ class Filling:
             If an id is given twice, or is in the index already and `on_existing` is ``"raise"``.
         """
         check_count("batch_size", self.batch_size)
+        check_count("chunk_size", self.chunk_size)
         if self.precision not in (None, *DTYPES):
             expected = ", ".join(map(repr, DTYPES))
             raise InvalidArgumentError(f"received precision={describe(self.precision)}; expected {expected}, or None.")
         model.identity.check(index)
+        batch_size, chunk_size = encoding_sizes(index, model, self.batch_size, self.chunk_size)
+        replace(self, batch_size=batch_size, chunk_size=chunk_size)._run(model, index, documents)
+
+    def _run(self, model: QueryModel, index: Index, documents: Iterable[Any]) -> None:
+        """Encode and store documents, after the arguments were checked."""
         settings = DocumentSettings.chosen(
             index, self.passages, self.pool_factor, max_length=lambda: model.document_limits[1]
         )

@@ -82,12 +82,34 @@ def stored_model(path: PathLike, index: Index, model: PathLike | None, device: s
     return QueryModel.stored(stored, device, backend)
 
 
-def open_or_make(path: PathLike | None) -> Index:
-    """Open the index in a folder; make a `latelier.indexes.Flat` in an empty or missing one, or in memory for None."""
+def open_or_make(path: Index | PathLike | None, max_memory: int | str | None = None) -> Index:
+    """Open the index in a folder; make a `latelier.indexes.Flat` in an empty or missing one, or in memory for None.
+
+    Parameters
+    ----------
+    path
+        The folder, None, or an index, which is returned.
+    max_memory
+        Memory budget of the index.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none of these, or an index comes with a memory budget.
+    """
+    if isinstance(path, Index):
+        if max_memory is not None:
+            raise InvalidArgumentError(
+                f"received max_memory={short(max_memory)} for an open index; it is for one given by its folder. Open "
+                "the index with max_memory."
+            )
+        return path
     if not isinstance(path, (str, os.PathLike, type(None))):
         raise InvalidArgumentError(f"received {describe(path)} as the index; expected an Index, a folder or None.")
     exists = path is not None and is_folder(Path(path)) and any(Path(path).iterdir())
-    return indexes.open(path) if path is not None and exists else indexes.Flat(path)
+    if path is not None and exists:
+        return indexes.open(path, max_memory=max_memory)
+    return indexes.Flat(path, max_memory=max_memory)
 
 
 def _stored_options(index: Index) -> dict[str, Any]:

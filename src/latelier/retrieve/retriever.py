@@ -54,6 +54,8 @@ class Retriever:
         Further arguments of `latelier.models.load` for a model given by name. Lengths, `embedding_size`,
         `truncate_dim`, prompts and `revision` are stored with the index. Others (``trust_remote_code``,
         ``model_kwargs``, ...) are not stored; `open` then raises an error unless it gets a model.
+    max_memory
+        Memory budget of an index given by its folder, as for `latelier.indexes.IVF`, and of what `add` encodes at once.
 
     Raises
     ------
@@ -84,10 +86,11 @@ class Retriever:
         *,
         device: str | None = None,
         model_options: Mapping[str, Any] | None = None,
+        max_memory: int | str | None = None,
     ) -> None:
         self._model = given_model(model, device, model_options)
         self._model.prepare()
-        self.index = index if isinstance(index, Index) else open_or_make(index)
+        self.index = open_or_make(index, max_memory)
         try:
             self._model.check(self.index)
         except LatelierError:
@@ -103,6 +106,7 @@ class Retriever:
         model: PathLike | None = None,
         device: str | None = None,
         read_only: bool = False,
+        max_memory: int | str | None = None,
         backend: Literal["auto", "onnx", "torch"] = "auto",
     ) -> Retriever:
         """Open a folder that a retriever has filled, with the model that filled it.
@@ -122,6 +126,8 @@ class Retriever:
             Where to load the model.
         read_only
             Open the index for reading only.
+        max_memory
+            As for `Retriever`.
         backend
             What encodes queries: ``"onnx"``, the encoder that `export_encoder` has put into the cache folder, without
             torch; ``"torch"``, the model; ``"auto"``, the exported encoder if there is one and ONNX Runtime is
@@ -154,7 +160,7 @@ class Retriever:
         'a'
         """
         check_query_backend(backend, model)
-        index = indexes.open(path, read_only=read_only)
+        index = indexes.open(path, read_only=read_only, max_memory=max_memory)
         try:
             return cls(stored_model(path, index, model, device, backend), index)
         except BaseException:
