@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.retrieve.explanation import Explanation
@@ -50,8 +48,7 @@ def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     image = ax.imshow(values, cmap="Blues", vmin=min(0.0, float(values.min(initial=0.0))), aspect="auto")
     place = {position: i for i, position in enumerate(columns)}
     best = [(place[match.position], i) for i, match in enumerate(explanation.tokens) if match.position in place]
-    if best:
-        ax.scatter(*np.array(best).T, s=14, c="#d9480f", zorder=2)
+    ax.scatter([x for x, _ in best], [y for _, y in best], s=14, c="#d9480f", zorder=2)
     labels = column_labels(explanation)
     names = [_label(labels[i]) for i in columns]
     if len(columns) < len(labels):
@@ -64,8 +61,10 @@ def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     ax.tick_params(length=0, labelsize="small")
     title = cut(f"{explanation.id!r} scores {explanation.score:.3f} for {explanation.query!r}", _LONGEST_TITLE)
     ax.set_title(printable(title), fontsize="medium", parse_math=False)
-    ax.figure.colorbar(image, ax=ax, label="similarity", fraction=0.02, pad=0.01)
-    return ax.figure
+    figure: Any = ax.figure  # or a part of it, of the user's
+    figure.colorbar(image, ax=ax, label="similarity", fraction=0.02, pad=0.01)
+    whole: Figure = figure.figure  # that of a part is the figure, and that of a figure itself
+    return whole
 
 
 def picture(explanation: Explanation, format: str) -> bytes:
