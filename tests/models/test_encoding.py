@@ -163,10 +163,10 @@ class TestBatches:
         used = features["attention_mask"].bool()
         sizes = [
             len(rows) * int(used[rows].sum(dim=1).max())
-            for rows in encoding.batch_by_tokens(used.sum(dim=1).numpy(), encoding._CPU_TOKENS)
+            for rows in encoding.batch_by_tokens(used.sum(dim=1).numpy(), encoding.CPU_BATCH_TOKENS)
         ]
         assert sum(sizes) < 1.03 * int(used.sum())
-        assert max(sizes) <= encoding._CPU_TOKENS
+        assert max(sizes) <= encoding.CPU_BATCH_TOKENS
 
     def test_windows_and_batches_come_back_in_order(self, dense, small_windows):
         expected = [dense.encode_document(text) for text in TEXTS]

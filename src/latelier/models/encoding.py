@@ -31,7 +31,7 @@ from latelier.models.outputs import OutputForm
 from latelier.models.pooling import Pooling, pool_tokens
 from latelier.models.salience import Recorder, recorded_attention
 from latelier.models.text_encoder import TextEncoder
-from latelier.utils import batch_by_tokens, check_count, resolve_device
+from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets, rows_of
@@ -51,8 +51,6 @@ __all__ = [
 
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048
-# Tokens of a batch on a CPU: the activations of larger batches do not fit its caches.
-_CPU_TOKENS = 2048
 # Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are.
 _SAMPLE = 4
 _CPU = torch.device("cpu")
@@ -357,7 +355,7 @@ def _encode_window(
 ) -> Window:
     budget = job.batch_size * max_length(model, job.task)
     if job.device.type == "cpu":
-        budget = min(budget, _CPU_TOKENS)
+        budget = min(budget, CPU_BATCH_TOKENS)
     batches = []
     with _recording(model, job) as recorder, inference(model, job.device, dtype):
         for rows in batch_by_tokens(used.sum(dim=1).numpy(), budget):

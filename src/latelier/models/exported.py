@@ -14,7 +14,7 @@ from latelier.kernels.threads import thread_count
 from latelier.models.cpu.onnx_files import read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
 from latelier.models.token_offsets import text_ranges
-from latelier.utils import batch_by_tokens, check_count
+from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count
 from latelier.utils.describing import describe
 from latelier.utils.reading import as_path
 
@@ -28,8 +28,6 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
 }
-# As in `latelier.models.encoding`: the activations of larger batches do not fit the caches of a processor.
-_BATCH_TOKENS = 2048
 _LEAST_NORM = 1e-12  # that of torch.nn.functional.normalize
 # What a damaged description may ask for: ids and lengths that fit the int64 and uint64 of tokenizers and ONNX Runtime,
 # and an expansion whose ids fit the memory.
@@ -229,7 +227,7 @@ class ExportedEncoder:
     def _encode(self, texts: Sequence[str], task: str) -> list[np.ndarray]:
         rows = self._tokenize(texts, task)
         encoded: dict[int, np.ndarray] = {}
-        for batch in batch_by_tokens([len(row.ids) for row in rows], _BATCH_TOKENS):
+        for batch in batch_by_tokens([len(row.ids) for row in rows], CPU_BATCH_TOKENS):
             width = max(len(rows[i].ids) for i in batch)
             ids = np.full((len(batch), width), self._pad_id, dtype="int64")
             types, attended = np.zeros_like(ids), np.zeros_like(ids)

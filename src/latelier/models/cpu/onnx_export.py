@@ -27,7 +27,7 @@ from latelier.models.cpu.onnx_session import GRAPH_FILE, INPUTS, WEIGHTS_FILE, O
 __all__ = ["EXPORT_VERSION", "export_float32", "quantize_int8"]
 
 # Part of each export's fingerprint: raise it when the files of the same weights would be others.
-EXPORT_VERSION = 1
+EXPORT_VERSION = 2
 _ATTENTION = "latelier_onnx"
 _OUTPUT = "last_hidden_state"
 # Of normalised token vectors, in any of their numbers.
@@ -211,7 +211,8 @@ def _fused_attention(
     if softcap is not None:
         raise LatelierError("its attention has a softcap.")
     n, heads, length, dim = query.shape
-    key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))
+    if key.shape[1] != heads:  # repeating once would leave operators in the graph that move all keys and values
+        key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))
     rows = [each.transpose(1, 2).reshape(n, length, heads * dim) for each in (query, key, value)]
     attended = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,24 @@ __all__ = ["GRAPH_FILE", "INPUTS", "WEIGHTS_FILE", "OnnxEncoder"]
 GRAPH_FILE = "encoder.onnx"
 # Weights outside the graph are memory-mapped: a session opens in a third of the time and half of the memory.
 WEIGHTS_FILE = "encoder.onnx.data"
+# Queries have 32 tokens at most by default; the threads of one pass over MiniLM are woken some 40 times.
+_SINGLE_TOKENS = 64
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class OnnxEncoder:
     """A transformer as exported by `latelier.models.cpu.onnx_export`: token ids in, last hidden state out.
 
-    Threads that have nothing to do sleep rather than spin, so that on a busy machine two threads are not slower than
-    one.
+    Inputs of few tokens are computed by the calling thread alone: waking other threads for each product takes longer
+    than a query. Threads that have nothing to do sleep rather than spin, so that on a busy machine two threads are not
+    slower than one.
 
     Parameters
     ----------
     folder
         The folder with `GRAPH_FILE` and `WEIGHTS_FILE`.
     threads
-        Number of threads of a product.
+        Number of threads for inputs of more than 64 tokens.
 
     Attributes
     ----------
@@ -44,30 +48,15 @@ class OnnxEncoder:
     """
 
     def __init__(self, folder: Path, threads: int) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise MissingExtraError("Encoding with ONNX Runtime", "onnx") from error
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # fatal errors: all others are raised
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        path = folder / GRAPH_FILE
-        try:
-            # ONNX Runtime's fusion of a residual with the norm after it is slower than the two (a quarter of int8).
-            self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
-            )
-        except Exception as error:  # the classes of ONNX Runtime's errors have no narrower base
-            raise ModelLoadError(str(path), error) from error
-        self._path = path
-        self._names = [each.name for each in self._session.get_inputs()]
-        shapes = [each.shape for each in self._session.get_outputs()]
+        self._path = folder / GRAPH_FILE
+        self._single = _open_session(self._path, 1)
+        self._parallel = self._single if threads == 1 else None
+        self._lock = Lock()
+        self._names = [each.name for each in self._single.get_inputs()]
+        shapes = [each.shape for each in self._single.get_outputs()]
         if not {*self._names} <= {*INPUTS} or len(shapes) != 1 or len(shapes[0]) != 3 or type(shapes[0][2]) is not int:
             reason = ValueError(f"it has the inputs {self._names} and outputs of the shapes {shapes}: no transformer.")
-            raise ModelLoadError(str(path), reason)
+            raise ModelLoadError(str(self._path), reason)
         self.width: int = shapes[0][2]
         self.threads = threads
 
@@ -87,8 +76,36 @@ class OnnxEncoder:
         given: dict[str, Any] = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         if token_type_ids is None:
             given["token_type_ids"] = np.zeros_like(input_ids)
+        session = self._single if input_ids.size <= _SINGLE_TOKENS else self._parallel_session()
         try:
-            hidden: np.ndarray = self._session.run(None, {name: given[name] for name in self._names})[0]
+            hidden: np.ndarray = session.run(None, {name: given[name] for name in self._names})[0]
         except Exception as error:  # as above
             raise ModelLoadError(str(self._path), error) from error
         return hidden
+
+    def _parallel_session(self) -> Any:
+        """Return the session with all threads, opened for the first larger input: it copies the weights once more."""
+        with self._lock:
+            if self._parallel is None:
+                self._parallel = _open_session(self._path, self.threads)
+            return self._parallel
+
+
+def _open_session(path: Path, threads: int) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError("Encoding with ONNX Runtime", "onnx") from error
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # fatal errors: all others are raised
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        # ONNX Runtime's fusion of a residual with the norm after it is slower than the two (a quarter of int8).
+        return onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+        )
+    except Exception as error:  # the classes of ONNX Runtime's errors have no narrower base
+        raise ModelLoadError(str(path), error) from error
