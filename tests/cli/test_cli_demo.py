@@ -3,14 +3,14 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 
-from latelier.demo.session import MODEL_OPTIONS, QUESTIONS, build, demo_folder
-from latelier.models import load
+from latelier.demo.session import QUESTIONS, Session, build, demo_folder
 
 BEST = ["argparse.ArgumentParser", "hashlib.sha256", "threading.Barrier.wait", "csv.reader", "re.Pattern.fullmatch"]
 SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "tempfile.TemporaryDirectory", "calendar.isleap"}
@@ -18,12 +18,14 @@ SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "tempfile.T
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory, docstrings):
-    """A cache that holds the demo's index of a few documents."""
+    """A cache that holds the demo's index of a few documents and, with the extra onnx, the exported encoder."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(cache))
         documents = [document for document in docstrings if document["id"] in SOME]
-        build(demo_folder(), load(device="cpu", **MODEL_OPTIONS), documents)
+        build(demo_folder(), documents, device="cpu")
+        with Session("cpu") as session:
+            assert ("exporting the encoder" in session.seconds) == (importlib.util.find_spec("onnxscript") is not None)
     return cache
 
 
@@ -54,7 +56,23 @@ def test_answers_a_question_of_ones_own_as_json(run, cached):
     assert {"word": "leap", "matched": "leap"}.items() <= found["results"][0]["words"][4].items()
 
 
-def test_without_the_model_the_message_says_what_to_install(run, cached, monkeypatch):
+def test_with_the_exported_encoder_no_torch_is_imported(cached):
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    code = (
+        "import sys; from latelier.demo.session import Session\n"
+        "with Session() as session: print([result.id for result in session.answer(sys.argv[1], 1)[0]])\n"
+        "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules], list(session.seconds))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, "is this a leap year"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert printed == ["['calendar.isleap']", "[] ['loading the model', 'answering']"]
+
+
+def test_without_the_model_the_message_says_what_to_install(run, cached, monkeypatch, tmp_path):
+    shutil.copytree(demo_folder(), tmp_path / demo_folder().name)
+    monkeypatch.setenv("LATELIER_CACHE", str(tmp_path))  # without the exported encoder
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: find(name, *a) if name[:3] != "gt_" else None)
     monkeypatch.setenv("HF_HUB_CACHE", str(cached / "hub"))

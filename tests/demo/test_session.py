@@ -5,30 +5,24 @@ import sys
 import pytest
 
 from latelier import indexes
-from latelier.demo.session import MODEL_OPTIONS, build, demo_folder
+from latelier.demo.session import build, demo_folder
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.models import load
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load(device="cpu", **MODEL_OPTIONS)
-
-
-def test_an_interrupted_build_leaves_nothing_and_a_second_one_is_complete(model, tmp_path):
+def test_an_interrupted_build_leaves_nothing_and_a_second_one_is_complete(tmp_path):
     def interrupted():
         yield {"id": "a", "text": "text"}
         raise KeyboardInterrupt("Ctrl-C")
 
     folder = tmp_path / "cache" / "demo"
     with pytest.raises(KeyboardInterrupt, match="Ctrl-C"):
-        build(folder, model, interrupted())
+        build(folder, interrupted(), device="cpu")
     assert list(folder.parent.iterdir()) == []
     with pytest.raises(InvalidArgumentError, match="the text is empty"):
-        build(folder, model, [""])
+        build(folder, [""], device="cpu")
     assert list(folder.parent.iterdir()) == []
-    build(folder, model, [("a", "text")])
-    build(folder, model, [("b", "another process was faster")])
+    build(folder, [("a", "text")], device="cpu")
+    build(folder, [("b", "another process was faster")], device="cpu")
     assert list(folder.parent.iterdir()) == [folder]
     with indexes.open(folder) as index:
         assert index.ids() == ["a"]
@@ -36,13 +30,13 @@ def test_an_interrupted_build_leaves_nothing_and_a_second_one_is_complete(model,
         assert index.dtype == "float16"
 
 
-def test_a_cache_that_cannot_be_written(model, tmp_path):
+def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write the cache .*Set LATELIER_CACHE"):
-        build(tmp_path / "file" / "demo", model, [])
+        build(tmp_path / "file" / "demo", [])
 
 
 def test_the_folder_is_of_one_python_model_and_version():
     name = demo_folder().name
     assert name.startswith(f"demo-python{sys.version_info.major}.{sys.version_info.minor}.")
-    assert "-all-MiniLM-L6-v2-latelier" in name
+    assert "-all-MiniLM-L6-v2-64-latelier" in name

@@ -7,18 +7,25 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latelier import indexes
 from latelier.demo.corpus import standard_library_documents
 from latelier.errors import LatelierError, StorageError
-from latelier.models import DEFAULT_MODEL, ColBERT, load
-from latelier.retrieve import Explanation, Result, Retriever
+from latelier.models.checkpoints.location import DEFAULT_MODEL
+from latelier.retrieve import Retriever
+from latelier.retrieve.encoder_store import encoder_folder, is_exported
+from latelier.retrieve.model_identity import ModelIdentity
 from latelier.utils.cache import cache_folder
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from latelier.retrieve import Explanation, Result
 
 __all__ = ["MODEL_OPTIONS", "QUESTIONS", "Session", "build", "demo_folder"]
 
@@ -34,22 +41,22 @@ MODEL_OPTIONS: dict[str, Any] = {"max_length_document": 64}
 
 
 def demo_folder() -> Path:
-    """Return the folder of the demo's index: one for each Python, model and version of this library."""
-    model = DEFAULT_MODEL.rpartition("/")[2]
+    """Return the folder of the demo's index: one for each Python, model, its length and version of this library."""
+    model = f"{DEFAULT_MODEL.rpartition('/')[2]}-{MODEL_OPTIONS['max_length_document']}"
     return cache_folder() / f"demo-python{platform.python_version()}-{model}-latelier{version('latelier')}"
 
 
-def build(folder: Path, model: ColBERT, documents: Iterable[Any], *, show_progress: bool = False) -> None:
+def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, show_progress: bool = False) -> None:
     """Make the index in a temporary folder beside ``folder`` and rename it when it is complete.
 
     Parameters
     ----------
     folder
         Where the index will be.
-    model
-        Loaded with `MODEL_OPTIONS`.
     documents
         The docstrings of the standard library.
+    device
+        Where the model runs; None takes the best available device.
     show_progress
         Show a progress bar on standard error.
 
@@ -66,7 +73,8 @@ def build(folder: Path, model: ColBERT, documents: Iterable[Any], *, show_progre
             f"cannot write the cache {folder.parent}: {error}. Set LATELIER_CACHE to a folder that can be written."
         ) from error
     try:
-        with Retriever(model, indexes.Flat(unfinished, dtype="float16")) as retriever:
+        index = indexes.Flat(unfinished, dtype="float16")
+        with Retriever(DEFAULT_MODEL, index, device=device, model_options=MODEL_OPTIONS) as retriever:
             retriever.add(documents, show_progress=show_progress)
         unfinished.rename(folder)
     except OSError as error:
@@ -80,10 +88,12 @@ def build(folder: Path, model: ColBERT, documents: Iterable[Any], *, show_progre
 class Session:
     """The demo's model and index; makes the index if it does not exist, and records the time of each phase.
 
+    With the extra ``onnx`` it also exports the encoder, with which later sessions answer without torch.
+
     Parameters
     ----------
     device
-        Where the model runs; None takes the best available device.
+        Where the model runs; None takes the best available device to index, and the CPU with an exported encoder.
     on_first_run
         Called with the number of documents and the folder before the index is made.
     show_progress
@@ -94,8 +104,8 @@ class Session:
     folder
         The folder of the index.
     seconds
-        Phase to seconds: ``"loading the model"``, ``"answering"``, and on the first run ``"reading docstrings"`` and
-        ``"indexing"``.
+        Phase to seconds: ``"loading the model"``, ``"answering"``, and on the first run ``"reading docstrings"``,
+        ``"indexing"`` and, with the extra ``onnx``, ``"exporting the encoder"``.
     """
 
     def __init__(
@@ -107,22 +117,30 @@ class Session:
     ) -> None:
         self.folder = demo_folder()
         self.seconds: dict[str, float] = {}
-        with self._timed("loading the model"):
-            model = load(device=device, **MODEL_OPTIONS)
         if not self.folder.is_dir():
             with self._timed("reading docstrings"):
                 documents = list(standard_library_documents())
             if on_first_run is not None:
                 on_first_run(len(documents), self.folder)
             with self._timed("indexing"):
-                build(self.folder, model, documents, show_progress=show_progress)
-        self._retriever = Retriever(model, indexes.open(self.folder, read_only=True))
+                build(self.folder, documents, device=device, show_progress=show_progress)
+        with self._timed("loading the model"):
+            self._retriever = Retriever.open(self.folder, device=device, read_only=True)
+        if not self._has_encoder():
+            with self._timed("exporting the encoder"), suppress(LatelierError):  # the model answers without it
+                self._retriever.export_encoder()
 
     def answer(self, question: str, k: int) -> tuple[list[Result], dict[Any, Explanation]]:
         """Return the ``k`` best results for a question, and a dict of the best one's id to its explanation."""
         with self._timed("answering"):
             results = self._retriever.search(question, k)
             return results, {result.id: self._retriever.explain(question, result.id) for result in results[:1]}
+
+    def _has_encoder(self) -> bool:
+        """Whether the encoder is exported, or cannot be because the extra ``onnx`` is missing."""
+        stored = ModelIdentity.stored_in(self._retriever.index)
+        missing = any(find_spec(package) is None for package in ("onnxruntime", "onnxscript"))
+        return missing or stored is None or is_exported(encoder_folder(stored))
 
     def __len__(self) -> int:
         """Return the number of documents."""
