@@ -1,5 +1,6 @@
 """An exported model encodes what the model itself encodes, without torch; damaged and foreign folders raise."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -183,10 +184,10 @@ def test_a_damaged_export_raises(exported, tmp_path, damage):
 
 
 def rewrite(folder, name, content):
-    """Replace a file by one that the description names with the right size."""
+    """Replace a file by one that the description names with the right size and checksum."""
     (folder / name).write_bytes(content)
     described = json.loads((folder / "export.json").read_text())
-    described["files"][name]["bytes"] = len(content)
+    described["files"][name].update({"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
     (folder / "export.json").write_text(json.dumps(described))
 
 

@@ -1,5 +1,6 @@
 """Searching with an exported encoder: the results of the model itself, found only where this user has exported it."""
 
+import os
 import shutil
 
 import numpy as np
@@ -99,6 +100,17 @@ def test_damaged_exports_are_not_used(home):
         assert len(retriever.search("pears")) == len(TEXTS)
         retriever.export_encoder()
     with Retriever.open(home / "index", backend="onnx") as retriever:  # the damaged export was replaced
+        assert len(retriever.search("pears")) == len(TEXTS)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
+def test_exports_that_others_can_write_are_not_used(home):
+    [folder] = (home / "cache" / "encoders").iterdir()
+    (folder / "encoder.onnx").chmod(0o666)
+    with Retriever.open(home / "index") as retriever:
+        assert retriever._model.encoder is None
+        retriever.export_encoder()
+    with Retriever.open(home / "index", backend="onnx") as retriever:
         assert len(retriever.search("pears")) == len(TEXTS)
 
 

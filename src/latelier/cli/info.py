@@ -35,7 +35,7 @@ def info(
         print_json(facts)
         return
     if facts["encoder"] is None and facts["model"] is not None:
-        facts["encoder"] = 'torch; pip install "latelier[onnx]" and latelier index make search start in a second'
+        facts["encoder"] = _advise(facts["model"])
     print_facts(facts)
 
 
@@ -95,6 +95,20 @@ def _counts(index: Index) -> dict[str, int]:
     except IndexFormatError:
         return {"documents": len(index)}
     return {"documents": len(stored)} | ({"passages": len(index)} if stored.has_passages else {})
+
+
+def _advise(name: str) -> str:
+    """Say what encodes queries where the model of this name is not exported, and what to do for a faster start."""
+    from importlib.util import find_spec
+
+    from latelier.retrieve.encoder_store import is_exported
+
+    # Looking at \\host\share on Windows sends the user's credentials there.
+    if not name.startswith(("//", "\\\\", "\\/", "/\\")) and is_exported(name):
+        return "the model is an exported encoder, which searches open if it is given with --model"
+    if find_spec("onnxruntime") is None:
+        return 'torch; pip install "latelier[onnx]" and latelier index make search start in a second'
+    return "torch; latelier index exports the encoder, with which search starts in a second"
 
 
 def _encoder(model: ModelIdentity | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, write_folder
 from latelier.models.cpu.onnx_session import GRAPH_FILE, WEIGHTS_FILE
 from latelier.models.cpu.onnx_store import encoder_fingerprint, has_adapters, stored_export
 from latelier.models.exported import ACTIVATIONS, HEADS_FILE, TOKENIZER_FILE
+from latelier.utils.cache import cache_folder
 from latelier.utils.reading import as_path
 
 __all__ = ["EXPORT_DTYPES", "export"]
@@ -56,7 +58,7 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
 
     def write(unfinished: Path) -> dict[str, Any]:
         for name in (GRAPH_FILE, WEIGHTS_FILE):
-            shutil.copyfile(source / name, unfinished / name)
+            _link_or_copy(source / name, unfinished / name)
         model.tokenizer.backend_tokenizer.save(str(unfinished / TOKENIZER_FILE))
         weights = {}
         for i, head in enumerate(heads):
@@ -72,6 +74,16 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
         if isinstance(error, LatelierError):
             raise
         raise StorageError(f"cannot write the export {target}: {error}.") from error
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Put a file of the cache into an export: inside the cache as a second name, which takes no space."""
+    # Windows does not sync a file that another process has mapped.
+    if os.name != "nt" and cache_folder().resolve() in target.resolve().parents:
+        with suppress(OSError):  # some file systems have no hard links
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def _is_replaceable(path: Path) -> bool:

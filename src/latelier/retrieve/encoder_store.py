@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import ModelLoadError
-from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, is_whole
+from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, is_own, is_whole
 from latelier.utils.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def encoder_folder(identity: ModelIdentity) -> Path:
 def export_encoder(model: ColBERT, identity: ModelIdentity) -> Path:
     """Export a model for the indexes that store this identity, unless there is a whole export; return the folder."""
     folder = encoder_folder(identity)
-    if not is_whole(folder):
+    if not (is_own(folder) and is_whole(folder)):
         from latelier.models.exporting import export
 
         export(model, folder)
@@ -48,9 +48,12 @@ def export_encoder(model: ColBERT, identity: ModelIdentity) -> Path:
 
 
 def find_encoder(identity: ModelIdentity) -> ExportedEncoder | None:
-    """Return the exported encoder of a model; None if there is none, it is damaged, or ONNX Runtime is missing."""
+    """Return the exported encoder of a model; None if there is none that can be used.
+
+    It cannot be used if it is damaged, others can write it, or ONNX Runtime is missing.
+    """
     folder = encoder_folder(identity)
-    if find_spec("onnxruntime") is None or not is_exported(folder):
+    if find_spec("onnxruntime") is None or not is_exported(folder) or not is_own(folder):
         return None
     try:
         return open_encoder(folder)

@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,16 +17,22 @@ from typing import Any
 from latelier.errors import ModelLoadError
 from latelier.utils.reading import parse_json
 
-__all__ = ["DESCRIPTION_FILE", "is_whole", "read_description", "write_folder"]
+__all__ = ["DESCRIPTION_FILE", "is_own", "is_whole", "read_description", "write_folder"]
 
 DESCRIPTION_FILE = "export.json"
-_FORMAT = 1
+_FORMAT = 2
 _READ_BYTES = 1 << 22
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _LARGEST_DESCRIPTION = 1 << 24
+_UNFINISHED = "latelier-unfinished-"
+# An export takes a minute at most: what has not changed for a day was left by a process that was killed.
+_ABANDONED_SECONDS = 24 * 3600
 
 
 def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]) -> None:
     """Write an export beside its place, then rename it: another process finds a whole one or none.
+
+    What killed processes have left beside it is removed after a day.
 
     Parameters
     ----------
@@ -39,10 +47,11 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
         If the files cannot be written, or a process that has them open keeps them from being replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
+    _remove_abandoned(folder.parent)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
     new, old = unfinished / "new", unfinished / "old"
     try:
-        new.mkdir()
+        new.mkdir(mode=0o755)
         _describe(new, write(new) or {})
         with suppress(FileNotFoundError):
             folder.rename(old)
@@ -50,18 +59,23 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
             new.rename(folder)
         except OSError:
             if not is_whole(folder):
+                with suppress(OSError):  # in which case the first error says more
+                    old.rename(folder)
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Return the description of an export, after comparing the sizes of its files with it.
+    """Return the description of an export, after comparing its files with it.
+
+    A file with the size and the time of modification that it was written with is not read; others must have their
+    checksum, such as those of a copied folder.
 
     Raises
     ------
     ModelLoadError
-        If there is none, it has another format, or a file is missing or has another size.
+        If there is none, it has another format, or a file is missing or damaged.
     """
     path = folder / DESCRIPTION_FILE
     try:
@@ -71,8 +85,10 @@ def read_description(folder: Path) -> dict[str, Any]:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f"{DESCRIPTION_FILE} does not describe an export of this version of latelier.")
         for name, file in content["files"].items():
-            if Path(name).name != name or (folder / name).stat().st_size != file["bytes"]:
-                raise ValueError(f"the file {name!r} is damaged: it does not have the size that it was written with.")
+            if Path(name).name != name or (found := (folder / name).stat()).st_size != file["bytes"]:
+                raise ValueError(f"the file {name!r} is damaged: its size is not that it was written with.")
+            if found.st_mtime_ns != file["modified"] and _sha256(folder / name) != file["sha256"]:
+                raise ValueError(f"the file {name!r} is damaged: its checksum is not that it was written with.")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(str(folder), error) from error
     return content
@@ -87,17 +103,51 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
+def is_own(folder: Path) -> bool:
+    """Whether a folder and its files are this user's or root's, no links, and cannot be written by others.
+
+    ONNX Runtime is not made for files of untrusted sources, and a cache folder may be one that others can write. On
+    Windows, where the cache lies in the user's profile, it is True for every folder that is no link.
+    """
+    try:
+        return all(map(_is_own, (folder, *folder.iterdir())))
+    except OSError:
+        return False
+
+
+def _is_own(path: Path) -> bool:
+    found = path.lstat()
+    if os.name == "nt":
+        return not path.is_symlink()
+    is_plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
+    return is_plain and found.st_uid in (0, os.geteuid()) and not found.st_mode & _WRITABLE_BY_OTHERS
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders in which `write_folder` of a killed process has left files."""
+    latest = time.time() - _ABANDONED_SECONDS
+    for path in parent.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):  # another process may be removing it
+            inside = path.rglob("*") if not path.is_symlink() and path.is_dir() else iter(())
+            if all(each.lstat().st_mtime < latest for each in (path, *inside)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def _describe(folder: Path, content: Mapping[str, Any]) -> None:
     """Sync the files of a folder to disk, then write their description."""
     files = {}
     for path in sorted(folder.iterdir()):
+        path.chmod(path.stat().st_mode & ~_WRITABLE_BY_OTHERS)
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    with (folder / DESCRIPTION_FILE).open("x", encoding="utf-8") as file:
+        found = path.stat()
+        files[path.name] = {"bytes": found.st_size, "modified": found.st_mtime_ns, "sha256": _sha256(path)}
+    description = folder / DESCRIPTION_FILE
+    with description.open("x", encoding="utf-8") as file:
         json.dump({"format": _FORMAT, **content, "files": files}, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
+    description.chmod(description.stat().st_mode & ~_WRITABLE_BY_OTHERS)
 
 
 def _sha256(path: Path) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from latelier.errors import LatelierError, StorageError
 from latelier.models.cpu.onnx_export import EXPORT_VERSION, export_float32, quantize_int8
-from latelier.models.cpu.onnx_files import is_whole, write_folder
+from latelier.models.cpu.onnx_files import is_own, is_whole, write_folder
 from latelier.models.cpu.prepacked import submodules
 from latelier.utils.cache import cache_folder
 
@@ -52,7 +52,7 @@ def has_adapters(encoder: nn.Module) -> bool:
 
 
 def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> Path:
-    """Return the folder of a transformer's export, which is made if there is none or it is damaged.
+    """Return the folder of a transformer's export, made if there is none, it is damaged, or others can write it.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> P
         If the cache folder cannot be written.
     """
     folder = cache_folder() / "onnx" / f"{fingerprint}-{compute_dtype}"
-    if is_whole(folder):
+    if is_own(folder) and is_whole(folder):
         return folder
     try:
         if compute_dtype == "int8":
