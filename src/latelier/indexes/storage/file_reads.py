@@ -45,15 +45,16 @@ class FileReads:
     """
 
     def __init__(self, arrays: Iterable[np.ndarray]) -> None:
-        mapped = sorted((array for array in arrays if isinstance(array.base, np.memmap)), key=lambda a: a.ctypes.data)
-        self._starts = np.array([array.ctypes.data for array in mapped], dtype="int64")
-        self._ends = self._starts + np.array([array.nbytes for array in mapped], dtype="int64")
-        self._offsets = [array.base.offset for array in mapped]
+        mapped = [(array, array.base) for array in arrays if isinstance(array.base, np.memmap)]
+        mapped.sort(key=lambda pair: pair[0].ctypes.data)
+        self._starts = np.array([array.ctypes.data for array, _ in mapped], dtype="int64")
+        self._ends = self._starts + np.array([array.nbytes for array, _ in mapped], dtype="int64")
+        self._offsets = [base.offset for _, base in mapped]
         self._files: list[BinaryIO | None] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._files)
-        for array in mapped:
-            self._files.append(_open(array.base.filename))
+        for _, base in mapped:
+            self._files.append(_open(str(base.filename)))
 
     def read(self, addresses: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return bytes in a new buffer; neighbours are read together.
@@ -80,7 +81,7 @@ class FileReads:
         heads = np.flatnonzero(np.concatenate([[True], begins[1:] != ends[:-1]])[: len(begins)])
         tails = np.append(heads[1:], len(begins)) - 1
         owners = np.searchsorted(self._starts, begins[heads], side="right") - 1
-        view, base = memoryview(buffer), buffer.ctypes.data
+        view, base = buffer.data, buffer.ctypes.data
         runs = (owners, begins[heads], ends[tails] - begins[heads], targets[heads])
         for owner, begin, size, target in zip(*(column.tolist() for column in runs), strict=True):
             file = self._files[owner] if owner >= 0 and begin < self._ends[owner] else None
