@@ -195,6 +195,15 @@ def test_a_search_takes_the_options_of_the_index(run, tmp_path, folder, records_
     assert "a search of Flat has no option 'effort'" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "options", [["keywords"], ["rerank"], ["hybrid"], ["hybrid", "--fusion", "rrf", "--weights", 0, 1]]
+)
+def test_search_modes(run, folder, options):
+    result = run("search", folder, "bananas", "--json", "--device", "cpu", "--mode", *options)
+    assert json.loads(result.stdout)["results"][0]["id"] == "fruit"
+    assert "'sum' is not one of" in run("search", folder, "bananas", "--mode", "sum").stderr
+
+
 def test_debug_shows_the_traceback(run, tmp_path):
     result = run("--debug", "info", tmp_path / "absent")
     assert type(result.exception).__name__ == "IndexFormatError"

@@ -19,6 +19,22 @@ class Backend(str, Enum):
     TORCH = "torch"
 
 
+class Mode(str, Enum):
+    """How vectors and keywords are used."""
+
+    VECTORS = "vectors"
+    KEYWORDS = "keywords"
+    HYBRID = "hybrid"
+    RERANK = "rerank"
+
+
+class Fusion(str, Enum):
+    """How ``--mode hybrid`` combines vectors and keywords."""
+
+    RELATIVE = "relative"
+    RRF = "rrf"
+
+
 def search(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
@@ -33,6 +49,19 @@ def search(
     filter_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
     ] = 10.0,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="vectors (MaxSim), keywords (BM25, no model), hybrid (both), rerank (keywords, then MaxSim)."
+        ),
+    ] = Mode.VECTORS,
+    fusion: Annotated[
+        Fusion, typer.Option(help="Of hybrid: relative (weighted sum of scaled scores) or rrf (reciprocal ranks).")
+    ] = Fusion.RELATIVE,
+    weights: Annotated[tuple[float, float], typer.Option(metavar="VECTORS KEYWORDS", help="Weights of hybrid.")] = (
+        0.5,
+        0.5,
+    ),
     effort: Annotated[
         str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
     ] = None,
@@ -74,6 +103,7 @@ def search(
         values = [number_or_text(value) for value in parameter or ()]
         given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates}
         options = {name: value for name, value in {**given, "rerank": rerank}.items() if value is not None}
+        options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights}
         results = retriever.search(
             text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None, **options
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport
+from latelier.indexes.search_mode import Fusion, Mode, Tokenizer
 from latelier.indexes.why_not_report import WhyNotReport
 
 if TYPE_CHECKING:
@@ -143,9 +144,14 @@ class Index(ABC):
     @abstractmethod
     def search(
         self,
-        queries: Any,
+        queries: Any = None,
         k: int = 10,
         *,
+        mode: Mode = "vectors",
+        texts: str | Sequence[str] | None = None,
+        fusion: Fusion = "relative",
+        weights: Sequence[float] = (0.5, 0.5),
+        depth: int | None = None,
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
@@ -155,9 +161,27 @@ class Index(ABC):
         Parameters
         ----------
         queries
-            `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, or one matrix for one query.
+            `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, or one matrix for one query. Every mode needs them
+            except ``"keywords"``.
         k
             Maximum number of hits per query; there are fewer hits if fewer documents can be searched.
+        mode
+            ``"vectors"``: MaxSim. ``"keywords"``: BM25 of the words of `texts`. ``"hybrid"``: both, fused.
+            ``"rerank"``: the best `depth` documents by keywords, ordered by MaxSim.
+        texts
+            The text of each query, or one text for one query; every mode needs them except ``"vectors"``. They are
+            plain text: a document is found if it has at least one of the first 256 distinct words. A query without a
+            word finds nothing by keywords.
+        fusion
+            For ``"hybrid"``: ``"relative"``, the weighted sum of both scores, scaled to the range from 0 to 1
+            (`latelier.indexes.fusion.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
+            (`latelier.indexes.fusion.fuse_ranks`).
+        weights
+            For ``"hybrid"``: the weights of vectors and keywords.
+        depth
+            For ``"hybrid"``: documents that each side contributes. For ``"rerank"``: documents that keywords find. At
+            least `k`; by default ``max(100, 2 * k)``. Documents that only keywords contribute are scored by MaxSim too;
+            documents that only vectors contribute get what the last document by keywords gets.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
             ``text`` and the keys of the metadata; see `latelier.indexes.catalog.filters`. Of a list of expressions,
@@ -171,16 +195,21 @@ class Index(ABC):
         Returns
         -------
         list of list of Hit
-            One list per query, best first; equal scores in the order of insertion.
+            One list per query, best first; equal scores in the order of insertion. Scores are those of the mode: MaxSim
+            for ``"vectors"`` and ``"rerank"``, BM25 for ``"keywords"``, fused scores for ``"hybrid"``.
 
         Raises
         ------
+        CorruptedIndexError
+            If the keyword index is damaged.
         EmbeddingsError
             If a query has no token, holds NaN or infinity, or has another dim than the index.
         InvalidArgumentError
             If `k` is not a positive integer, or the filter is rejected or cannot be evaluated.
         FilterTimeoutError
             If the filter takes too long.
+        LatelierError
+            If the mode needs keywords, and the index has no keyword index or no texts.
         """
 
     @abstractmethod
@@ -268,7 +297,9 @@ class Index(ABC):
         return nullcontext()
 
     @abstractmethod
-    def compact(self, *, show_progress: bool = False) -> None:
+    def compact(
+        self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
+    ) -> None:
         """Merge small segments, and free the space of removed documents.
 
         Searches continue meanwhile, in this process and in others. Damaged segments stay as they are; an
@@ -276,8 +307,18 @@ class Index(ABC):
 
         Parameters
         ----------
+        keywords
+            True makes the keyword index of all texts, in place of the present one, if any; it is the cure for a damaged
+            one. False drops it.
+        tokenizer
+            Tokenizer of the keyword index that ``keywords=True`` makes; None keeps the present one.
         show_progress
             Show a progress bar on stderr.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the keyword index is damaged, and `keywords` is None.
         """
 
     @abstractmethod

@@ -16,6 +16,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.indexes.exact import BlockSize, score_blocks
 from latelier.indexes.memory import MemoryReport, plan_memory
+from latelier.indexes.search_mode import Tokenizer
 from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
@@ -55,6 +56,13 @@ class Flat(StoredIndex):
         Maximum memory of the index in bytes, or as a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``; None for no
         limit. Searches find the same, but read from files what does not fit; see `memory` and
         `latelier.indexes.memory`.
+    keywords
+        Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
+        True if SQLite has FTS5; an existing index keeps what it has.
+    tokenizer
+        How the keyword index cuts texts into words: ``"porter"`` (the default), words without accents and English
+        endings; ``"unicode61"``, words without accents, for other languages; ``"trigram"``, three letters in a row,
+        for languages without spaces and parts of words.
     device
         A GPU to search on, such as ``"cuda"``, which holds a copy of all vectors; ``None`` searches on the CPU.
 
@@ -93,12 +101,16 @@ class Flat(StoredIndex):
         dtype: Literal["float32", "float16"] | None = None,
         read_only: bool = False,
         max_memory: int | str | None = None,
+        keywords: bool | None = None,
+        tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
             raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
         own = {"dtype": dtype or "float32"}
-        super().__init__(path, own, read_only=read_only, max_memory=max_memory, device=device)
+        super().__init__(
+            path, own, read_only=read_only, max_memory=max_memory, keywords=keywords, tokenizer=tokenizer, device=device
+        )
         if dtype not in (None, self.dtype):
             self.close()
             raise InvalidArgumentError(

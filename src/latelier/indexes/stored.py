@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,12 +16,16 @@ from latelier.indexes.base import Index, Parameters, PathLike
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.folder import as_folder
+from latelier.indexes.catalog.keywords import check_options
 from latelier.indexes.catalog.settings import UserSettings
 from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, is_single_id
+from latelier.indexes.hybrid_search import SearchParts, hits_of, rank_with_keywords
 from latelier.indexes.inputs import DocumentBatch, DocumentBatches, prepare_queries
 from latelier.indexes.memory import MemoryReport
+from latelier.indexes.ranking import Ranking
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
+from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
 from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.storage.scratch import Scratch
 from latelier.indexes.storage.segments import Arrays, Part, TokenArray
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
     from latelier.indexes.gpu import GpuSearch
 
 __all__ = ["StoredIndex"]
-
-_SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
 
 # Maximum size of the vectors of a batch in a write without a budget, and of the vectors of a merged segment.
 _SEGMENT_BYTES = 256 << 20
@@ -72,10 +74,6 @@ class StoredIndex(Index):
     search calls ``search -> _find -> _search``; `_find` evaluates the filter first, and makes hits of the found
     documents last.
 
-    Keyword search would be a method beside `search`, which evaluates the filter and returns hits as `_find` does. It
-    would read new tables in the catalog, which a module in `latelier.indexes.catalog` defines and which are written in
-    the same transaction as the documents.
-
     Parameters
     ----------
     path
@@ -86,6 +84,8 @@ class StoredIndex(Index):
         Never write.
     max_memory
         The memory budget, as bytes or a text with a unit; see `latelier.indexes.memory`.
+    keywords, tokenizer
+        Whether a new index has a keyword index of its texts, and with which tokenizer; see `check_options`.
     device
         Device to search on. A GPU gets a copy of the vectors at the first search, and scores every document for every
         query, many queries at a time. ``None`` or ``"cpu"`` searches with `_search`.
@@ -104,6 +104,8 @@ class StoredIndex(Index):
         *,
         read_only: bool,
         max_memory: int | str | None,
+        keywords: bool | None = None,
+        tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         if path is None and read_only:
@@ -112,7 +114,8 @@ class StoredIndex(Index):
         self._max_memory = parse_bytes("max_memory", max_memory)
         self._gpu = None if device is None else self._search_on(device)
         configuration = {"kind": self.kind, **configuration}
-        self._storage = Storage(self.path, configuration, self._layout, read_only=read_only)
+        given = check_options(keywords, tokenizer)
+        self._storage = Storage(self.path, configuration, self._layout, tokenizer=given, read_only=read_only)
         for name, choices in self._choices.items():
             stored = self._storage.configuration.get(name)
             if stored not in choices:
@@ -125,6 +128,8 @@ class StoredIndex(Index):
             except BaseException:
                 self._storage.close()
                 raise
+        if keywords is not None or tokenizer is not None:
+            self._check_tokenizer(given)
 
     # Methods that subclasses provide.
 
@@ -197,6 +202,11 @@ class StoredIndex(Index):
         return self._plan(self._storage.sizes())
 
     @property
+    def tokenizer(self) -> str | None:
+        """Tokenizer of the keyword index; None if the index has none."""
+        return self._storage.tokenizer()
+
+    @property
     def settings(self) -> UserSettings:
         """See `Index.settings`."""
         return self._storage.settings
@@ -236,15 +246,21 @@ class StoredIndex(Index):
 
     def search(
         self,
-        queries: Any,
+        queries: Any = None,
         k: int = 10,
         *,
+        mode: Mode = "vectors",
+        texts: str | Sequence[str] | None = None,
+        fusion: Fusion = "relative",
+        weights: Sequence[float] = (0.5, 0.5),
+        depth: int | None = None,
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
     ) -> list[list[Hit]]:
         """See `Index.search`."""
-        return self._find(self._search, queries, k, filter, parameters, filter_timeout)
+        chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
+        return self._find(self._search, queries, k, filter, parameters, filter_timeout, chosen)
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -269,11 +285,18 @@ class StoredIndex(Index):
         """See `Index.ids`."""
         return self._storage.ids() if prefix is None else self._storage.ids_with_prefix(*as_prefixes([prefix]))
 
-    def compact(self, *, show_progress: bool = False) -> None:
+    def compact(
+        self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
+    ) -> None:
         """See `Index.compact`."""
+        if tokenizer is not None and not keywords:
+            raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
+        check_options(keywords, tokenizer)
         max_tokens = self._max_segment_tokens(self.dim or 1)
         with progress_bar(shown=show_progress, unit=" documents") as progress:
-            damages = self._storage.compact(max_tokens=max_tokens, progress=progress.update)
+            damages = self._storage.compact(
+                max_tokens=max_tokens, progress=progress.update, keywords=keywords, tokenizer=tokenizer
+            )
         if damages:
             warn_of_damage(f"{'; '.join(damages)}. Damaged segments were left as they are, all others are compacted.")
 
@@ -386,25 +409,40 @@ class StoredIndex(Index):
 
     def _find(
         self,
-        search: _SearchParts,
+        search: SearchParts,
         queries: Any,
         k: int,
         filter: str | Sequence[str] | None,
         parameters: Parameters,
         filter_timeout: float | None,
+        mode: SearchMode | None = None,
     ) -> list[list[Hit]]:
         """Check the arguments of a search, select the documents to search, call `search`, and return its hits."""
         k, seconds = check_count("k", k), check_timeout(filter_timeout)
+        search = search if self._gpu is None else self._gpu.search
+        if mode is not None and mode.name != "vectors":
+            given = (queries, k, mode, filter, parameters, seconds)
+            return hits_of(*rank_with_keywords(self._storage, search, *given))
         if filter is None:
             snapshot, allowed = self._storage.snapshot(), None
         else:
             snapshot, allowed = self._storage.select(filter, parameters, seconds)
         packed = prepare_queries(queries, snapshot.dim)
         best = TopK(len(packed), min(k, max(1, snapshot.documents)))
-        search = search if self._gpu is None else self._gpu.search
         search(snapshot, snapshot.parts(allowed), packed, best)
-        ids = iter(snapshot.ids(np.concatenate([*best.numbers, np.zeros(0, dtype="int64")])))
-        return [[Hit(next(ids), float(score)) for score in scores] for scores in best.scores]
+        return hits_of(snapshot, list(map(Ranking, best.numbers, best.scores)))
+
+    def _check_tokenizer(self, given: str | None) -> None:
+        """Close the index and raise an error if it has another tokenizer than a user expects."""
+        stored = self.tokenizer
+        if stored == given:
+            return
+        self.close()
+        cure = f"compact(keywords=True, tokenizer={given!r})" if given else "compact(keywords=False)"
+        raise InvalidArgumentError(
+            f"the index in {self.path} has {f'the tokenizer {stored!r}' if stored else 'no keyword index'}; leave out "
+            f"keywords and tokenizer, and call {cure} to change it."
+        )
 
     def _search_on(self, device: str | torch.device) -> GpuSearch | None:
         """Return the search on a GPU; None for the CPU."""

@@ -15,6 +15,7 @@ from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
+from latelier.indexes.search_mode import Fusion, Mode
 from latelier.retrieve.explaining import explain_document
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.filling import Filling
@@ -294,34 +295,20 @@ class Retriever:
         StoredDocuments(self.index).remove(ids)
 
     @overload
-    def search(
-        self,
-        texts: str,
-        k: int = 10,
-        *,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        **index_options: Any,
-    ) -> list[Result]: ...
+    def search(self, texts: str, k: int = 10, **options: Any) -> list[Result]: ...
 
     @overload
-    def search(
-        self,
-        texts: list[str] | tuple[str, ...],
-        k: int = 10,
-        *,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        **index_options: Any,
-    ) -> list[list[Result]]: ...
+    def search(self, texts: list[str] | tuple[str, ...], k: int = 10, **options: Any) -> list[list[Result]]: ...
 
     def search(
         self,
         texts: str | list[str] | tuple[str, ...],
         k: int = 10,
         *,
+        mode: Mode = "vectors",
+        fusion: Fusion = "relative",
+        weights: Sequence[float] = (0.5, 0.5),
+        depth: int | None = None,
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
@@ -335,6 +322,11 @@ class Retriever:
             One query, or a list of them.
         k
             Maximum number of documents per query.
+        mode
+            ``"vectors"``: MaxSim. ``"keywords"``: BM25, which needs no model. ``"hybrid"``: both, fused. ``"rerank"``:
+            the best `depth` documents by keywords, ordered by MaxSim.
+        fusion, weights, depth
+            How ``"hybrid"`` and ``"rerank"`` combine them, see `Index.search`.
         filter, parameters, filter_timeout
             An SQL expression over metadata, or several that must all hold; the values of their ``?``; the time limit
             in seconds; see `Index.search`.
@@ -353,9 +345,12 @@ class Retriever:
             If a query is empty or not a text, `k` or the filter is invalid, or the index has no such option.
         FilterTimeoutError
             If the filter takes too long.
+        LatelierError
+            If the mode needs keywords, and the index has no keyword index or no texts.
         """
-        options = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
-        results = find_results(self._model, self.index, checked_queries(texts), k, **options)
+        way = {"mode": mode, "fusion": fusion, "weights": weights, "depth": depth}
+        limits = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
+        results = find_results(self._model, self.index, checked_queries(texts), k, **way, **limits, **index_options)
         return results[0] if isinstance(texts, str) else results
 
     def run(
@@ -363,6 +358,10 @@ class Retriever:
         queries: Mapping[str, str],
         k: int = 100,
         *,
+        mode: Mode = "vectors",
+        fusion: Fusion = "relative",
+        weights: Sequence[float] = (0.5, 0.5),
+        depth: int | None = None,
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
@@ -376,7 +375,7 @@ class Retriever:
             Query id to text.
         k
             Documents per query.
-        filter, parameters, filter_timeout, **index_options
+        mode, fusion, weights, depth, filter, parameters, filter_timeout, **index_options
             As in `search`.
 
         Returns
@@ -395,8 +394,9 @@ class Retriever:
         if not isinstance(queries, Mapping):
             raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
         texts = checked_queries(queries.values())
-        options = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
-        hits = find_hits(self._model, self.index, texts, k, **options)
+        way = {"mode": mode, "fusion": fusion, "weights": weights, "depth": depth}
+        limits = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
+        hits = find_hits(self._model, self.index, texts, k, **way, **limits, **index_options)
         return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
 
     def explain(self, query: str, id: Id) -> Explanation:

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit, Index
 from latelier.retrieve.query_model import QueryModel
@@ -62,42 +61,54 @@ def find_hits(model: QueryModel, index: Index, queries: Sequence[str], k: int, *
     k
         Maximum number of hits per query.
     **options
-        Arguments of the index's `search`.
+        Arguments of the index's `search`, `mode` among them.
 
     Returns
     -------
     list of list of Hit
         One list per query, best first.
     """
-    vectors = _encode(model, index, queries, k, options)
-    if vectors is None:
+    given = _given_queries(model, index, queries, k, options)
+    if not queries:
         return []
     with index.snapshot():
         stored = StoredDocuments(index)
-        hits = stored.search(lambda rows, most: index.search(vectors[rows], most, **options), len(vectors), k)
+        hits = stored.search(lambda rows, most: _search(index, given, rows, most, options), len(queries), k)
     return [[Hit(stored.document(hit.id), hit.score) for hit in found] for found in hits]
 
 
 def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int, **options: Any) -> list[list[Result]]:
     """Search as `find_hits` does, and return the hits with the texts and metadata of their documents."""
-    vectors = _encode(model, index, queries, k, options)
-    if vectors is None:
+    given = _given_queries(model, index, queries, k, options)
+    if not queries:
         return []
     with index.snapshot():  # no document is removed between the search and the reading of its text
         stored = StoredDocuments(index)
-        hits = stored.search(lambda rows, most: index.search(vectors[rows], most, **options), len(vectors), k)
+        hits = stored.search(lambda rows, most: _search(index, given, rows, most, options), len(queries), k)
         ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
         records = {record.id: record for record in index.get(ids)}
     return [Results(stored.result(hit, records[hit.id]) for hit in found) for found in hits]
 
 
-def _encode(
+def _given_queries(
     model: QueryModel, index: Index, queries: Sequence[str], k: int, options: Mapping[str, Any]
-) -> TokenEmbeddings | None:
-    """Check the arguments of a search and return the vectors of its queries; None if there are no queries."""
+) -> dict[str, Any]:
+    """Check the arguments of a search; return the vectors and texts of its queries that its mode needs."""
     check_count("k", k)
     check_index_options(index, {name: value for name, value in options.items() if name not in _parameters(Index)})
-    return model.encode_queries(queries) if queries else None
+    mode = options["mode"]
+    needs_vectors = bool(queries) and mode != "keywords"
+    vectors = {"queries": model.encode_queries(queries)} if needs_vectors else {}
+    return vectors if mode == "vectors" else {**vectors, "texts": list(queries)}
+
+
+def _search(
+    index: Index, given: Mapping[str, Any], rows: Sequence[int], k: int, options: Mapping[str, Any]
+) -> list[list[Hit]]:
+    """Search for some of the queries, given by position."""
+    texts = {"texts": [given["texts"][row] for row in rows]} if "texts" in given else {}
+    vectors = {"queries": given["queries"][rows]} if "queries" in given else {}
+    return index.search(k=k, **vectors, **texts, **options)
 
 
 def _parameters(kind: type[Index]) -> set[str]:

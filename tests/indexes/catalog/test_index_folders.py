@@ -263,14 +263,14 @@ def change_setting(folder, name, value):
 
 
 def test_a_newer_format_asks_for_an_upgrade(folder):
-    change(folder, "PRAGMA user_version = 3")
+    change(folder, "PRAGMA user_version = 4")
     for use in (indexes.Flat, indexes.open):
         with pytest.raises(
             IndexFormatError,
-            match="format version 3, but this version of latelier reads formats up to 2; upgrade with: pip",
+            match="format version 4, but this version of latelier reads formats up to 3; upgrade with: pip",
         ):
             use(folder)
-    change(folder, "PRAGMA user_version = 2")
+    change(folder, "PRAGMA user_version = 3")
     assert indexes.open(folder).ids() == ["a", 1, "ß"]
 
 

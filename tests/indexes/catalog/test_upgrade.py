@@ -42,7 +42,7 @@ def test_the_first_format_is_read_and_written_and_brought_up_to_date_by_compact(
         assert sqlite3.connect(first_format / "catalog.sqlite").execute(version).fetchone() == (1,)
         index.compact()
         assert contents(index) == changed != before
-        assert sqlite3.connect(first_format / "catalog.sqlite").execute(version).fetchone() == (2,)
+        assert sqlite3.connect(first_format / "catalog.sqlite").execute(version).fetchone() == (3,)
         assert index.verify().is_whole
         assert [hit.id for hit in index.search(matrices([2]), filter="lang IS NOT NULL", k=9)[0]] != []
         assert dict(index.settings) == {"model": {"name": "m"}, "other": 2}

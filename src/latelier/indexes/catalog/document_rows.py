@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from latelier.indexes.catalog.keywords import delete_texts, insert_texts, stored_tokenizer
 from latelier.indexes.catalog.metadata import SqlValue, fold_name, known_fields, make_fields
 from latelier.indexes.catalog.rows import check_row, damaged, decode_json, has_checksums, placeholders, row_checksum
 from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
@@ -133,11 +134,15 @@ def insert_documents(connection: sqlite3.Connection, first: int, documents: Sequ
     write_document_rows(connection, list(columns.values()), rows)
     contents = ((number, d.id, d.metadata, d.text) for number, d in enumerate(documents, first))
     write_content_rows(connection, contents)
+    if stored_tokenizer(connection) is not None:
+        insert_texts(connection, ((number, document.text) for number, document in enumerate(documents, first)))
 
 
 def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
     """Remove documents of one segment: write tombstones and delete their rows; return the segment's new row."""
     row = write_tombstones(connection, row, numbers)
+    if stored_tokenizer(connection) is not None:
+        delete_texts(connection, numbers)
     for table in ("document", "content"):
         connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((number,) for number in numbers))
     return row

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 
 from latelier.indexes.catalog.document_rows import document_checksum
+from latelier.indexes.catalog.keyword_integrity import keyword_damages
 from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.rows import CATALOG, COLUMNS, has_checksums, is_intact
 from latelier.indexes.catalog.schema import check_tables
@@ -46,6 +47,8 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
     ids = _damaged_documents(connection)
     if ids:
         yield Damage(CATALOG, "ids, texts or metadata do not match their checksums", tuple(ids))
+    for reason in keyword_damages(connection):
+        yield Damage(CATALOG, reason, ())
     counts = connection.execute(
         "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
         "(SELECT count(*) FROM document JOIN content USING (number)), "

@@ -19,10 +19,12 @@ Every row ends with a ``checksum`` (in ``document`` it is the third column), whi
     Text and exact metadata. They are kept out of ``document``, since every filter scans it, and small rows are faster.
 ``field``
     The column of ``document`` that holds each metadata key.
+``keyword``
+    The keyword index of the texts, see `latelier.indexes.catalog.keywords`. An index may have none; formats before 3
+    had none.
 
 To add a table, add it to `_TABLES`, increase `FORMAT_VERSION`, keep the tables of the older format in
-`_TABLES_OF_FORMAT`, and let `latelier.indexes.catalog.upgrade` create it. For a virtual table such as FTS5's, SQLite
-creates further tables: list them too, since `check_tables` rejects tables that are not listed.
+`_TABLES_OF_FORMAT`, and let `latelier.indexes.catalog.upgrade` create it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from latelier.errors import IndexFormatError
+from latelier.indexes.catalog.keywords import FTS5_TABLES, TABLE_STATEMENTS
 from latelier.indexes.catalog.rows import CATALOG, damaged
 from latelier.indexes.catalog.settings import read_settings, write_setting
 
@@ -44,10 +47,11 @@ __all__ = [
     "create",
     "create_tables",
     "give_back_pages",
+    "is_newest_format",
     "read_configuration",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 APPLICATION_ID = int.from_bytes(b"LATL", "big")
 # Maximum dimension of vectors; a catalog with a larger one is damaged.
 _MOST_DIM = 1 << 20
@@ -67,10 +71,17 @@ _TABLES = (
 )
 _TABLES_OF_FORMAT = {
     1: tuple(statement.replace(", checksum INTEGER NOT NULL", "") for statement in _TABLES),
+    2: _TABLES,
     FORMAT_VERSION: _TABLES,
 }
+_FIRST_FORMAT_WITH_KEYWORDS = 3
 # The statement of `document`. The group leaves out the columns of metadata keys, and the closing parenthesis.
 _FIELD_COLUMNS = re.compile(r"(CREATE TABLE document \(.*?)(?:, f\d+)*\)")
+
+
+def is_newest_format(connection: sqlite3.Connection) -> bool:
+    """Whether the catalog has the newest format."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0]) == FORMAT_VERSION
 
 
 def create(connection: sqlite3.Connection, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +156,8 @@ def check_tables(connection: sqlite3.Connection) -> None:
         found.add(f"{whole[1]})" if whole else statement)
         if statement is None or kind != "table":
             raise damaged(f"it has the {kind} {name!r}, which no index has")
-    if found != set(expected):
+    keywords = found - set(expected)
+    if not found.issuperset(expected) or (keywords and not _is_keyword_index(keywords, version)):
         raise damaged("its tables are not those of an index")
 
 
@@ -155,6 +167,17 @@ def give_back_pages(connection: sqlite3.Connection) -> None:
     for _ in range(unused):
         # Each step of this statement frees one page, and execute() takes one step only.
         connection.execute("PRAGMA incremental_vacuum")
+
+
+def _is_keyword_index(statements: set[str], version: int) -> bool:
+    """Whether these are the tables of a keyword index, with one of the tokenizers."""
+    others = statements - set(FTS5_TABLES.values())
+    return (
+        version >= _FIRST_FORMAT_WITH_KEYWORDS
+        and len(statements) == len(FTS5_TABLES) + 1
+        and len(others) == 1
+        and others <= set(TABLE_STATEMENTS.values())
+    )
 
 
 def _is_count(value: object) -> bool:

@@ -1,6 +1,7 @@
-"""The upgrade of a catalog from format 1 to the newest format, as a part of `compact`.
+"""The upgrade of a catalog from an older format to the newest one, as a part of `compact`.
 
 Format 1 had no checksums, so its rows are copied unchecked. Damage is detected only if it happens after the upgrade.
+Format 2 had no keyword index, and otherwise the same tables as format 3. The upgrade makes no keyword index.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import sqlite3
 from latelier.indexes.catalog.document_rows import write_content_rows, write_document_rows
 from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.rows import COLUMNS, has_checksums, insert_rows
-from latelier.indexes.catalog.schema import create_tables
+from latelier.indexes.catalog.schema import FORMAT_VERSION, create_tables
 from latelier.indexes.catalog.settings import write_setting
 
 __all__ = ["upgrade"]
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Add a checksum to every row, and a ``uid`` to the index; do nothing if the catalog has them already.
+    """Convert a catalog of format 1 or 2; do nothing if it has the newest format.
+
+    A catalog of format 1 gets a checksum in every row, and a ``uid``.
 
     Parameters
     ----------
@@ -26,6 +29,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
         A connection in a writing transaction.
     """
     if has_checksums(connection):
+        connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
         return
     columns = [field.column for field in known_fields(connection)]
     for table in (*COLUMNS, "document", "content"):

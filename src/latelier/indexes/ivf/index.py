@@ -35,6 +35,7 @@ from latelier.indexes.ivf.search_parameters import (
 from latelier.indexes.memory import MemoryReport
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id
+from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
 from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import StoredSizes
@@ -82,6 +83,13 @@ class IVF(StoredIndex):
         Maximum memory of the index in bytes, or as a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``; None for no
         limit. Searches find the same, but read from files what does not fit; see `memory` and
         `latelier.indexes.memory`.
+    keywords
+        Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
+        True if SQLite has FTS5; an existing index keeps what it has.
+    tokenizer
+        How the keyword index cuts texts into words: ``"porter"`` (the default), words without accents and English
+        endings; ``"unicode61"``, words without accents, for other languages; ``"trigram"``, three letters in a row,
+        for languages without spaces and parts of words.
     device
         A GPU to search on, such as ``"cuda"``. It holds a copy of all vectors in half precision, 256 bytes per token at
         128 dims, and scores every document for every query, whatever the effort. ``None`` searches on the CPU.
@@ -118,12 +126,16 @@ class IVF(StoredIndex):
         nbits: Literal[8, 4, 2, 1] | None = None,
         read_only: bool = False,
         max_memory: int | str | None = None,
+        keywords: bool | None = None,
+        tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         if nbits is not None and not (isinstance(nbits, (int, np.integer)) and nbits in BITS):
             raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
         own = {"nbits": int(nbits or 8)}
-        super().__init__(path, own, read_only=read_only, max_memory=max_memory, device=device)
+        super().__init__(
+            path, own, read_only=read_only, max_memory=max_memory, keywords=keywords, tokenizer=tokenizer, device=device
+        )
         self._loaded: _Loaded | None = None
         self._loading = forks.Lock()
         self._has_warned = False
@@ -141,9 +153,14 @@ class IVF(StoredIndex):
 
     def search(
         self,
-        queries: Any,
+        queries: Any = None,
         k: int = 10,
         *,
+        mode: Mode = "vectors",
+        texts: str | Sequence[str] | None = None,
+        fusion: Fusion = "relative",
+        weights: Sequence[float] = (0.5, 0.5),
+        depth: int | None = None,
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
@@ -156,7 +173,7 @@ class IVF(StoredIndex):
 
         Parameters
         ----------
-        queries, k, filter, parameters, filter_timeout
+        queries, k, mode, texts, fusion, weights, depth, filter, parameters, filter_timeout
             See `Index.search`.
         effort
             A factor that raises or lowers `nprobe`, `candidates` and the number of reranked documents: ``"balanced"``
@@ -193,9 +210,11 @@ class IVF(StoredIndex):
         >>> [hit.id for hit in hits[0]]
         ['a', 'b']
         """
+        chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
         choose = partial(choose_search_parameters, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
-        choose(check_count("k", k), dim=1)  # raises for wrong arguments, also while the index is empty
-        return self._find(partial(self._search, choose=choose), queries, k, filter, parameters, filter_timeout)
+        choose(k, dim=1)  # raises for wrong arguments, also while the index is empty
+        search = partial(self._search, choose=choose)
+        return self._find(search, queries, k, filter, parameters, filter_timeout, chosen)
 
     def why_not(
         self,
@@ -252,7 +271,9 @@ class IVF(StoredIndex):
                 ApproximateStages(self._find_loss, [{"effort": wider, **reset} for wider in wider_efforts(effort)]),
             )
 
-    def compact(self, *, show_progress: bool = False) -> None:
+    def compact(
+        self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
+    ) -> None:
         """Merge small segments, and bring the inverted lists up to date; see `Index.compact`.
 
         All documents are appended to the lists. The centroids are trained again if the number of tokens has doubled
@@ -261,10 +282,10 @@ class IVF(StoredIndex):
 
         Parameters
         ----------
-        show_progress
-            Show a progress bar on stderr.
+        keywords, tokenizer, show_progress
+            See `Index.compact`.
         """
-        super().compact(show_progress=show_progress)
+        super().compact(keywords=keywords, tokenizer=tokenizer, show_progress=show_progress)
         with suppress(CorruptedIndexError):  # the call above has warned of the damage
             self._maintain(compacting=True)
 

@@ -19,19 +19,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
+from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Parameters
 from latelier.indexes.catalog import document_rows, schema
 from latelier.indexes.catalog.connection import Connection, make_catalog
 from latelier.indexes.catalog.filters.cache import selection_key
 from latelier.indexes.catalog.filters.evaluation import matching_numbers, read_filter
 from latelier.indexes.catalog.folder import check_index_folder
+from latelier.indexes.catalog.keyword_search import rank_by_keywords
+from latelier.indexes.catalog.keywords import is_merged, keyword_damage, make_keywords, stored_tokenizer
 from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.pool import ConnectionPool, FilePool, MemoryPool
-from latelier.indexes.catalog.rows import CATALOG, has_checksums
+from latelier.indexes.catalog.rows import CATALOG
 from latelier.indexes.catalog.segment_rows import count_documents, read_ann_data, read_segments
 from latelier.indexes.catalog.settings import UserSettings, read_setting
 from latelier.indexes.catalog.values import check_known
+from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Id, Record, VerifyReport
 from latelier.indexes.storage.compaction import Compaction, delete_garbage
 from latelier.indexes.storage.scratch import Scratch
@@ -65,6 +68,8 @@ class Storage:
         the class of the index.
     layout
         The token arrays of the index.
+    tokenizer
+        Tokenizer of the keyword index of a new index; None makes one without a keyword index.
     read_only
         Never write; implied if the folder cannot be written.
 
@@ -80,7 +85,13 @@ class Storage:
     """
 
     def __init__(
-        self, path: Path | None, configuration: Mapping[str, Any], layout: Layout, *, read_only: bool = False
+        self,
+        path: Path | None,
+        configuration: Mapping[str, Any],
+        layout: Layout,
+        *,
+        tokenizer: str | None = None,
+        read_only: bool = False,
     ) -> None:
         self.path = path
         self.scratch = Scratch()
@@ -98,7 +109,7 @@ class Storage:
             self._store = FileStore(path / "segments", layout)
         self._views = Views(self._pool, self._store)
         try:
-            self.configuration = self._configure(configuration)
+            self.configuration = self._configure(configuration, tokenizer)
         except BaseException:
             self._pool.close()
             raise
@@ -143,6 +154,38 @@ class Storage:
                 return snapshot.keep_living(matching_numbers(connection, parsed, values, timeout))
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
+
+    def rank_by_keywords(self, texts: Sequence[str], k: int, allowed: np.ndarray | None) -> list[Ranking]:
+        """Return the best documents of each query by keywords.
+
+        Parameters
+        ----------
+        texts
+            The queries.
+        k
+            Maximum number of documents per query.
+        allowed
+            Numbers of the documents that may be found, ascending; None for all.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the keyword index is damaged.
+        LatelierError
+            If there is no keyword index.
+        """
+        with self._views.open() as (connection, snapshot):
+            k = min(k, max(1, snapshot.documents))
+            if snapshot.documents and not document_rows.has_texts(connection):
+                raise LatelierError(
+                    "no document of this index has a text, so keywords cannot find any; add documents with texts=, or "
+                    "search with mode='vectors'."
+                )
+            rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
+            numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
+            if len(snapshot.keep_living(numbers)) < len(numbers):
+                raise keyword_damage("it names documents that the index does not have")
+        return rankings
 
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
         """Return the snapshot of the commit, and the numbers of documents in the order of `ids`.
@@ -189,6 +232,10 @@ class Storage:
         """Return whether a document has a text, and whether one has metadata."""
         return self._views.ask(document_rows.has_texts), self._views.ask(document_rows.has_metadata)
 
+    def tokenizer(self) -> str | None:
+        """Return the tokenizer of the keyword index; ``None`` if there is no keyword index."""
+        return self._views.ask(stored_tokenizer)
+
     def dim(self) -> int | None:
         """Return the dimension of the token vectors; ``None`` if there is no document."""
         return self._views.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
@@ -225,18 +272,27 @@ class Storage:
         self._check_not_held()
         return Transaction.open(self._pool, self._store, self.scratch)
 
-    def compact(self, *, max_tokens: int, progress: Callable[[int], Any]) -> list[str]:
+    def compact(
+        self,
+        *,
+        max_tokens: int,
+        progress: Callable[[int], Any],
+        keywords: bool | None = None,
+        tokenizer: str | None = None,
+    ) -> list[str]:
         """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
 
         Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report. A
-        catalog of the first format is converted to the newest one.
+        catalog of an older format is converted to the newest one.
 
         Parameters
         ----------
         max_tokens
             Maximum number of tokens of a merged segment.
         progress
-            Called with the number of documents of each merged segment.
+            Called with the number of documents of each merged segment, and of each step of making a keyword index.
+        keywords, tokenizer
+            See `Transaction.compact_keywords`.
 
         Returns
         -------
@@ -245,8 +301,10 @@ class Storage:
         """
         with self.transaction() as transaction:
             compaction = Compaction(self.snapshot(), self._store, max_tokens, self.scratch)
-            if not self._views.ask(has_checksums):
+            if not self._views.ask(schema.is_newest_format):
                 transaction.upgrade()
+            if keywords is not None or not self._views.ask(is_merged):
+                transaction.compact_keywords(keywords, tokenizer, progress)
             for rows, merged in transaction.prepare(compaction.merged()):
                 transaction.replace(rows, merged)
                 progress(len(merged))
@@ -281,7 +339,7 @@ class Storage:
         if self._views.held is not None:
             raise InvalidArgumentError("cannot write within snapshot(); leave its with block first.")
 
-    def _configure(self, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    def _configure(self, configuration: Mapping[str, Any], tokenizer: str | None) -> dict[str, Any]:
         """Return the stored configuration; for a new index, write it first."""
         where = str(self.path)
         stored = self._views.ask(schema.read_configuration, where)
@@ -290,7 +348,11 @@ class Storage:
         if stored is None:
             with self._pool.writing() as begin:
                 # Another process may have written its configuration meanwhile.
-                stored = schema.read_configuration(begin(), where) or schema.create(begin(), configuration)
+                stored = schema.read_configuration(begin(), where)
+                if stored is None:
+                    stored = schema.create(begin(), configuration)
+                    if tokenizer is not None:
+                        make_keywords(begin(), tokenizer)
         if stored.get("kind") != configuration["kind"]:
             raise IndexFormatError(
                 f"the index in {where} is of kind {stored.get('kind')!r}, not {configuration['kind']!r}; "

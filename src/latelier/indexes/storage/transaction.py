@@ -12,13 +12,20 @@ import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError, LatelierError
 from latelier.indexes.catalog import document_rows, segment_rows
 from latelier.indexes.catalog.connection import Connection
+from latelier.indexes.catalog.keywords import (
+    DEFAULT_TOKENIZER,
+    drop_keywords,
+    make_keywords,
+    merge_keywords,
+    stored_tokenizer,
+)
 from latelier.indexes.catalog.pool import ConnectionPool
 from latelier.indexes.catalog.rows import damaged
 from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow
@@ -186,8 +193,29 @@ class Transaction:
         segment_rows.write_ann_data(connection, row)
 
     def upgrade(self) -> None:
-        """Convert a catalog of the first format to the newest one."""
+        """Convert a catalog of an older format to the newest one."""
         upgrade(self._start())
+
+    def compact_keywords(self, keywords: bool | None, tokenizer: str | None, progress: Callable[[int], Any]) -> None:
+        """Make the keyword index, drop it, or merge its parts.
+
+        Parameters
+        ----------
+        keywords
+            True makes it from all texts, in place of the present one; False drops it; None merges its parts.
+        tokenizer
+            Tokenizer of a keyword index that is made; None for the present one, or the default.
+        progress
+            Called with the number of documents of each step.
+        """
+        connection = self._start()
+        if keywords:
+            name = tokenizer or stored_tokenizer(connection) or DEFAULT_TOKENIZER
+            make_keywords(connection, name, progress)
+        elif keywords is False:
+            drop_keywords(connection)
+        elif stored_tokenizer(connection) is not None:
+            merge_keywords(connection)
 
     def _start(self) -> Connection:
         """Return the connection of the catalog's transaction; begin the transaction at the first call."""

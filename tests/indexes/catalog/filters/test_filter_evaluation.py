@@ -261,4 +261,4 @@ def test_filtered_searches_do_not_open_a_second_database(tmp_path):
         with pytest.raises(InvalidArgumentError, match="is rejected"):
             found(index, f"ATTACH '{target}' AS other")
     assert not (tmp_path / "other.sqlite").exists()
-    assert sqlite3.connect(tmp_path / "index" / "catalog.sqlite").execute("PRAGMA user_version").fetchone() == (2,)
+    assert sqlite3.connect(tmp_path / "index" / "catalog.sqlite").execute("PRAGMA user_version").fetchone() == (3,)

@@ -1,0 +1,122 @@
+"""Searches by keywords, by vectors and keywords together, and by vectors among the documents that keywords find.
+
+The filter, the keywords and the vectors are those of one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import Parameters
+from latelier.indexes.fusion import fuse_ranks, fuse_scores
+from latelier.indexes.inputs import prepare_queries
+from latelier.indexes.ranking import Ranking
+from latelier.indexes.results import Hit
+from latelier.indexes.search_mode import SearchMode
+from latelier.indexes.storage.segments import Part
+from latelier.indexes.storage.snapshot import Snapshot
+from latelier.indexes.storage.storage import Storage
+from latelier.scores.topk import TopK
+
+__all__ = ["SearchParts", "hits_of", "rank_with_keywords"]
+
+# Searches the documents in parts of a snapshot for queries, and adds the best ones to a TopK.
+SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
+
+
+def rank_with_keywords(
+    storage: Storage,
+    search: SearchParts,
+    queries: Any,
+    k: int,
+    mode: SearchMode,
+    filter: str | Sequence[str] | None,
+    parameters: Parameters,
+    timeout: float | None,
+) -> tuple[Snapshot, list[Ranking]]:
+    """Search in one of the modes that use keywords.
+
+    Parameters
+    ----------
+    storage
+        The documents.
+    search
+        Searches by vectors; it scores every document of its parts if `TopK.k` is their number.
+    queries
+        The vectors of the queries, as users gave them; not used for ``"keywords"``.
+    k
+        Maximum number of documents per query.
+    mode
+        The mode and its arguments.
+    filter, parameters, timeout
+        See `Storage.select`.
+
+    Returns
+    -------
+    tuple
+        The snapshot that was searched, and the best documents of each query.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the numbers of queries and texts differ.
+    """
+    # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the vectors.
+    with storage.held():
+        snapshot = storage.snapshot()
+        vectors = None if mode.name == "keywords" else _check_queries(queries, snapshot, mode)
+        allowed = None if filter is None else storage.select(filter, parameters, timeout)[1]
+        depth = k if vectors is None else mode.depth
+        by_keywords = storage.rank_by_keywords(mode.texts, depth, allowed)
+    if vectors is None or not by_keywords:
+        return snapshot, by_keywords
+    if mode.name == "rerank":
+        found = [_score(search, snapshot, vectors[i : i + 1], own.numbers) for i, own in enumerate(by_keywords)]
+        return snapshot, [Ranking.sorted(*ranking, k) for ranking in found]
+    best = TopK(len(vectors), min(mode.depth, max(1, snapshot.documents)))
+    search(snapshot, snapshot.parts(allowed), vectors, best)
+    rankings = []
+    for i, own in enumerate(by_keywords):
+        by_vectors = Ranking(best.numbers[i], best.scores[i])
+        if mode.fusion == "rrf":
+            rankings.append(fuse_ranks([by_vectors, own], mode.weights, k))
+            continue
+        missing = np.setdiff1d(own.numbers, by_vectors.numbers)
+        scored = _score(search, snapshot, vectors[i : i + 1], missing)
+        every = Ranking(*(np.concatenate(pair) for pair in zip(by_vectors, scored, strict=True)))
+        rankings.append(fuse_scores([every, own], mode.weights, k))
+    return snapshot, rankings
+
+
+def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
+    """Return the documents of rankings as hits, with the ids that users gave."""
+    numbers = np.concatenate([np.zeros(0, dtype="int64"), *(ranking.numbers for ranking in rankings)])
+    ids = iter(snapshot.ids(numbers))
+    return [[Hit(next(ids), float(score)) for score in ranking.scores] for ranking in rankings]
+
+
+def _check_queries(queries: Any, snapshot: Snapshot, mode: SearchMode) -> TokenEmbeddings:
+    if queries is None:
+        raise InvalidArgumentError(
+            f"mode={mode.name!r} needs the vectors of the queries too; only 'keywords' does not."
+        )
+    vectors = prepare_queries(queries, snapshot.dim)
+    if len(vectors) != len(mode.texts):
+        raise InvalidArgumentError(
+            f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."
+        )
+    return vectors
+
+
+def _score(search: SearchParts, snapshot: Snapshot, query: TokenEmbeddings, numbers: np.ndarray) -> Ranking:
+    """Return the MaxSim scores of some documents, given by number, for one query."""
+    if not len(numbers):
+        return Ranking(numbers, np.zeros(0, "float32"))
+    best = TopK(1, len(numbers))
+    search(snapshot, snapshot.parts(np.sort(numbers)), query, best)
+    return Ranking(best.numbers[0], best.scores[0])

@@ -1,0 +1,248 @@
+"""The keyword index in the catalog: hostile queries, damage and its cure, upgrades, read-only folders, and bm25s."""
+
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_helpers import contents, in_child
+from index_tampering import change
+
+from latelier import indexes
+from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
+from latelier.indexes.catalog import keywords
+from latelier.indexes.catalog.keyword_search import MAX_WORDS, query_words
+
+TEXTS = ["Running shoes for runners", "The café's naïve menu", "wi-fi and NEAR fields", "x" * 100_000, "", None]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """An index in memory that no test changes."""
+    return make(None)
+
+
+def make(folder, **options):
+    index = indexes.Flat(folder, **options)
+    index.add(list(range(len(TEXTS))), [np.eye(2)] * len(TEXTS), TEXTS)
+    return index
+
+
+def found(index, text, **options):
+    return [hit.id for hit in index.search(mode="keywords", texts=text, **options)[0]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make(tmp_path / "index").close()
+    return tmp_path / "index"
+
+
+def test_words_are_found_by_stem_and_without_accents(shared):
+    assert shared.tokenizer == "porter"
+    for text, ids in [("run", [0]), ("CAFE naive", [1]), ("cafe\u0301", [1]), ("wi", [2]), ("near", [2]), ("ru", [])]:
+        assert found(shared, text) == ids, text
+
+
+@pytest.mark.parametrize(("tokenizer", "ids"), [("unicode61", []), ("trigram", [0]), ("porter", [0])])
+def test_tokenizers_differ_in_what_they_find(tokenizer, ids):
+    with make(None, tokenizer=tokenizer) as index:
+        assert (index.tokenizer, found(index, "runn")) == (tokenizer, [0] if tokenizer == "trigram" else [])
+        assert found(index, "run") == ids
+        index.remove(0)
+        assert found(index, "run") == []
+
+
+HOSTILE = [
+    '"',
+    '""',
+    'a"b',
+    "NOT",
+    "a NOT b",
+    "text: x",
+    "^run",
+    "run*",
+    "NEAR(a b, 2)",
+    "(",
+    "a AND",
+    "-x",
+    "\0",
+    "run\0x",
+]
+
+
+@pytest.mark.parametrize("query", [*HOSTILE, "\U0001f600", "☃ 'run'; DROP TABLE keyword", "x" * 1_000_000, "%s {} \\"])
+def test_syntax_is_text(shared, query):
+    assert found(shared, query) == found(shared, " ".join(query_words(query)))
+    assert ("run" in query_words(query)) <= (0 in found(shared, query))
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_a_query(shared, query):
+    expected = sorted({id for word in query_words(query) for id in found(shared, word)})
+    assert sorted(found(shared, query)) == expected
+
+
+def test_a_query_has_at_most_256_distinct_words(shared):
+    words = [f"absent{i}" for i in range(MAX_WORDS)]
+    assert found(shared, " ".join([*words[1:], "run"])) == [0]
+    assert found(shared, " ".join([*words[1:], *words[1:], "run"])) == [0]
+    assert found(shared, " ".join([*words, "run"])) == []
+
+
+DAMAGES = [
+    "DELETE FROM keyword_data",
+    "UPDATE keyword_data SET block = zeroblob(3)",
+    "UPDATE keyword_config SET v = 9",
+    "INSERT INTO keyword_config VALUES ('rank', 'bm25(0)')",
+    "UPDATE keyword_docsize SET sz = x'07'",
+    "DELETE FROM keyword_docsize WHERE id = 1",
+    "UPDATE keyword_data SET block = replace(block, 'cafe', 'cake')",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_by_verify_and_cured_by_compact(folder, damage):
+    change(folder, damage)
+    with indexes.open(folder, read_only=True) as index:
+        [reported] = index.verify().damages
+        assert "the keyword index is damaged" in reported.reason
+        assert "compact(keywords=True)" in reported.reason
+        assert reported.ids == ()
+        before = contents(index)
+    with indexes.open(folder) as index:
+        index.compact(keywords=True)
+        assert index.verify().is_whole
+        assert contents(index) == before
+        assert found(index, "run cafe") == [0, 1]
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:1] + DAMAGES[2:4])
+def test_damage_that_sqlite_notices_names_the_cure(folder, damage):
+    change(folder, damage)
+    with indexes.open(folder) as index:
+        for call in (lambda: found(index, "run"), lambda: index.remove(0)):
+            with pytest.raises(CorruptedIndexError, match=r"keyword index is damaged.*compact\(keywords=True\)"):
+                call()
+        assert len(index) == len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIRTUAL TABLE keyword USING fts5(text, id, content='content', content_rowid='number')",
+        "CREATE VIRTUAL TABLE keyword USING fts5(text, content='document', content_rowid='number')",
+        "CREATE VIRTUAL TABLE keyword USING fts5(text, prefix='1', content='content', content_rowid='number')",
+        "CREATE TABLE keyword (text)",
+        "CREATE VIEW keyword AS SELECT text FROM content",
+    ],
+)
+def test_only_tables_that_this_library_makes_are_opened(folder, statement):
+    change(folder, "DROP TABLE keyword")
+    with indexes.open(folder) as index:
+        assert index.tokenizer is None
+    change(folder, statement)
+    with pytest.raises(CorruptedIndexError, match=r"its tables are not those|which no index has"):
+        indexes.open(folder)
+
+
+def test_filters_do_not_reach_the_tables(shared):
+    for table in keywords.FTS5_TABLES:
+        with pytest.raises(InvalidArgumentError):
+            shared.search(np.eye(2), filter=f"EXISTS (SELECT 1 FROM {table})")
+
+
+def test_an_older_format_works_as_before_and_is_upgraded_on_request(folder):
+    change(folder, "DROP TABLE keyword")
+    change(folder, "PRAGMA user_version = 2")
+    with indexes.open(folder) as index:
+        index.add("new", np.eye(2), "fresh")
+        index.remove(2)
+        with pytest.raises(LatelierError, match=r"no keyword index of its texts: compact\(keywords=True\) makes one"):
+            found(index, "fresh")
+        before = contents(index)
+        index.compact(keywords=True, tokenizer="unicode61")
+        assert (found(index, "fresh runners"), index.tokenizer) == (["new", 0], "unicode61")
+        assert contents(index) == before
+        assert index.verify().is_whole
+        index.compact()  # keeps it
+        assert index.tokenizer == "unicode61"
+        index.compact(keywords=False)
+        assert index.tokenizer is None
+        assert index.verify().is_whole
+
+
+def test_options_of_an_index_that_exists(folder):
+    assert indexes.Flat(folder, keywords=True).tokenizer == "porter"
+    with pytest.raises(
+        InvalidArgumentError, match=r"has the tokenizer 'porter'.*compact\(keywords=True, tokenizer='tri"
+    ):
+        indexes.Flat(folder, tokenizer="trigram")
+    with pytest.raises(InvalidArgumentError, match=r"compact\(keywords=False\)"):
+        indexes.Flat(folder, keywords=False)
+    for options, message in [
+        ({"tokenizer": "icu"}, "expected one of 'porter'"),
+        ({"keywords": 1}, "received keywords=1"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            indexes.Flat(**options)
+
+
+def test_copies_forks_and_folders_for_reading_only_search_by_keywords(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    with indexes.open(tmp_path / "copy", read_only=True) as index:
+        assert found(index, "run") == [0]
+        assert in_child(lambda: found(index, "run")) == [0]
+
+
+def test_sqlite_without_fts5(folder, monkeypatch):
+    monkeypatch.setattr(keywords, "has_fts5", lambda: False)
+    with make(None) as index:
+        assert index.tokenizer is None
+    with pytest.raises(StorageError, match="has no FTS5"):
+        indexes.Flat(keywords=True)
+
+
+def test_the_longest_lists_are_left_out_only_where_they_cannot_matter():
+    """The result equals that of one statement over all words, which scores every document."""
+    rng = np.random.default_rng(0)
+    frequent, rare = [f"f{i}" for i in range(4)], [f"r{i}" for i in range(40)]
+    texts = [" ".join([*rng.choice(frequent, 6), *rng.choice(rare, rng.integers(0, 3))]) for _ in range(600)]
+    with indexes.Flat() as index:
+        index.add(range(600), [np.eye(2)] * 600, texts)
+        for query in ("f0 f1 r3", "f0 r3 r4 r5", "f0 f1 f2", "r1 r2 f3"):
+            match = " OR ".join(query.split())
+            statement = (
+                "SELECT rowid, -bm25(keyword) s FROM keyword WHERE keyword MATCH ? ORDER BY s DESC, rowid LIMIT ?"
+            )
+            for k in (1, 10, 100, 600):
+                rows = index._storage._views.ask(lambda c: c.execute(statement, (match, k)).fetchall())  # noqa: B023
+                hits = index.search(None, k, mode="keywords", texts=query)[0]
+                assert [(hit.id, hit.score) for hit in hits] == rows
+
+
+def test_scores_equal_those_of_bm25s():
+    bm25s = pytest.importorskip("bm25s")
+    rng = np.random.default_rng(3)
+    words = [f"w{i}" for i in range(200)]
+    texts = [" ".join(rng.choice(words, rng.integers(1, 40))) for _ in range(300)]
+    peer = bm25s.BM25(method="robertson", k1=1.2, b=0.75)
+    peer.index([text.split() for text in texts], show_progress=False)
+    with indexes.Flat(tokenizer="unicode61") as index:
+        index.add(range(300), [np.eye(2)] * 300, texts)
+        for query in (["w1", "w2", "w3"], ["w7"], words[50:60]):
+            hits = index.search(None, 300, mode="keywords", texts=" ".join(query))[0]
+            # bm25s leaves out the factor k1 + 1 = 2.2, which does not change the order.
+            np.testing.assert_allclose(
+                [hit.score for hit in hits], 2.2 * np.sort(peer.get_scores(query))[::-1][: len(hits)], rtol=1e-5
+            )
+
+
+def test_fts5_makes_the_tables_that_are_expected():
+    connection = sqlite3.connect(":memory:")
+    connection.execute(keywords.TABLE_STATEMENTS["porter"])
+    made = connection.execute("SELECT sql FROM sqlite_master WHERE name LIKE 'keyword_%'").fetchall()
+    assert {sql for (sql,) in made} == set(keywords.FTS5_TABLES.values())

@@ -1,0 +1,142 @@
+"""Keywords, hybrid and rerank on every index, against BM25 and MaxSim computed by loops."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from index_helpers import expected_hits, matrices
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError, LatelierError
+
+WORDS = ["wing", "shock", "layer", "heat", "flow", "jet", "plate", "cone", "drag", "lift", "wave", "pressure"]
+K1, B = 1.2, 0.75
+
+
+def texts(count=40):
+    rng = np.random.default_rng(7)
+    made = [" ".join(rng.choice(WORDS, size=rng.integers(1, 12))) for _ in range(count)]
+    return [None if i % 9 == 4 else text for i, text in enumerate(made)]
+
+
+@pytest.fixture
+def filled(index):
+    """Forty documents, some without a text, some replaced and some removed."""
+    index.add(list(range(40)), matrices([i % 5 + 1 for i in range(40)]), ["old words"] * 40)
+    index.update(list(range(40)), matrices([i % 5 + 1 for i in range(40)]), texts(), [{"n": i} for i in range(40)])
+    index.remove([3, 17])
+    return index
+
+
+def bm25(index, query):
+    """Return id to score by loops over the stored texts."""
+    documents = {r.id: re.findall(r"\w+", r.text) for r in index.get(index.ids()) if r.text is not None}
+    average = sum(map(len, documents.values())) / len(documents)
+    found = {}
+    for word in dict.fromkeys(query.split()):
+        n = sum(word in words for words in documents.values())
+        idf = max(1e-6, math.log((len(documents) - n + 0.5) / (n + 0.5)))
+        for id, words in documents.items():
+            if tf := words.count(word):
+                norm = K1 * (1 - B + B * len(words) / average)
+                found[id] = found.get(id, 0) + idf * (K1 + 1) * tf / (tf + norm)
+    return found
+
+
+def check(hits, expected, index, k):
+    order = {id: place for place, id in enumerate(index.ids())}
+    best = sorted(expected, key=lambda id: (-round(expected[id], 7), order[id]))[:k]
+    assert [hit.id for hit in hits] == best
+    np.testing.assert_allclose([hit.score for hit in hits], [expected[id] for id in best], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("query", ["wing", "shock cone drag", "wing wing lift absent", " ".join(WORDS)])
+@pytest.mark.parametrize("k", [1, 5, 99])
+def test_keywords_equal_bm25_by_loops(filled, query, k):
+    check(filled.search(None, k, mode="keywords", texts=query)[0], bm25(filled, query), filled, k)
+    even = {id: score for id, score in bm25(filled, query).items() if id % 2 == 0}
+    hits = filled.search(None, k, mode="keywords", texts=[query], filter="n % 2 = 0")[0]
+    check(hits, even, filled, k)
+
+
+def maxsim(index, query, keep=lambda id: True):
+    return dict(expected_hits(index, [query], 99, keep)[0])
+
+
+def test_rerank_orders_what_keywords_find_by_maxsim(filled):
+    query = matrices([3], seed=5)[0]
+    for text, depth in [("wing lift", 99), ("wing lift", 4)]:
+        words = [hit.id for hit in filled.search(None, depth, mode="keywords", texts=text)[0]]
+        scores = {id: score for id, score in maxsim(filled, query).items() if id in words}
+        check(filled.search([query], 4, mode="rerank", texts=text, depth=depth)[0], scores, filled, 4)
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_hybrid_is_the_fusion_of_both(filled, keep):
+    query, text = matrices([3], seed=5)[0], "wing lift"
+    allowed = (lambda id: True) if keep is None else (lambda id: id % keep == 0)
+    filter = None if keep is None else f"n % {keep} = 0"
+    words = {id: score for id, score in bm25(filled, text).items() if allowed(id)}
+    vectors = maxsim(filled, query, allowed)
+    scaled = []
+    for side in (vectors, words):
+        low, high = min(side.values()), max(side.values())
+        scaled.append({id: (score - low) / (high - low) for id, score in side.items()})
+    relative = {id: 0.7 * scaled[0][id] + 0.3 * scaled[1].get(id, 0.0) for id in vectors}
+    hits = filled.search([query], 5, mode="hybrid", texts=[text], weights=(0.7, 0.3), filter=filter)[0]
+    check(hits, relative, filled, 5)
+    ranks = {id: 0.0 for id in vectors}
+    order = {id: place for place, id in enumerate(filled.ids())}
+    for side in (vectors, words):
+        for rank, id in enumerate(sorted(side, key=lambda id: (-round(side[id], 7), order[id])), 1):
+            ranks[id] += 0.5 / (60 + rank)
+    hits = filled.search([query], 5, mode="hybrid", fusion="rrf", texts=[text], filter=filter)[0]
+    check(hits, ranks, filled, 5)
+
+
+def test_a_document_that_only_keywords_find_is_scored_by_maxsim(filled):
+    """With a depth of k, the last of the ids is no candidate of the vectors, and the fusion still knows its score."""
+    query = matrices([3], seed=5)[0]
+    everything = maxsim(filled, query)
+    [word] = filled.search(None, 1, mode="keywords", texts="cone")
+    hits = filled.search([query], 2, mode="hybrid", texts="cone", weights=(1, 0), depth=2)[0]
+    assert [hit.id for hit in hits] == sorted(everything, key=lambda id: -everything[id])[:2]
+    assert word[0].id not in {hit.id for hit in hits}
+
+
+def test_queries_of_several_texts_and_of_none(filled):
+    found = filled.search(None, 3, mode="keywords", texts=["wing", "!?", "absent", "cone"])
+    assert [len(hits) for hits in found] == [3, 0, 0, 3]
+    assert filled.search([], mode="hybrid", texts=[]) == []
+
+
+def test_arguments_that_do_not_fit(filled):
+    query = matrices([2])
+    for arguments, message in [
+        ({"mode": "words"}, "received mode='words'.*expected 'vectors', 'keywords', 'hybrid', 'rerank'"),
+        ({"mode": "hybrid"}, "give the text of each query as texts"),
+        ({"mode": "hybrid", "texts": "a", "fusion": "max"}, "received fusion='max'"),
+        ({"mode": "hybrid", "texts": "a", "weights": (1, -1)}, "received weights="),
+        ({"mode": "hybrid", "texts": "a", "weights": (0, 0)}, "received weights="),
+        ({"mode": "hybrid", "texts": ["a", "b"]}, "received 1 queries and 2 texts"),
+        ({"mode": "rerank", "texts": "a", "depth": 0}, "received depth=0"),
+        ({"mode": "keywords", "texts": ["\ud800"]}, r"texts\[0\] is .*valid Unicode"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            filled.search(query, **arguments)
+    with pytest.raises(InvalidArgumentError, match="mode='rerank' needs the vectors"):
+        filled.search(mode="rerank", texts="a")
+
+
+def test_an_index_without_keywords_or_texts_says_so():
+    index = indexes.Flat(keywords=False)
+    index.add("a", np.eye(4), texts="wing")
+    with pytest.raises(LatelierError, match=r"compact\(keywords=True\) makes one"):
+        index.search(mode="keywords", texts="wing")
+    index.compact(keywords=True)
+    assert [hit.id for hit in index.search(mode="keywords", texts="wing")[0]] == ["a"]
+    index = indexes.Flat()
+    index.add("a", np.eye(4))
+    with pytest.raises(LatelierError, match="no document of this index has a text"):
+        index.search(mode="keywords", texts="wing")
