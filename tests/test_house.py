@@ -24,7 +24,7 @@ LAYERS = [
     {"evaluation"},
     {"data"},
     {"training"},
-    {"demo", "integrations"},
+    {"demo", "integrations", "serve"},
     {"cli"},
 ]
 

@@ -25,6 +25,7 @@ __all__ = [
     "rank",
     "retrieve",
     "scores",
+    "serve",
     "training",
     "utils",
 ]

@@ -216,6 +216,8 @@ def test_help_names_every_command_with_an_example(run):
         "search",
         "explain",
         "why_not",
+        "serve",
+        "mcp",
         "train",
         "evaluate",
         "compare",

@@ -18,7 +18,9 @@ from latelier.cli.explain import explain
 from latelier.cli.failures import messages, prepare_streams
 from latelier.cli.index import index
 from latelier.cli.info import info
+from latelier.cli.mcp import mcp
 from latelier.cli.search import search
+from latelier.cli.serve import serve
 from latelier.cli.train import train
 from latelier.cli.warmup import warmup
 from latelier.cli.why_not import why_not
@@ -47,7 +49,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 done, 1 failed (the message on standard error says why), 2 wrong usage, 130 interrupted.",
 )
-for _command in (index, search, explain, why_not, train, evaluate, compare, info, check, warmup, demo):
+_COMMANDS = (
+    index,
+    search,
+    explain,
+    why_not,
+    serve,
+    mcp,
+    train,
+    evaluate,
+    compare,
+    info,
+    check,
+    warmup,
+    demo,
+)
+for _command in _COMMANDS:
     app.command(no_args_is_help=_command not in (demo, warmup))(_command)
 
 

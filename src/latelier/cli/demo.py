@@ -52,6 +52,7 @@ def demo(
             return
         phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in session.seconds.items())
         typer.echo(f"\n{len(session):,} docstrings; {phases}", err=True)
+        typer.echo('In a browser, with pip install "latelier[serve]": latelier serve --demo', err=True)
         if query is None:
             _prompt(session, k)
 

@@ -142,6 +142,11 @@ class Session:
         missing = any(find_spec(package) is None for package in ("onnxruntime", "onnxscript"))
         return missing or stored is None or is_exported(encoder_folder(stored))
 
+    @property
+    def retriever(self) -> Retriever:
+        """The retriever over the documentation, for reading only."""
+        return self._retriever
+
     def __len__(self) -> int:
         """Return the number of documents."""
         return len(self._retriever)

@@ -1,0 +1,117 @@
+"""Queries per second and latencies of `latelier serve`, by the number of clients.
+
+    python benchmarks/serve.py path/to/scifact [--documents 5000] [--seconds 10] [--clients 1 8 64] [--effort fast]
+
+The folder is a collection in BEIR layout. Its documents are indexed once (IVF, the default model) and served by a
+process of its own with the exported encoder (extra ``onnx``) or torch (``--backend torch``). Each client sends the next
+query when it has the answer to its last one, over one connection. ``texts`` are encoded by the server; ``vectors`` are
+sent as token vectors. Clients run in this process, so they take processor time from the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from _common import parse_options, sample
+
+from latelier import indexes
+from latelier.evaluation import load_beir
+from latelier.retrieve import Retriever
+
+
+def make_index(options: argparse.Namespace) -> tuple[Path, list[str], list[list[list[float]]]]:
+    """Return the folder of the index, of an earlier run if there was one, and queries as texts and as vectors."""
+    collection = load_beir(options.folder, "test", on_problem="warn")
+    folder = options.index or Path(f"/tmp/latelier-serve-{options.folder.name}-{options.documents}")
+    if not folder.is_dir():
+        texts = collection.texts()
+        with Retriever(index=indexes.IVF(folder), device="cpu") as retriever:
+            documents = ((id, texts[id]) for id in sample(collection, options.documents))
+            retriever.add(documents, show_progress=True)
+            if options.backend != "torch":
+                retriever.export_encoder()
+    queries = list(collection.queries.values())
+    with Retriever.open(folder, read_only=True, device="cpu") as retriever:
+        matrices = [matrix.tolist() for matrix in retriever.model.encode_query(queries[:64])]
+    return folder, queries, matrices
+
+
+async def client(address: tuple[str, int], bodies: Iterator[bytes], until: float, times: list[float]) -> int:
+    """Send queries one after the other; return the number of errors."""
+    reader, writer = await asyncio.open_connection(*address)
+    errors = 0
+    while time.perf_counter() < until:
+        body = next(bodies)
+        begin = time.perf_counter()
+        writer.write(
+            b"POST /v1/indexes/served/search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(length)
+        times.append(time.perf_counter() - begin)
+        errors += b" 200 " not in head.partition(b"\r\n")[0]
+    writer.close()
+    return errors
+
+
+async def load(address: tuple[str, int], bodies: list[bytes], clients: int, seconds: float) -> dict[str, float]:
+    """Return queries per second, percentiles of the latency in milliseconds, and errors."""
+    source, times = itertools.cycle(bodies), []
+    await asyncio.gather(*(client(address, source, time.perf_counter() + seconds / 5, []) for _ in range(clients)))
+    begin = time.perf_counter()
+    errors = await asyncio.gather(*(client(address, source, begin + seconds, times) for _ in range(clients)))
+    elapsed = time.perf_counter() - begin
+    cuts = statistics.quantiles(times, n=100, method="inclusive")
+    percentiles = {"p50 ms": cuts[49], "p95 ms": cuts[94], "p99 ms": cuts[98]}
+    return {"queries/s": len(times) / elapsed, **{k: 1e3 * v for k, v in percentiles.items()}, "errors": sum(errors)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=5000)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("-k", type=int, default=10)
+    parser.add_argument("--effort", default="balanced")
+    parser.add_argument("--backend", choices=["auto", "torch"], default="auto")
+    parser.add_argument("--index", type=Path, help="folder of the index; made if missing")
+    options = parse_options(parser)
+    folder, queries, matrices = make_index(options)
+    command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", f"served={folder}"]
+    command += ["--port", "0", "--no-log", "--read-only", "--backend", options.backend, "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(process.stdout.readline().split()[1].rpartition(":")[2])
+        common: dict[str, Any] = {"k": options.k, "effort": options.effort}
+        kinds = {
+            "texts": [json.dumps({"query": query, **common}).encode() for query in queries],
+            "vectors": [json.dumps({"vectors": [matrix], **common}).encode() for matrix in matrices],
+        }
+        columns = ("queries/s", "p50 ms", "p95 ms", "p99 ms", "errors")
+        print(f"{'queries':9}{'clients':>8}" + "".join(f"{column:>11}" for column in columns) + "   resident MB")
+        for kind, bodies in kinds.items():
+            for clients in options.clients:
+                row = asyncio.run(load(("127.0.0.1", port), bodies, clients, options.seconds))
+                resident = psutil.Process(process.pid).memory_info().rss / 1e6
+                cells = "".join(f"{row[column]:11.1f}" for column in columns)
+                print(f"{kind:9}{clients:8d}{cells}{resident:14.0f}", flush=True)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""``latelier mcp``: indexes as tools of agents."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["mcp"]
+
+
+def mcp(
+    folders: Annotated[
+        list[str], typer.Argument(metavar="[NAME=]DIR...", help="Folders of indexes; the name is that of the folder.")
+    ],
+    *,
+    writable: Annotated[bool, typer.Option("--writable", help="Offer tools that change the indexes.")] = False,
+    http: Annotated[
+        bool, typer.Option("--http", help="Streamable HTTP on this machine rather than standard input and output.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port, with --http.")] = 8000,
+    model: Annotated[str | None, typer.Option(help="Model of all these indexes; default: each index's own.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+) -> None:
+    """Serve indexes to agents, over the Model Context Protocol.
+
+    \b
+    Example:
+      latelier mcp ./my-index
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from contextlib import ExitStack
+
+    from latelier.cli.named_indexes import open_named
+    from latelier.cli.output import quiet_loading
+    from latelier.errors import MissingExtraError
+
+    try:
+        from latelier.serve.mcp import create_mcp_server
+    except ImportError as error:
+        raise MissingExtraError("The Model Context Protocol", "mcp") from error
+    quiet_loading()
+    with ExitStack() as stack:
+        retrievers = open_named(folders, stack, model=model, device=device, read_only=not writable)
+        server = create_mcp_server(retrievers, writable=writable)
+        if http:
+            server.run("streamable-http", port=port)
+        else:
+            server.run("stdio")

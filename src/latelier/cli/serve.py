@@ -1,0 +1,74 @@
+"""``latelier serve``: indexes over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from latelier.cli.search import Backend
+
+__all__ = ["serve"]
+
+
+def serve(
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=]DIR...", help="Folders of indexes; the name is that of the folder."),
+    ] = None,
+    *,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the documentation of Python as well.")] = False,
+    host: Annotated[str, typer.Option(help="Address; others than loopback need a read token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any free one.")] = 8080,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Take no changes.")] = False,
+    read_token: Annotated[
+        str | None, typer.Option(envvar="LATELIER_READ_TOKEN", help="Secret that readers send.")
+    ] = None,
+    write_token: Annotated[
+        str | None, typer.Option(envvar="LATELIER_WRITE_TOKEN", help="Secret that writers send.")
+    ] = None,
+    origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Origin whose web pages may use the server; repeatable.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model of all these indexes; default: each index's own.")] = None,
+    backend: Annotated[
+        Backend, typer.Option(help="What encodes the queries; auto: the exported encoder (onnx) if there is one.")
+    ] = Backend.AUTO,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    log: Annotated[bool, typer.Option("--log/--no-log", help="Write a line per request to standard error.")] = True,
+) -> None:
+    """Serve indexes over HTTP: a page to search with, and a REST interface under /v1.
+
+    \b
+    Example:
+      latelier serve ./my-index
+      latelier serve --demo
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from contextlib import ExitStack
+
+    from latelier.cli.named_indexes import open_named
+    from latelier.cli.output import quiet_loading
+    from latelier.errors import InvalidArgumentError, MissingExtraError
+
+    try:
+        from latelier.serve import Access, serve
+    except ImportError as error:
+        raise MissingExtraError("Serving", "serve") from error
+    quiet_loading()
+    if not folders and not demo:
+        raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
+    access = Access(read_token or None, write_token or None, tuple(origin or ()))
+    access.check_host(host)
+    with ExitStack() as stack:
+        retrievers = open_named(
+            folders or (), stack, model=model, device=device, read_only=read_only, backend=backend.value
+        )
+        if demo:
+            from latelier.demo.session import Session
+
+            retrievers["python"] = stack.enter_context(Session(device, show_progress=True)).retriever
+        serve(retrievers, host=host, port=port, access=access, on_start=_announce, log=log)
+
+
+def _announce(url: str) -> None:
+    typer.echo(f"Open {url} in a browser; the REST interface is described in {url}/openapi.json. Ctrl-C stops.")

@@ -1,0 +1,143 @@
+"""`Access`: who may send what to a server."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+
+from latelier.errors import InvalidArgumentError
+from latelier.serve.errors import ForbiddenError, UnauthorizedError
+
+__all__ = ["Access", "Reading", "Writing", "is_loopback"]
+
+# Shorter tokens can be guessed.
+_SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may read and who may write.
+
+    Without tokens, everybody who reaches the server may do both. With a read token, reading needs it, or the write
+    token. Writing needs the write token; with a read token alone, nobody writes.
+
+    Parameters
+    ----------
+    read_token, write_token
+        Secrets of at least 16 characters, sent as ``Authorization: Bearer TOKEN``.
+    origins
+        Origins whose web pages may use the server, such as ``"https://example.org"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a token is too short or holds other characters than visible ASCII, or both are equal.
+
+    Examples
+    --------
+    >>> access = Access(read_token="a secret of readers".replace(" ", "-"))
+    >>> access.allows("Bearer a-secret-of-readers", "read")
+    True
+    >>> access.allows("Bearer a-secret-of-readers", "write"), access.allows(None, "read")
+    (False, False)
+    """
+
+    read_token: str | None = None
+    write_token: str | None = None
+    origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("read", "write"):
+            token = getattr(self, f"{name}_token")
+            if token is not None and not (len(token) >= _SHORTEST_TOKEN and token.isascii() and _is_visible(token)):
+                raise InvalidArgumentError(
+                    f"the {name} token has {len(token)} characters; expected at least {_SHORTEST_TOKEN}, all of them "
+                    "visible ASCII characters: python -c 'import secrets; print(secrets.token_urlsafe())' makes one."
+                )
+        if self.read_token is not None and self.read_token == self.write_token:
+            raise InvalidArgumentError("the read token and the write token are equal; leave the read token out.")
+
+    def allows(self, authorization: str | None, action: Literal["read", "write"]) -> bool:
+        """Whether a request may do something.
+
+        Parameters
+        ----------
+        authorization
+            The request's ``Authorization`` header.
+        action
+            What it does.
+        """
+        if self.read_token is None and self.write_token is None:
+            return True
+        if action == "read" and self.read_token is None:
+            return True
+        scheme, _, sent = (authorization or "").partition(" ")
+        tokens = (self.write_token,) if action == "write" else (self.read_token, self.write_token)
+        # Every token is compared, each in a time that does not depend on how much of it is right.
+        same = [hmac.compare_digest(sent.encode(), token.encode()) for token in tokens if token is not None]
+        return scheme.lower() == "bearer" and any(same)
+
+    def check_host(self, host: str) -> None:
+        """Check that a server may be bound to an address.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If other machines can reach the address and reading or writing needs no token.
+        """
+        if is_loopback(host) or self.read_token is not None:
+            return
+        raise InvalidArgumentError(
+            f"received host={host!r}, which other machines can reach, without a read token; give one with "
+            "--read-token (and --write-token, if they may write), or leave the host out to serve this machine only."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach an address.
+
+    Examples
+    --------
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# The scheme of the OpenAPI document; the header itself is compared by `Access`.
+_BEARER = HTTPBearer(auto_error=False, description="The read token or the write token, if the server has any.")
+_Header = Annotated[Any, Security(_BEARER)]
+
+
+def _check(request: Request, action: Literal["read", "write"]) -> None:
+    access: Access = request.app.state.access
+    if access.allows(request.headers.get("authorization"), action):
+        return
+    if action == "write" and access.write_token is None:
+        raise ForbiddenError("this server takes no changes: it was started without a write token.")
+    raise UnauthorizedError(f"this needs the {action} token, sent in the header: Authorization: Bearer TOKEN")
+
+
+async def _reading(request: Request, _: _Header) -> None:
+    _check(request, "read")
+
+
+async def _writing(request: Request, _: _Header) -> None:
+    _check(request, "write")
+
+
+Reading, Writing = Depends(_reading), Depends(_writing)
+
+
+def _is_visible(token: str) -> bool:
+    return all("!" <= character <= "~" for character in token)

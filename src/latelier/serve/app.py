@@ -1,0 +1,150 @@
+"""`create_app`: the web application over some retrievers, without the server that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware.cors import CORSMiddleware
+
+from latelier.errors import InvalidArgumentError
+from latelier.retrieve import Retriever
+from latelier.serve.access import Access, Reading
+from latelier.serve.errors import StoppingError, add_error_handlers
+from latelier.serve.limits import Limits
+from latelier.serve.metrics import Metrics
+from latelier.serve.middleware import BodyLimit, LoopbackHost, Observed, SafeHeaders
+from latelier.serve.routes import router
+from latelier.serve.service import Service
+
+__all__ = ["create_app"]
+
+_PAGE = Path(__file__).parent / "page"
+
+
+def create_app(
+    retrievers: Mapping[str, Retriever],
+    *,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    loopback_only: bool = True,
+) -> FastAPI:
+    """Return the application that searches and fills some indexes.
+
+    Parameters
+    ----------
+    retrievers
+        Retrievers by the name that their index gets in addresses. They stay open when the application stops.
+    access
+        Who may read and write; by default everybody who reaches the server.
+    limits
+        How much a request may hold, and how much may wait.
+    loopback_only
+        Reject requests that were sent to another name than this machine's own, as web pages elsewhere could make a
+        browser do. Set it to False for an application that other machines reach.
+
+    Returns
+    -------
+    fastapi.FastAPI
+        The application, for uvicorn or any other ASGI server.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no retriever, or a name is not of letters, digits, ``.``, ``_`` and ``-``.
+
+    Examples
+    --------
+    >>> from fastapi.testclient import TestClient
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far.")])
+    >>> app = create_app({"fruit": retriever})
+    >>> with TestClient(app, base_url="http://localhost") as client:
+    ...     body = {"query": "apples", "k": 1}
+    ...     answer = client.post("/v1/indexes/fruit/search", json=body).json()
+    >>> answer["results"][0][0]["text"]
+    'Bananas are healthy.'
+    """
+    _check_names(retrievers)
+    access, limits, metrics = access or Access(), limits or Limits(), Metrics()
+    services = {name: Service(name, retriever, limits, metrics) for name, retriever in retrievers.items()}
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for service in services.values():
+                await stack.enter_async_context(service)
+            app.state.ready = True
+            yield
+            app.state.ready = False
+
+    app = FastAPI(
+        title="Latelier",
+        version=version("latelier"),
+        summary="Late-interaction retrieval.",
+        lifespan=lifespan,
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.services, app.state.access, app.state.limits, app.state.ready = services, access, limits, False
+    add_error_handlers(app)
+    app.include_router(router)
+    _add_health(app, metrics)
+    _add_page(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(BodyLimit, body_bytes=limits.body_bytes)
+    if access.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=access.origins,
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["authorization", "content-type"],
+        )
+    if loopback_only:
+        app.add_middleware(LoopbackHost)
+    app.add_middleware(SafeHeaders)
+    app.add_middleware(Observed, metrics=metrics)
+    return app
+
+
+def _add_health(app: FastAPI, metrics: Metrics) -> None:
+    @app.get("/health/live")
+    async def live() -> dict[str, str]:
+        """Answer while the process runs."""
+        return {"status": "live"}
+
+    @app.get("/health/ready")
+    async def ready() -> dict[str, Any]:
+        """Answer 200 while the server takes requests."""
+        if not app.state.ready:
+            raise StoppingError("the server is starting or stopping.")
+        return {"status": "ready", "indexes": list(app.state.services)}
+
+    @app.get("/metrics", dependencies=[Reading], response_class=Response)
+    async def show_metrics() -> Response:
+        """Return counters and histograms in the text form of Prometheus."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_page(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(_PAGE / "index.html")
+
+    app.mount("/page", StaticFiles(directory=_PAGE), name="page")
+
+
+def _check_names(retrievers: Mapping[str, Retriever]) -> None:
+    if not retrievers:
+        raise InvalidArgumentError("received no retriever; expected at least one.")
+    for name in retrievers:
+        if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
+            raise InvalidArgumentError(
+                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'."
+            )

@@ -1,0 +1,163 @@
+"""`Batcher`: calls that wait at the same time are answered together, in a thread beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from latelier.serve.errors import QueueFullError, StoppingError
+
+__all__ = ["Batcher"]
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class _Call(Generic[Item, Answer]):
+    item: Item
+    size: int
+    future: asyncio.Future[Answer]
+
+
+class Batcher(Generic[Item, Answer]):
+    """Answers calls in batches, one batch after the other.
+
+    While a batch is answered, the calls that arrive wait; the next batch takes them together. If the last batch held
+    several calls, the next one waits `gather_seconds` first, since clients that were answered together ask again at
+    about the same time. A single client never waits for others.
+
+    Parameters
+    ----------
+    answer
+        Called in the batcher's thread with the items of a batch; returns one answer per item, or an exception to raise.
+        An exception that it raises itself is raised in every call of the batch.
+    name
+        Name of the thread.
+    max_batch
+        Maximum size of a batch; a single call may be larger.
+    max_waiting
+        Maximum size of all calls that wait; further calls are rejected.
+    gather_seconds
+        How long to wait for more calls.
+
+    Examples
+    --------
+    >>> async def main() -> list[int]:
+    ...     batcher = Batcher(
+    ...         lambda items: [2 * item for item in items],
+    ...         name="double",
+    ...         max_batch=8,
+    ...         max_waiting=8,
+    ...     )
+    ...     async with batcher:
+    ...         return await asyncio.gather(*map(batcher.submit, [1, 2, 3]))
+    >>> asyncio.run(main())
+    [2, 4, 6]
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[list[Item]], Sequence[Answer | Exception]],
+        *,
+        name: str,
+        max_batch: int,
+        max_waiting: int,
+        gather_seconds: float = 0.0,
+    ) -> None:
+        self._answer, self._max_batch, self._max_waiting = answer, max_batch, max_waiting
+        self._gather_seconds = gather_seconds
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting: deque[_Call[Item, Answer]] = deque()
+        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    @property
+    def waiting(self) -> int:
+        """The size of all calls that wait for a batch."""
+        return sum(call.size for call in self._waiting)
+
+    async def submit(self, item: Item, size: int = 1) -> Answer:
+        """Return the answer for one item.
+
+        Parameters
+        ----------
+        item
+            What `answer` gets.
+        size
+            How much of a batch it fills, such as its number of queries.
+
+        Raises
+        ------
+        QueueFullError
+            If too many calls wait already.
+        StoppingError
+            If the batcher is closing.
+        """
+        if self._is_closing:
+            raise StoppingError("the server is stopping; try again later.")
+        if self._waiting and self.waiting + size > self._max_waiting:
+            raise QueueFullError(f"{self.waiting} requests are waiting, as many as may; try again later.")
+        call: _Call[Item, Answer] = _Call(item, size, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        self._idle.clear()
+        self._arrived.set()
+        return await call.future
+
+    async def __aenter__(self) -> Batcher[Item, Answer]:
+        self._idle.set()
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Answer what has been accepted, and stop."""
+        self._is_closing = True
+        await self._idle.wait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown()
+
+    async def _run(self) -> None:
+        loop, answered = asyncio.get_running_loop(), 0
+        while True:
+            await self._arrived.wait()
+            if answered > 1 and self._gather_seconds:
+                await asyncio.sleep(self._gather_seconds)
+            batch = self._take()
+            answered = len(batch)
+            if batch:
+                await self._serve(loop, batch)
+            if not self._waiting:
+                self._arrived.clear()
+                self._idle.set()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, batch: list[_Call[Item, Answer]]) -> None:
+        answers: Sequence[Any]
+        try:
+            answers = await loop.run_in_executor(self._thread, self._answer, [call.item for call in batch])
+        except Exception as error:  # noqa: BLE001 (each call raises it)
+            answers = [error] * len(batch)
+        for call, answer in zip(batch, answers, strict=True):
+            if call.future.done():
+                continue  # its client has gone, or its time is over
+            if isinstance(answer, Exception):
+                call.future.set_exception(answer)
+            else:
+                call.future.set_result(answer)
+
+    def _take(self) -> list[_Call[Item, Answer]]:
+        """Remove the calls of the next batch; those that nobody waits for any more are left out."""
+        batch: list[_Call[Item, Answer]] = []
+        size = 0
+        while self._waiting and (not batch or size + self._waiting[0].size <= self._max_batch):
+            call = self._waiting.popleft()
+            if not call.future.done():
+                batch.append(call)
+                size += call.size
+        return batch

@@ -1,0 +1,244 @@
+"""`create_mcp_server`: the tools that agents call over the Model Context Protocol (extra ``mcp``)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import BaseModel, Field
+
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.retrieve import Explanation, Result, Retriever
+
+__all__ = ["create_mcp_server"]
+
+T = TypeVar("T", bound="Callable[..., Any]")
+
+_INSTRUCTIONS = (
+    "Searches collections of documents by meaning. Call list_indexes first: it names the collections and the fields "
+    "that filters can use. search returns the best documents with the passages that matched; get returns whole texts; "
+    "why_not says why a document was not found."
+)
+# Characters of a document's text in the results of a search; `get` returns all of it.
+_SHOWN = 1500
+_MOST_HITS = 50
+# Matched words that are at most so many characters apart are one citation.
+_GAP = 30
+_MOST_CITATIONS = 3
+
+Id = str | int
+Mode = Literal["vectors", "keywords", "hybrid", "rerank"]
+IndexName = Annotated[str | None, Field(description="Name of the index; may be left out if there is one.")]
+Filter = Annotated[
+    str | None, Field(description="SQL condition on the fields of the index, such as: year >= 2020 AND lang = 'en'")
+]
+
+
+class IndexInfo(BaseModel):
+    """A collection of documents."""
+
+    name: str
+    documents: int
+    fields: list[str]
+    model: str | None
+
+
+class Citation(BaseModel):
+    """A part of a document's text, by its first character and the one after its last."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Document(BaseModel):
+    """A stored document."""
+
+    id: Id
+    text: str | None
+    metadata: dict[str, Any]
+
+
+class FoundDocument(Document):
+    """A document that was found; ``cited`` holds the parts that matched best."""
+
+    score: float
+    cited: list[Citation]
+    is_cut: bool
+
+
+def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = False) -> MCPServer[Any]:
+    """Return a server of tools over some indexes.
+
+    Parameters
+    ----------
+    retrievers
+        Retrievers by the name that agents use.
+    writable
+        Offer tools that add, replace and remove documents.
+
+    Returns
+    -------
+    mcp.server.mcpserver.MCPServer
+        The server; ``run("stdio")`` or ``run("streamable-http")`` runs it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no retriever.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> from mcp import Client
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far.")])
+    >>> async def main() -> str:
+    ...     async with Client(create_mcp_server({"fruit": retriever})) as client:
+    ...         found = await client.call_tool("search", {"query": "apples", "k": 1})
+    ...         return found.structured_content["result"][0]["id"]
+    >>> asyncio.run(main())
+    'a'
+    """
+    if not retrievers:
+        raise InvalidArgumentError("received no retriever; expected at least one.")
+    server: MCPServer[Any] = MCPServer("latelier", instructions=_INSTRUCTIONS)
+    tools = _Tools(retrievers)
+    reading = (tools.list_indexes, tools.search, tools.get, tools.explain, tools.why_not)
+    writing = (tools.add, tools.update, tools.remove) if writable else ()
+    for tool in (*reading, *writing):
+        changes = tool in writing
+        hints = ToolAnnotations(
+            read_only_hint=not changes,
+            destructive_hint=changes and tool != tools.add,
+            idempotent_hint=tool != tools.add,
+            open_world_hint=False,
+        )
+        server.tool(annotations=hints)(_reporting(tool))
+    return server
+
+
+class _Tools:
+    """The tools; each method's signature and docstring are what agents see."""
+
+    def __init__(self, retrievers: Mapping[str, Retriever]) -> None:
+        self._retrievers = dict(retrievers)
+        self._writing = threading.Lock()
+
+    def list_indexes(self) -> list[IndexInfo]:
+        """List the collections: their names, sizes, and the fields that filters can name."""
+        return [
+            IndexInfo(name=name, documents=len(each), fields=each.index.fields, model=each.model_name)
+            for name, each in self._retrievers.items()
+        ]
+
+    def search(
+        self,
+        query: Annotated[str, Field(description="A question or a description of what is looked for.")],
+        index: IndexName = None,
+        k: Annotated[int, Field(ge=1, le=_MOST_HITS, description="Maximum number of documents.")] = 5,
+        filter: Filter = None,
+        mode: Annotated[
+            Mode, Field(description="What is compared: meaning (vectors), words (keywords), or both (hybrid).")
+        ] = "vectors",
+    ) -> list[FoundDocument]:
+        """Find the documents that match a query best, with the passages that matched."""
+        retriever = self._retriever(index)
+        options = {} if mode == "vectors" else {"mode": mode}
+        return [
+            _found(result, None if mode == "keywords" else retriever.explain(query, result.id))
+            for result in retriever.search(query, k, filter=filter, **options)
+        ]
+
+    def get(
+        self,
+        ids: Annotated[
+            list[Id], Field(min_length=1, max_length=_MOST_HITS, description="Ids as search returned them.")
+        ],
+        index: IndexName = None,
+    ) -> list[Document]:
+        """Return the whole texts and the metadata of documents."""
+        records = self._retriever(index).index.get(ids)
+        return [Document(id=record.id, text=record.text, metadata=record.metadata) for record in records]
+
+    def explain(self, query: str, id: Id, index: IndexName = None) -> str:
+        """Show which words of the query matched which words of a document, and what each added to its score."""
+        return repr(self._retriever(index).explain(query, id))
+
+    def why_not(self, query: str, id: Id, index: IndexName = None, k: int = 5, filter: Filter = None) -> str:
+        """Say why a search does not return a document, and what would make it do so."""
+        return str(self._retriever(index).why_not(query, id, k, filter=filter))
+
+    def add(self, documents: list[Document], index: IndexName = None) -> str:
+        """Add documents; an id that is in the index already is an error, and then nothing is added."""
+        return self._write(index, "add", [_record(document) for document in documents])
+
+    def update(self, documents: list[Document], index: IndexName = None) -> str:
+        """Replace documents, and insert those that are new."""
+        return self._write(index, "update", [_record(document) for document in documents])
+
+    def remove(self, ids: Annotated[list[Id], Field(min_length=1)], index: IndexName = None) -> str:
+        """Remove documents; an unknown id is an error, and then nothing is removed."""
+        return self._write(index, "remove", ids)
+
+    def _retriever(self, name: str | None) -> Retriever:
+        if name is None and len(self._retrievers) == 1:
+            return next(iter(self._retrievers.values()))
+        if name not in self._retrievers:
+            raise InvalidArgumentError(f"received index={name!r}; there are: {', '.join(map(repr, self._retrievers))}.")
+        return self._retrievers[name]
+
+    def _write(self, index: str | None, method: str, argument: list[Any]) -> str:
+        retriever = self._retriever(index)
+        with self._writing:
+            getattr(retriever, method)(argument)
+        return f"done; the index has {len(retriever):,} documents now"
+
+
+def _reporting(tool: T) -> T:
+    """Return a tool whose errors reach the agent with their message, which says what to do."""
+
+    @functools.wraps(tool)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return tool(*arguments, **options)
+        except LatelierError as error:
+            raise ToolError(str(error)) from error
+
+    call.__signature__ = inspect.signature(tool, eval_str=True)  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def _record(document: Document) -> dict[str, Any]:
+    return {"id": document.id, "text": document.text, "metadata": document.metadata}
+
+
+def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
+    return FoundDocument(
+        id=result.id,
+        score=result.score,
+        text=None if result.text is None else result.text[:_SHOWN],
+        is_cut=len(result.text or "") > _SHOWN,
+        metadata=result.metadata,
+        cited=[] if explanation is None else _citations(explanation),
+    )
+
+
+def _citations(explanation: Explanation) -> list[Citation]:
+    """Return the parts of the text that added most to the score, in their order in the text."""
+    parts: list[list[float]] = []  # first character, the one after the last, contribution
+    for start, end, contribution in sorted(explanation.spans):
+        if parts and start - parts[-1][1] <= _GAP:
+            parts[-1][1:] = [max(end, parts[-1][1]), parts[-1][2] + contribution]
+        else:
+            parts.append([start, end, contribution])
+    best = sorted(sorted(parts, key=lambda part: -part[2])[:_MOST_CITATIONS])
+    return [
+        Citation(start=int(start), end=int(end), text=explanation.text[int(start) : int(end)]) for start, end, _ in best
+    ]

@@ -1,0 +1,180 @@
+"""What surrounds every request: its size, its headers, its line in the log and its count in the metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from latelier.serve.access import is_loopback
+from latelier.serve.errors import error_body
+from latelier.serve.metrics import Metrics
+
+__all__ = ["ACCESS_LOG", "BodyLimit", "LoopbackHost", "Observed", "SafeHeaders"]
+
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+ACCESS_LOG = logging.getLogger("latelier.access")
+
+# Others are counted together, since anybody can make up methods.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"))
+# Pages show texts of documents: nothing in them may run or load, whatever they contain.
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class BodyLimit:
+    """Answers 413 to a request with a larger body, before it is in memory.
+
+    Parameters
+    ----------
+    app
+        The application.
+    body_bytes
+        Maximum size.
+    """
+
+    def __init__(self, app: Application, body_bytes: int) -> None:
+        self._app, self._body_bytes = app, body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self._body_bytes:
+            await self._too_large(send)
+            return
+        body = bytearray()
+        message: Any = {"more_body": True}
+        while message.get("more_body"):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if len(body) > self._body_bytes:
+                await self._too_large(send)
+                return
+        whole = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+
+        async def replay() -> Any:
+            return next(whole, None) or await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _too_large(self, send: Send) -> None:
+        message = f"the body is larger than {self._body_bytes:,} bytes; send less at once."
+        await _reject(send, 413, "TooLargeError", message)
+
+
+class LoopbackHost:
+    """Answers 400 to a request whose ``Host`` is another name than that of this machine.
+
+    A web page anywhere can let a name of its own point to 127.0.0.1, and would then be of the same origin as the server
+    (DNS rebinding).
+
+    Parameters
+    ----------
+    app
+        The application.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http":
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+            if not is_loopback(name):
+                message = f"this server is reached as localhost, not as {name!r}; --host lets other machines in."
+                await _reject(send, 400, "InvalidRequest", message)
+                return
+        await self._app(scope, receive, send)
+
+
+class SafeHeaders:
+    """Adds the headers that keep a browser from running or loading anything that is not the page's own.
+
+    Parameters
+    ----------
+    app
+        The application.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                added = ((name.encode(), value.encode()) for name, value in _HEADERS.items())
+                message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in present)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class Observed:
+    """Counts each request, and writes a line of JSON about it to the log ``latelier.access``.
+
+    The line holds neither texts nor tokens: no query string, no body and no headers.
+
+    Parameters
+    ----------
+    app
+        The application.
+    metrics
+        Where requests are counted.
+    """
+
+    def __init__(self, app: Application, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status, size = time.perf_counter(), 500, 0
+
+        async def observe(message: Any) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observe)
+        finally:
+            seconds = time.perf_counter() - begin
+            route = getattr(scope.get("route"), "path", "other")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.request(method, route, status, seconds)
+            line = {"method": method, "route": route, "status": status, "ms": round(1e3 * seconds, 2)}
+            line |= {"bytes": size, "client": (scope.get("client") or ("",))[0]}
+            ACCESS_LOG.info(json.dumps(line))
+
+
+async def _reject(send: Send, status: int, kind: str, message: str) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(error_body(kind, message)).encode()})

@@ -1,0 +1,236 @@
+// The page: its state is in its form and in the address, so a link to a search can be shared.
+
+import { RequestError, explain, listIndexes, search, setToken, whyNot } from "./api.js";
+import { element, heatMap, highlighted, milliseconds } from "./render.js";
+
+const DEBOUNCE_MS = 150;
+const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "contains"];
+const at = (id) => document.getElementById(id);
+const choices = ["index", "mode", "effort", "k"];
+const defaults = { mode: "vectors", effort: "balanced", k: "10" };
+
+let indexes = [];
+let running = new AbortController();
+let timer = 0;
+
+const current = () => indexes.find((index) => index.name === at("index").value);
+
+function condition(field = "", operator = "=", value = "") {
+  const fields = element("select", { ariaLabel: "Field" });
+  for (const name of current()?.fields ?? []) fields.append(element("option", {}, name));
+  if (field) fields.value = field;
+  const operators = element("select", { ariaLabel: "Comparison" });
+  for (const name of OPERATORS) operators.append(element("option", {}, name));
+  operators.value = operator;
+  const input = element("input", { type: "text", value, ariaLabel: "Value" });
+  const remove = element("button", { type: "button", ariaLabel: "Remove this filter" }, "×");
+  const item = element("li", {}, fields, operators, input, remove);
+  remove.addEventListener("click", () => {
+    item.remove();
+    at("add-condition").focus();
+    schedule();
+  });
+  at("conditions").append(item);
+  return input;
+}
+
+function conditions() {
+  return [...at("conditions").children]
+    .map((item) => [...item.querySelectorAll("select, input")].map((control) => control.value))
+    .filter(([field, , value]) => field && value !== "");
+}
+
+function filters() {
+  const parsed = { filter: [], parameters: [] };
+  for (const [field, operator, value] of conditions()) {
+    const quoted = `"${field.replaceAll('"', '""')}"`;
+    const number = value.trim() !== "" && Number.isFinite(Number(value));
+    parsed.filter.push(operator === "contains" ? `instr(${quoted}, ?) > 0` : `${quoted} ${operator} ?`);
+    parsed.parameters.push(number && operator !== "contains" ? Number(value) : value);
+  }
+  return parsed.filter.length ? parsed : {};
+}
+
+function options() {
+  const { kind } = current();
+  const effort = kind === "IVF" ? { effort: at("effort").value } : {};
+  return { k: Number(at("k").value), mode: at("mode").value, ...effort, ...filters() };
+}
+
+function remember() {
+  const address = new URLSearchParams();
+  if (at("query").value) address.set("q", at("query").value);
+  for (const name of choices) {
+    const usual = name === "index" ? indexes[0].name : defaults[name];
+    if (at(name).value !== usual) address.set(name, at(name).value);
+  }
+  for (const triple of conditions()) address.append("filter", JSON.stringify(triple));
+  const query = address.toString();
+  document.title = at("query").value ? `${at("query").value} - Latelier` : "Latelier";
+  history.replaceState(null, "", query ? `?${query}` : location.pathname);
+}
+
+function restore() {
+  const address = new URLSearchParams(location.search);
+  at("query").value ||= address.get("q") ?? ""; // what has been typed meanwhile stays
+  for (const name of choices) {
+    const control = at(name);
+    if ([...control.options].some((option) => option.value === address.get(name))) control.value = address.get(name);
+  }
+  for (const text of address.getAll("filter")) {
+    try {
+      const [field, operator, value] = JSON.parse(text);
+      if (current()?.fields.includes(field) && OPERATORS.includes(operator)) condition(field, operator, String(value));
+    } catch {
+      // A damaged link: the other conditions still hold.
+    }
+  }
+}
+
+function say(message, isError = false) {
+  at("status").textContent = message;
+  at("status").classList.toggle("error", isError);
+}
+
+function fail(error) {
+  if (error.name === "AbortError") return;
+  if (error instanceof RequestError && error.status === 401) at("token-row").hidden = false;
+  say(error.message, true);
+}
+
+function resultItem(query, result) {
+  const id = String(result.id);
+  const text = element("p", { className: "text short" }, result.text ?? "(stored without its text)");
+  const map = element("button", { type: "button", ariaExpanded: "false" }, "Heat map");
+  const more = element("button", { type: "button", ariaExpanded: "false" }, "Whole text");
+  const place = element("div");
+  const metadata = element("ul", { className: "metadata", ariaLabel: "Metadata" });
+  for (const [field, value] of Object.entries(result.metadata ?? {})) {
+    if (value === null || typeof value === "object") continue;
+    const button = element("button", { type: "button", title: "Filter by this value" }, `${field}: ${value}`);
+    button.addEventListener("click", () => {
+      condition(field, "=", String(value)).focus();
+      schedule();
+    });
+    metadata.append(element("li", {}, button));
+  }
+  map.addEventListener("click", async () => {
+    const open = map.ariaExpanded === "true";
+    map.ariaExpanded = String(!open);
+    place.replaceChildren();
+    if (open) return;
+    try {
+      const [explanation] = await explain(at("index").value, { query, ids: [result.id], similarities: true });
+      place.replaceChildren(heatMap(explanation));
+    } catch (error) {
+      place.replaceChildren(element("p", { className: "error" }, error.message));
+    }
+  });
+  more.addEventListener("click", () => {
+    more.ariaExpanded = String(!text.classList.toggle("short"));
+  });
+  const score = element("span", { className: "score" }, `score ${result.score.toFixed(3)}`);
+  const heading = element("h2", {}, id);
+  const tools = element("div", { className: "tools" }, map, more);
+  const item = element("li", {}, heading, score, text, metadata, tools, place);
+  item.markText = (spans) => text.replaceChildren(...highlighted(result.text, spans));
+  return item;
+}
+
+async function highlight(query, results, items, signal) {
+  const known = results.filter((result) => result.text !== null);
+  if (!known.length) return;
+  const explanations = await explain(at("index").value, { query, ids: known.map((result) => result.id) }, signal);
+  explanations.forEach((explanation, i) => items[results.indexOf(known[i])].markText(explanation.spans));
+}
+
+async function run() {
+  running.abort();
+  running = new AbortController();
+  const { signal } = running;
+  const query = at("query").value;
+  if (!indexes.length) return; // start() searches when they are known
+  remember();
+  if (!query.trim()) {
+    at("results").replaceChildren();
+    say("");
+    return;
+  }
+  try {
+    const begin = performance.now();
+    const answer = await search(at("index").value, { query, ...options() }, signal);
+    const total = performance.now() - begin;
+    const [results] = answer.results;
+    const items = results.map((result) => resultItem(query, result));
+    at("results").replaceChildren(...items);
+    const count = results.length === 1 ? "1 document" : `${results.length} documents`;
+    say(results.length ? `${count} in ${total.toFixed(0)} ms (${milliseconds(answer.milliseconds)})` : "No document found.");
+    if (at("mode").value !== "keywords") await highlight(query, results, items, signal);
+  } catch (error) {
+    fail(error);
+  }
+}
+
+function schedule() {
+  clearTimeout(timer);
+  timer = setTimeout(run, DEBOUNCE_MS);
+}
+
+async function ask(event) {
+  event.preventDefault();
+  const answer = at("why-not-answer");
+  try {
+    const report = await whyNot(at("index").value, { query: at("query").value, id: at("why-not-id").value, ...options() });
+    answer.textContent = report.report;
+  } catch (error) {
+    answer.textContent = error.message;
+  }
+}
+
+function describeIndex() {
+  const index = current();
+  if (!index) return;
+  const count = index.documents.toLocaleString("en");
+  at("about").textContent = `${index.name}: ${count} documents, ${index.kind}${index.model ? `, ${index.model}` : ""}`;
+  at("add-condition").disabled = !index.fields.length;
+  at("effort").disabled = index.kind !== "IVF";
+}
+
+async function start() {
+  try {
+    indexes = await listIndexes();
+  } catch (error) {
+    fail(error);
+    return;
+  }
+  at("index").replaceChildren(...indexes.map((index) => element("option", {}, index.name)));
+  at("index-label").hidden = indexes.length < 2;
+  restore();
+  describeIndex();
+  run();
+}
+
+at("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  clearTimeout(timer);
+  run();
+});
+at("form").addEventListener("input", schedule);
+at("index").addEventListener("change", () => {
+  at("conditions").replaceChildren();
+  describeIndex();
+});
+at("add-condition").addEventListener("click", () => condition().focus());
+at("why-not-form").addEventListener("submit", ask);
+at("token").addEventListener("change", () => {
+  setToken(at("token").value);
+  start();
+});
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input, select, textarea");
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
+    event.preventDefault();
+    at("query").focus();
+  }
+});
+start();

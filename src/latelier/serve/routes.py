@@ -1,0 +1,239 @@
+"""The addresses under ``/v1``: each turns a request into one call of a service, and the result into a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Path, Request
+
+from latelier.errors import EmbeddingsError, UnknownIdError
+from latelier.indexes import Id
+from latelier.retrieve import Result, Retriever
+from latelier.serve.access import Reading, Writing
+from latelier.serve.errors import UnknownIndexError
+from latelier.serve.limits import Limits
+from latelier.serve.schemas import (
+    ChangeResponse,
+    DocumentsRequest,
+    ErrorResponse,
+    ExplainRequest,
+    ExplainResponse,
+    IdsRequest,
+    IndexResponse,
+    RankedDocument,
+    RecordResponse,
+    RerankRequest,
+    RerankResponse,
+    ResultResponse,
+    SearchRequest,
+    SearchResponse,
+    WhyNotRequest,
+    WhyNotResponse,
+)
+from latelier.serve.service import Service
+from latelier.utils.describing import short
+
+__all__ = ["router"]
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 409, 413, 422, 429, 503, 507)
+}
+router = APIRouter(prefix="/v1", responses=_ERRORS)
+
+
+def _limits(request: Request) -> Limits:
+    limits: Limits = request.app.state.limits
+    return limits
+
+
+def _service(request: Request, index: Annotated[str, Path(description="Name of the index.")]) -> Service:
+    services: dict[str, Service] = request.app.state.services
+    if index not in services:
+        raise UnknownIndexError(f"there is no index {index!r}; there are: {', '.join(map(repr, services))}.")
+    return services[index]
+
+
+Index = Annotated[Service, Depends(_service)]
+
+
+@router.get("/indexes", dependencies=[Reading])
+async def list_indexes(request: Request) -> list[IndexResponse]:
+    """List the indexes of the server."""
+    return [await service.ask(_describe(service)) for service in request.app.state.services.values()]
+
+
+@router.get("/indexes/{index}", dependencies=[Reading])
+async def get_index(service: Index) -> IndexResponse:
+    """Describe an index."""
+    return await service.ask(_describe(service))
+
+
+@router.post("/indexes/{index}/search", dependencies=[Reading])
+async def search(request: Request, service: Index, body: SearchRequest) -> SearchResponse:
+    """Find the best documents for one query or several."""
+    limits = _limits(request)
+    queries: list[Any]
+    if body.vectors is not None:
+        queries = [_matrix(rows, i) for i, rows in enumerate(body.vectors)]
+    else:
+        queries = [body.query] if isinstance(body.query, str) else list(body.query or ())
+    limits.check_batch(len(queries))
+    limits.check_texts([query for query in queries if isinstance(query, str)])
+    limits.check_hits(body.k)
+    if not queries:
+        return SearchResponse(results=[], milliseconds={})
+    found = await service.search(queries, body.options())
+    rows = [[_result(result, body.include) for result in results] for results in found.results]
+    return SearchResponse(results=rows, milliseconds=found.milliseconds)
+
+
+@router.post("/indexes/{index}/documents", status_code=201, dependencies=[Writing])
+async def add_documents(request: Request, service: Index, body: DocumentsRequest) -> ChangeResponse:
+    """Add documents, all or none; the answer means that they are committed."""
+    documents = _documents(request, body)
+    return await service.write(lambda retriever: _change(retriever, retriever.add, documents))
+
+
+@router.put("/indexes/{index}/documents", dependencies=[Writing])
+async def update_documents(request: Request, service: Index, body: DocumentsRequest) -> ChangeResponse:
+    """Replace documents, and insert those that are new."""
+    documents = _documents(request, body)
+    return await service.write(lambda retriever: _change(retriever, retriever.update, documents))
+
+
+@router.post("/indexes/{index}/documents/delete", dependencies=[Writing])
+async def delete_documents(request: Request, service: Index, body: IdsRequest) -> ChangeResponse:
+    """Remove documents, all or none."""
+    _limits(request).check_batch(len(body.ids))
+    return await service.write(lambda retriever: _change(retriever, retriever.remove, body.ids))
+
+
+@router.post("/indexes/{index}/documents/get", dependencies=[Reading])
+async def get_documents(request: Request, service: Index, body: IdsRequest) -> list[RecordResponse]:
+    """Return the texts and metadata of documents."""
+    _limits(request).check_batch(len(body.ids))
+    records = await service.ask(lambda retriever: retriever.index.get(body.ids))
+    return [RecordResponse(id=record.id, text=record.text, metadata=record.metadata) for record in records]
+
+
+@router.get("/indexes/{index}/documents/{id:path}", dependencies=[Reading])
+async def get_document(service: Index, id: str) -> RecordResponse:
+    """Return a document. An address has no integers: if no document has this string as its id, the integer is meant."""
+    record = await service.ask(lambda retriever: retriever.index.get(_spelled(retriever, id)))
+    return RecordResponse(id=record.id, text=record.text, metadata=record.metadata)
+
+
+@router.delete("/indexes/{index}/documents/{id:path}", dependencies=[Writing])
+async def delete_document(service: Index, id: str) -> ChangeResponse:
+    """Remove a document; see above for integers."""
+    return await service.write(lambda retriever: _change(retriever, retriever.remove, [_spelled(retriever, id)]))
+
+
+@router.post("/indexes/{index}/explain", dependencies=[Reading])
+async def explain(request: Request, service: Index, body: ExplainRequest) -> list[ExplainResponse]:
+    """Return the terms of documents' scores."""
+    limits = _limits(request)
+    limits.check_texts([body.query])
+    limits.check_hits(len(body.ids))
+
+    def explain_all(retriever: Retriever) -> list[ExplainResponse]:
+        explanations = (retriever.explain(body.query, id) for id in body.ids)
+        return [ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
+
+    return await service.ask(explain_all)
+
+
+@router.post("/indexes/{index}/why-not", dependencies=[Reading])
+async def why_not(request: Request, service: Index, body: WhyNotRequest) -> WhyNotResponse:
+    """Say why a search does not find a document, and which changes would find it."""
+    limits = _limits(request)
+    limits.check_texts([body.query])
+    limits.check_hits(body.k)
+
+    def examine(retriever: Retriever) -> WhyNotResponse:
+        id = body.id if body.id in retriever.index or isinstance(body.id, int) else _spelled_or_same(retriever, body.id)
+        return WhyNotResponse.of(retriever.why_not(body.query, id, **body.options()))
+
+    return await service.ask(examine)
+
+
+@router.post("/rerank", dependencies=[Reading])
+async def rerank(request: Request, body: RerankRequest) -> RerankResponse:
+    """Order documents that need not be in an index; the form is that of the common rerank interfaces."""
+    limits = _limits(request)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    limits.check_batch(len(texts))
+    limits.check_texts([body.query, *texts])
+    service = _service(request, body.model or next(iter(request.app.state.services)))
+    ranked = await service.ask(lambda retriever: retriever.rerank(body.query, texts, body.top_n))
+    results = [
+        RankedDocument(
+            index=hit.id,
+            relevance_score=hit.score,
+            document={"text": texts[hit.id]} if body.return_documents else None,
+        )
+        for hit in ranked
+    ]
+    return RerankResponse(model=service.name, results=results)
+
+
+def _matrix(rows: list[list[float]], position: int) -> np.ndarray:
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise EmbeddingsError(
+            f"vectors[{position}] has rows of {lengths[0]} and {lengths[-1]} numbers; expected one dim."
+        )
+    return np.array(rows, dtype="float32")
+
+
+def _documents(request: Request, body: DocumentsRequest) -> list[dict[str, Any]]:
+    limits = _limits(request)
+    limits.check_batch(len(body.documents))
+    limits.check_texts([document.text for document in body.documents])
+    return [document.model_dump(exclude_none=True) for document in body.documents]
+
+
+def _change(retriever: Retriever, change: Any, argument: Any) -> ChangeResponse:
+    change(argument)
+    return ChangeResponse(changed=len(argument), documents=len(retriever))
+
+
+def _spelled_or_same(retriever: Retriever, id: str) -> Id:
+    try:
+        return _spelled(retriever, id)
+    except UnknownIdError:
+        return id
+
+
+def _spelled(retriever: Retriever, id: str) -> Id:
+    """Return the id that is spelled so: the string, or the integer if there is only that."""
+    if id in retriever.index:
+        return id
+    try:
+        number = int(id) if id.lstrip("-").isdecimal() and id.isascii() else None
+    except ValueError:  # too many digits
+        number = None
+    if number is not None and -(2**63) <= number < 2**63 and number in retriever.index:
+        return number
+    raise UnknownIdError(f"document {short(id)} is not in the index.")
+
+
+def _describe(service: Service) -> Callable[[Retriever], IndexResponse]:
+    def describe(retriever: Retriever) -> IndexResponse:
+        return IndexResponse(
+            name=service.name,
+            kind=type(retriever.index).__name__,
+            documents=len(retriever),
+            dim=retriever.index.dim,
+            model=retriever.model_name,
+            fields=retriever.index.fields,
+        )
+
+    return describe
+
+
+def _result(result: Result, include: Sequence[str]) -> ResultResponse:
+    given = {name: getattr(result, name) for name in include}
+    return ResultResponse(id=result.id, score=result.score, **given)

@@ -1,0 +1,113 @@
+"""`serve`: run the application with uvicorn, until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+import uvicorn
+
+from latelier.errors import InvalidArgumentError
+from latelier.retrieve import Retriever
+from latelier.serve.access import Access, is_loopback
+from latelier.serve.app import create_app
+from latelier.serve.limits import Limits
+from latelier.serve.middleware import ACCESS_LOG
+
+__all__ = ["serve"]
+
+# A stopping server waits this long for the requests that it has accepted.
+_STOP_SECONDS = 30
+
+
+def serve(
+    retrievers: Mapping[str, Retriever],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    on_start: Callable[[str], None] | None = None,
+    log: bool = True,
+) -> None:
+    """Serve some indexes over HTTP; returns after SIGINT or SIGTERM, when every accepted request is answered.
+
+    Parameters
+    ----------
+    retrievers
+        Retrievers by the name that their index gets in addresses.
+    host
+        Address to bind to. Any but a loopback address needs a read token.
+    port
+        Port to bind to; 0 chooses a free one.
+    access
+        Who may read and write; by default every program on this machine.
+    limits
+        How much a request may hold, and how much may wait.
+    on_start
+        Called with the server's URL when it takes requests.
+    log
+        Write a line of JSON per request to standard error, with neither texts nor tokens.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the host is not a loopback address and there is no read token, or the port is not free.
+
+    Examples
+    --------
+    >>> serve({}, port=0)
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received no retriever; expected at least one.
+    """
+    access = access or Access()
+    access.check_host(host)
+    app = create_app(retrievers, access=access, limits=limits, loopback_only=is_loopback(host))
+    listening = _bind(host, port)
+    if log:
+        _log_to_stderr()
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=_STOP_SECONDS,
+    )
+    name = f"[{host}]" if ":" in host else host
+    _Server(config, f"http://{name}:{listening.getsockname()[1]}", on_start).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it takes requests."""
+
+    def __init__(self, config: uvicorn.Config, url: str, on_start: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._url, self._on_start = url, on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and call `on_start`."""
+        await super().startup(sockets)
+        if self.started and self._on_start is not None:
+            self._on_start(self._url)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"cannot listen on {host}, port {port}: {error}. Choose another address or port; port 0 is any free one."
+        ) from error
+
+
+def _log_to_stderr() -> None:
+    if not ACCESS_LOG.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter('{"time": "%(asctime)s", "request": %(message)s}'))
+        ACCESS_LOG.addHandler(handler)
+        ACCESS_LOG.propagate = False
+    ACCESS_LOG.setLevel(logging.INFO)

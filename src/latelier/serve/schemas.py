@@ -1,0 +1,302 @@
+"""The bodies of requests and responses, checked by pydantic and described in the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+
+from latelier.indexes import WhyNotReport
+from latelier.retrieve import Explanation
+
+__all__ = [
+    "ChangeResponse",
+    "DocumentBody",
+    "DocumentsRequest",
+    "ErrorResponse",
+    "ExplainRequest",
+    "ExplainResponse",
+    "IdsRequest",
+    "IndexResponse",
+    "RankedDocument",
+    "RecordResponse",
+    "RerankRequest",
+    "RerankResponse",
+    "ResultResponse",
+    "SearchRequest",
+    "SearchResponse",
+    "WhyNotRequest",
+    "WhyNotResponse",
+]
+
+
+def _is_unicode(text: str) -> str:
+    """Reject lone surrogates, which JSON can spell but UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has a lone surrogate at position {error.start}, which is not a character") from error
+    return text
+
+
+def _has_words(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+Name = Annotated[StrictStr, AfterValidator(_is_unicode)]
+Text = Annotated[StrictStr, AfterValidator(_is_unicode), AfterValidator(_has_words)]
+Id: TypeAlias = Annotated[Name, Field(min_length=1)] | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Matrix = Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
+Value: TypeAlias = Name | StrictInt | Number | bool | None
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ErrorBody(_Body):
+    """What went wrong."""
+
+    type: str
+    """Kind of error, such as ``UnknownIdError``."""
+    message: str
+    """What was received, what is accepted, and what to do."""
+
+
+class ErrorResponse(_Body):
+    """Every error has this form."""
+
+    error: ErrorBody
+
+
+class _Options(_Body):
+    k: Annotated[StrictInt, Field(ge=1)] = 10
+    """Maximum number of documents per query."""
+    mode: Literal["vectors", "keywords", "hybrid", "rerank"] = "vectors"
+    """What is compared: token vectors, keywords (BM25), both, or keywords first and then token vectors."""
+    fusion: Literal["relative", "rrf"] = "relative"
+    """How hybrid search combines both lists: by relative scores or by reciprocal ranks."""
+    weights: tuple[Annotated[Number, Field(ge=0)], Annotated[Number, Field(ge=0)]] = (0.5, 0.5)
+    """Weights of token vectors and of keywords in hybrid search."""
+    filter: Name | list[Name] | None = None
+    """An SQL expression over metadata, or several that must all hold."""
+    parameters: list[Value] | dict[Name, Value] = []
+    """The values of the filter's ``?`` or ``:name``."""
+    effort: Literal["fast", "balanced", "exact"] | Annotated[Number, Field(gt=0)] | None = None
+    """How much an approximate index searches; more effort, more recall."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Retriever.search`."""
+        given: dict[str, Any] = {"k": self.k, "filter": self.filter, "parameters": self.parameters}
+        if self.mode != "vectors":
+            given["mode"] = self.mode
+        if self.mode == "hybrid":
+            given |= {"fusion": self.fusion, "weights": self.weights}
+        if self.effort is not None:
+            given["effort"] = self.effort
+        return given
+
+
+class SearchRequest(_Options):
+    """One query or several, as texts or as token vectors, with the same options."""
+
+    query: Text | list[Text] | None = None
+    """A text, or a list of texts."""
+    vectors: list[Matrix] | None = None
+    """Instead of texts: one matrix of token vectors per query."""
+    include: list[Literal["text", "metadata"]] = ["text", "metadata"]
+    """What each result holds besides id and score."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_query(self) -> SearchRequest:
+        if (self.query is None) == (self.vectors is None):
+            raise ValueError("expected either query or vectors")
+        if self.vectors is not None and self.mode != "vectors":
+            raise ValueError(f"mode {self.mode!r} needs query, a text, rather than vectors")
+        return self
+
+
+class WhyNotRequest(_Options):
+    """A query, a document, and the options of the search that did not find it."""
+
+    query: Text
+    id: Id
+
+
+class WhyNotResponse(_Body):
+    """Why a search does not find a document."""
+
+    is_found: bool
+    causes: list[str]
+    """Kinds of causes, such as ``filtered`` and ``scored_lower``."""
+    changes: list[str]
+    """Changes that would find it, tested by searching."""
+    report: str
+    """All of it as a text."""
+
+    @classmethod
+    def of(cls, report: WhyNotReport) -> WhyNotResponse:
+        """Return the response for a report."""
+        return cls(
+            is_found=report.is_found,
+            causes=[cause.kind for cause in report.causes],
+            changes=[str(change) for change in report.changes],
+            report=str(report),
+        )
+
+
+class ResultResponse(_Body):
+    """A document that was found."""
+
+    id: Id
+    score: float
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class SearchResponse(_Body):
+    """Best documents first, one list per query."""
+
+    results: list[list[ResultResponse]]
+    milliseconds: dict[str, float]
+    """Time of each stage of the batch that this search was part of, and of the whole request."""
+
+
+class DocumentBody(_Body):
+    """A document to store."""
+
+    id: Id
+    text: Text
+    title: Name | None = None
+    """Put before the text."""
+    metadata: dict[Name, Any] = {}
+    """JSON values; filters can name the keys."""
+
+
+class DocumentsRequest(_Body):
+    """Documents that are stored in one transaction."""
+
+    documents: Annotated[list[DocumentBody], Field(min_length=1)]
+
+
+class IdsRequest(_Body):
+    """Documents by id."""
+
+    ids: Annotated[list[Id], Field(min_length=1)]
+
+
+class ChangeResponse(_Body):
+    """A committed change."""
+
+    changed: int
+    """Number of documents that were added, replaced or removed."""
+    documents: int
+    """Number of documents in the index afterwards."""
+
+
+class RecordResponse(_Body):
+    """A stored document."""
+
+    id: Id
+    text: str | None
+    metadata: dict[str, Any]
+
+
+class ExplainRequest(_Body):
+    """A query and documents."""
+
+    query: Text
+    ids: Annotated[list[Id], Field(min_length=1)]
+    similarities: bool = False
+    """Return the similarity of each query token with each document token as well."""
+
+
+class SpanBody(_Body):
+    """Characters of a document's text, counted in code points, and what they added to its score."""
+
+    start: int
+    end: int
+    contribution: float
+
+
+class WordBody(_Body):
+    """A word of the query, the document's word that it matched best, and what it added to the score."""
+
+    word: str
+    matched: str
+    contribution: float
+
+
+class ExplainResponse(_Body):
+    """The terms of a document's score."""
+
+    id: Id
+    score: float
+    text: str
+    spans: list[SpanBody]
+    words: list[WordBody]
+    query_tokens: list[str]
+    document_tokens: list[str]
+    similarities: list[list[float]] | None = None
+    """Query tokens times document tokens."""
+
+    @classmethod
+    def of(cls, explanation: Explanation, *, similarities: bool) -> ExplainResponse:
+        """Return the response for an explanation."""
+        return cls(
+            id=explanation.id,
+            score=explanation.score,
+            text=explanation.text,
+            spans=[SpanBody(**span._asdict()) for span in explanation.spans],
+            words=[WordBody(**match._asdict()) for match in explanation.words()],
+            query_tokens=[match.token for match in explanation.tokens],
+            document_tokens=list(explanation.document_tokens),
+            similarities=explanation.similarities.round(4).tolist() if similarities else None,
+        )
+
+
+class IndexResponse(_Body):
+    """An index of the server."""
+
+    name: str
+    kind: str
+    documents: int
+    dim: int | None
+    model: str | None
+    fields: list[str]
+    """Keys of the metadata, which filters can name."""
+
+
+class _DocumentText(_Body):
+    text: Text
+
+
+class RerankRequest(_Body):
+    """The request of the common rerank interfaces."""
+
+    query: Text
+    documents: Annotated[list[Text | _DocumentText], Field(min_length=1)]
+    model: Name | None = None
+    """Name of the index whose model ranks; default: the first index."""
+    top_n: Annotated[StrictInt, Field(ge=1)] | None = None
+    """Number of documents to return; default: all."""
+    return_documents: bool = False
+
+
+class RankedDocument(_Body):
+    """A document with its place in the request."""
+
+    index: int
+    relevance_score: float
+    """MaxSim: the sum over the query's tokens of the similarity with the best token of the document."""
+    document: _DocumentText | None = None
+
+
+class RerankResponse(_Body):
+    """Best documents first."""
+
+    model: str
+    results: list[RankedDocument]

@@ -1,0 +1,107 @@
+"""The tools, called by the package's own client; once over standard input and output of a real process."""
+
+import os
+import sys
+
+import pytest
+from anyio import run
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from latelier.serve.mcp import create_mcp_server
+
+READING = {"list_indexes", "search", "get", "explain", "why_not"}
+WRITING = {"add", "update", "remove"}
+
+
+def with_client(server, session):
+    async def main():
+        async with Client(server) as client:
+            return await session(client)
+
+    return run(main)
+
+
+def value(result):
+    assert not result.is_error, result.content
+    return result.structured_content["result"]
+
+
+def test_the_tools_find_read_and_explain_documents(retriever):
+    async def session(client):
+        (index,) = value(await client.call_tool("list_indexes", {}))
+        assert index == {"name": "records", "documents": 3, "fields": ["year"], "model": retriever.model_name}
+        found = value(await client.call_tool("search", {"query": "healthy fruit", "k": 2}))
+        assert [hit["id"] for hit in found] == [hit.id for hit in retriever.search("healthy fruit", 2)]
+        assert found[0]["text"] == "Bananas are healthy."
+        for part in found[0]["cited"]:
+            assert found[0]["text"][part["start"] : part["end"]] == part["text"]
+        assert "healthy" in " ".join(part["text"] for part in found[0]["cited"])
+        later = value(await client.call_tool("search", {"query": "fruit", "filter": "year > 2020"}))
+        assert {hit["id"] for hit in later} == {"moon", 7}
+        (seven,) = value(await client.call_tool("get", {"ids": [7]}))
+        assert seven == {"id": 7, "text": "Seven kings ruled before the republic.", "metadata": {"year": 2023}}
+        explained = value(await client.call_tool("explain", {"query": "healthy fruit", "id": "fruit"}))
+        assert explained == repr(retriever.explain("healthy fruit", "fruit"))
+
+    with_client(create_mcp_server({"records": retriever}), session)
+
+
+def test_writing_tools_exist_only_where_they_are_asked_for(retriever):
+    async def names(client):
+        listed = await client.list_tools()
+        return {tool.name: tool.annotations.read_only_hint for tool in listed.tools}
+
+    assert with_client(create_mcp_server({"records": retriever}), names) == dict.fromkeys(READING, True)
+    both = with_client(create_mcp_server({"records": retriever}, writable=True), names)
+    assert both == dict.fromkeys(READING, True) | dict.fromkeys(WRITING, False)
+
+
+def test_documents_are_added_replaced_and_removed(retriever):
+    pear = {"id": "pear", "text": "Pears are ripe.", "metadata": {"year": 2024}}
+
+    async def session(client):
+        added = await client.call_tool("add", {"documents": [pear]})
+        assert value(added) == "done; the index has 4 documents now"
+        await client.call_tool("update", {"documents": [{**pear, "text": "Pears are green."}]})
+        assert value(await client.call_tool("get", {"ids": ["pear"]}))[0]["text"] == "Pears are green."
+        assert value(await client.call_tool("remove", {"ids": ["pear", 7]})) == "done; the index has 2 documents now"
+
+    with_client(create_mcp_server({"records": retriever}, writable=True), session)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("search", {"query": " "}, "expected a text that is not empty"),
+        ("search", {"query": "a", "filter": "yera > 1"}, "unknown field 'yera'. Did you mean 'year'?"),
+        ("search", {"query": "a", "index": "other"}, "there are: 'records'"),
+        ("search", {"query": "a", "k": 0}, "greater than or equal to 1"),
+        ("get", {"ids": ["nothing"]}, "'nothing'"),
+        ("explain", {"query": "a", "id": "nothing"}, "'nothing'"),
+        ("remove", {"ids": ["moon", "nothing"]}, "'nothing'"),
+    ],
+)
+def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, arguments, message):
+    async def session(client):
+        failed = await client.call_tool(tool, arguments)
+        assert failed.is_error
+        assert message in failed.content[0].text
+        assert value(await client.call_tool("list_indexes", {}))[0]["documents"] == 3
+
+    with_client(create_mcp_server({"records": retriever}, writable=True), session)
+
+
+def test_a_child_process_serves_over_standard_input_and_output(folder, shallow):
+    command = ["-c", "from latelier.cli import main; main()", "mcp", str(folder), "--model", shallow, "--device", "cpu"]
+
+    async def session(client):
+        assert {tool.name for tool in (await client.list_tools()).tools} == READING
+        found = value(await client.call_tool("search", {"query": "planets in the sky", "k": 1}))
+        failed = await client.call_tool("get", {"ids": ["nothing"]})
+        assert failed.is_error
+        again = value(await client.call_tool("get", {"ids": [found[0]["id"]]}))
+        return again[0]["text"]
+
+    server = stdio_client(StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ)))
+    assert with_client(server, session) == "The moon is far away from the earth."

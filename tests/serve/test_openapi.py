@@ -1,0 +1,43 @@
+"""The server against its own OpenAPI document: whatever schemathesis sends, it never fails."""
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+
+from latelier.retrieve import Retriever
+
+pytestmark = pytest.mark.slow
+EXAMPLES = 60
+
+
+@pytest.fixture(scope="module")
+def url(tiny, tmp_path_factory):
+    """Address of a server over an index that requests may change."""
+    from serve.conftest import Process
+
+    folder = tmp_path_factory.mktemp("fuzzed") / "records"
+    with Retriever(tiny, folder, device="cpu") as retriever:
+        retriever.add([("a", "The first document."), ("b", "The second one.")])
+    server = Process(str(folder), "--model", tiny, "--device", "cpu", "--no-log")
+    yield server.url
+    server.stop()
+
+
+def test_no_request_makes_the_server_fail(url):
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) >= 12
+    cases = []
+    for operation in operations:
+
+        @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy())
+        def send(case):
+            case.path_parameters = {**(case.path_parameters or {}), **({"index": "records"} if len(cases) % 2 else {})}
+            cases.append(case)
+            case.call_and_validate(checks=[not_a_server_error], timeout=30)
+
+        send()
+    assert httpx.get(f"{url}/health/ready").status_code == 200

@@ -1,0 +1,159 @@
+"""The page in a real browser: what a person types, sees, opens and filters, with and without a mouse."""
+
+import shutil
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
+
+from latelier.retrieve import Retriever
+from serve.conftest import Process
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "A hostile page: <script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\">"
+
+
+@pytest.fixture(scope="module")
+def url(shallow, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page") / "records"
+    with Retriever(shallow, folder, device="cpu") as retriever:
+        retriever.add(
+            [
+                {"id": "fruit", "text": "Bananas are healthy.", "year": 2019, "kind": "food"},
+                {"id": "moon", "text": "The moon is far away from the earth.", "year": 2021, "kind": "sky"},
+                {"id": "mars", "text": "Mars is the fourth planet from the sun.", "year": 2023, "kind": "sky"},
+                {"id": "hostile", "text": HOSTILE, "year": 2025, "kind": "<b>bold</b>"},
+            ]
+        )
+    server = Process(str(folder), "--model", shallow, "--device", "cpu", "--no-log")
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, url):
+    """The page, which reports no error while the test runs."""
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    # What the content security policy forbids is reported on the console.
+    page.on("console", lambda message: errors.append(message.text) if "violates" in message.text else None)
+    page.set_default_timeout(60_000)
+    page.goto(url)
+    yield page
+    page.close()
+    assert errors == []
+
+
+def search(page, text):
+    page.fill("#query", text)
+    expect(page.locator("#status")).to_contain_text("documents in", timeout=60_000)
+    expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
+
+
+def ids(page):
+    return page.locator("#results h2").all_inner_texts()
+
+
+def test_typing_shows_the_right_document_its_words_and_a_link_to_the_search(page, browser):
+    search(page, "healthy fruit")
+    assert ids(page)[0] == "fruit"
+    marked = page.locator("#results > li").first.locator("mark").all_inner_texts()
+    assert "healthy" in marked
+    assert parse_qs(urlsplit(page.url).query) == {"q": ["healthy fruit"]}
+    again = browser.new_page()
+    again.goto(page.url)
+    expect(again.locator("#results h2").first).to_have_text("fruit", timeout=60_000)
+    assert again.input_value("#query") == "healthy fruit"
+    again.close()
+
+
+def test_the_heat_map_opens_and_closes(page):
+    search(page, "healthy fruit")
+    button = page.get_by_role("button", name="Heat map").first
+    button.click()
+    rows = page.locator(".heat tbody tr")
+    expect(rows.first).to_be_visible()
+    assert page.locator(".heat tbody th").all_inner_texts() == ["[CLS]", "healthy", "fruit", "[SEP]"]
+    assert page.locator(".heat td.best").count() == 4
+    assert button.get_attribute("aria-expanded") == "true"
+    button.click()
+    expect(rows).to_have_count(0)
+
+
+def test_filters_come_from_the_fields_and_from_values_that_are_shown(page):
+    search(page, "planets")
+    page.get_by_role("button", name="kind: sky").first.click()
+    expect(page.locator("#status")).to_contain_text("2 documents in")
+    assert set(ids(page)) == {"moon", "mars"}
+    page.click("#add-condition")
+    condition = page.locator("#conditions li").nth(1)
+    assert condition.locator("select").first.locator("option").all_inner_texts() == ["kind", "year"]
+    condition.locator("select").first.select_option("year")
+    condition.locator("select").nth(1).select_option(">")
+    condition.locator("input").fill("2021")
+    expect(page.locator("#status")).to_contain_text("1 document in")
+    assert ids(page) == ["mars"]
+    condition.get_by_role("button").click()
+    expect(page.locator("#status")).to_contain_text("2 documents in")
+
+
+def test_a_document_with_a_script_is_shown_as_text(page):
+    search(page, "a hostile page")
+    shown = page.locator("#results li", has=page.locator("h2", has_text="hostile")).locator(".text")
+    expect(shown).to_have_text(HOSTILE)
+    assert page.locator("#results img, #results script, #results b").count() == 0
+    assert page.title() == "a hostile page - Latelier"
+
+
+def test_a_question_why_a_document_is_not_found_is_answered(page):
+    search(page, "healthy fruit")
+    page.locator("#why-not summary").click()
+    page.fill("#why-not-id", "no such id")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#why-not-answer")).to_contain_text("no such id")
+
+
+def test_everything_is_reached_by_keyboard(page):
+    page.locator("body").click()
+    page.keyboard.press("/")
+    page.keyboard.type("healthy fruit")
+    page.keyboard.press("Enter")
+    expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Heat map":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator(".heat")).to_be_visible()
+
+
+def test_an_error_says_what_is_wrong(page):
+    page.fill("#query", "too long " * 30_000)
+    expect(page.locator("#status")).to_contain_text("this server takes at most 200,000", timeout=60_000)
+    assert page.locator("#status").get_attribute("class") == "error"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1000, 360])
+def test_assistive_technology_finds_nothing_to_complain_about(browser, url, scheme, width):
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page.goto(f"{url}/?q=planets")
+    expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="Heat map").first.click()
+    expect(page.locator(".heat")).to_be_visible()
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is wider than the screen
+    page.close()

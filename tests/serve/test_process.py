@@ -1,0 +1,123 @@
+"""Servers in processes of their own: started, stopped, killed, and asked by many at once."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+from latelier import indexes
+from latelier.retrieve import Retriever
+
+SEARCH = "/v1/indexes/records/search"
+DOCUMENTS = "/v1/indexes/records/documents"
+TOKEN = "t" * 20
+
+
+@pytest.fixture
+def own_folder(shallow, tmp_path):
+    """An index that the test may change."""
+    with Retriever(shallow, tmp_path / "records", device="cpu") as retriever:
+        retriever.add([("first", "The first document.")])
+    return tmp_path / "records"
+
+
+def metric(url, name):
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_a_server_answers_and_stops_when_it_is_asked_to(folder, shallow, start):
+    server = start(folder, "--model", shallow, "--device", "cpu")
+    assert httpx.get(f"{server.url}/health/ready").json() == {"status": "ready", "indexes": ["records"]}
+    answer = httpx.post(server.url + SEARCH, json={"query": "bananas", "k": 1}).json()
+    assert answer["results"][0][0]["id"] == "fruit"
+    logged = [json.loads(line) for line in server.stop().splitlines() if line.startswith("{")]
+    assert [line["request"]["status"] for line in logged] == [200, 200]
+
+
+def test_64_clients_at_once_get_their_own_answers(folder, shallow, start):
+    server = start(folder, "--model", shallow, "--device", "cpu", "--no-log")
+    with Retriever.open(folder, model=shallow, device="cpu", read_only=True) as retriever:
+        texts = [f"{word} {number}" for number in range(16) for word in ("moon", "bananas", "kings", "earth")]
+        expected = [[result.id for result in found] for found in retriever.search(texts)]
+
+    def ask(text):
+        with httpx.Client(timeout=60) as client:
+            return [client.post(server.url + SEARCH, json={"query": text}).json()["results"][0] for _ in range(3)]
+
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(ask, texts))
+    for found, ids in zip(answers, expected, strict=True):
+        assert [[hit["id"] for hit in each] for each in found] == [ids] * 3
+    assert metric(server.url, "latelier_batch_queries_count") < 64 * 3  # many were searched together
+
+
+def test_after_kill_9_every_acknowledged_document_is_there(own_folder, shallow, start):
+    server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+    acknowledged, enough = [], threading.Event()
+
+    def write(writer):
+        with httpx.Client(timeout=60) as client:
+            for number in range(1000):
+                name = f"{writer}-{number}"
+                body = {"documents": [{"id": name, "text": f"Text number {number} of writer {writer}."}]}
+                try:
+                    answer = client.post(server.url + DOCUMENTS, json=body)
+                except httpx.TransportError:
+                    return  # killed
+                assert answer.status_code == 201, answer.text
+                acknowledged.append(name)
+                if len(acknowledged) >= 40:
+                    enough.set()
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, i) for i in range(4)]
+        assert enough.wait(60)
+        os.kill(server.process.pid, signal.SIGKILL)
+        for writer in writers:
+            writer.result()
+    with indexes.open(own_folder) as index:
+        assert set(acknowledged) <= set(index.ids())
+        assert index.verify().is_whole
+    again = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+    body = {"ids": acknowledged[-1:]}
+    assert httpx.post(f"{again.url}{DOCUMENTS}/get", json=body).status_code == 200
+
+
+def test_a_stopping_server_finishes_what_it_has_accepted(own_folder, shallow, start):
+    server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+
+    def write(number):
+        documents = [{"id": f"{number}-{i}", "text": "many words " * 60} for i in range(40)]
+        return httpx.post(server.url + DOCUMENTS, json={"documents": documents}, timeout=60)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(write, number) for number in range(3)]
+        while not metric(server.url, 'latelier_waiting{index="records",kind="writes"}'):  # one is written, others wait
+            time.sleep(0.01)
+        server.process.terminate()
+        assert [answer.result().status_code for answer in answers] == [201] * 3
+    with indexes.open(own_folder, read_only=True) as index:
+        assert len(index) == 1 + 3 * 40
+
+
+def test_other_machines_are_served_with_a_token_only(folder, shallow, start):
+    with pytest.raises(AssertionError, match="without a read token"):
+        start(folder, "--model", shallow, "--host", "0.0.0.0")
+    server = start(folder, "--model", shallow, "--host", "0.0.0.0", "--read-token", TOKEN, "--device", "cpu")
+    url, headers = server.url.replace("0.0.0.0", "127.0.0.1"), {"authorization": f"Bearer {TOKEN}"}
+    assert httpx.get(f"{url}/v1/indexes").status_code == 401
+    assert httpx.get(f"{url}/v1/indexes", headers=headers).status_code == 200
+    assert httpx.delete(f"{url}{DOCUMENTS}/moon", headers=headers).status_code == 403
+
+
+def test_a_port_in_use_is_a_clear_error(folder, shallow, start):
+    server = start(folder, "--model", shallow, "--device", "cpu")
+    port = server.url.rpartition(":")[2]
+    with pytest.raises(AssertionError, match=r"cannot listen on 127\.0\.0\.1"):
+        start(folder, "--model", shallow, "--device", "cpu", "--port", port)

@@ -1,0 +1,237 @@
+"""The REST interface over a real retriever, without a network."""
+
+import json
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from latelier.retrieve import Retriever
+from latelier.scores import colbert_scores
+from latelier.serve import Access, Limits, create_app
+
+INDEX = "/v1/indexes/records"
+READ, WRITE = "r" * 20, "w" * 20
+
+
+@pytest.fixture
+def client(retriever):
+    with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+        yield client
+
+
+def post(client, path, body, status=200):
+    answer = client.post(INDEX + path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def error(answer, status):
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    return answer.json()["error"]
+
+
+def test_search_returns_what_the_retriever_finds(client, retriever):
+    (found,) = post(client, "/search", {"query": "apples", "k": 2})["results"]
+    expected = retriever.search("apples", 2)
+    assert [result["id"] for result in found] == [result.id for result in expected]
+    assert [result["text"] for result in found] == [result.text for result in expected]
+    assert [result["metadata"] for result in found] == [result.metadata for result in expected]
+    np.testing.assert_allclose([r["score"] for r in found], [r.score for r in expected], rtol=1e-5)
+
+
+def test_several_queries_filters_and_fields(client):
+    body = {"query": ["apples", "planets"], "filter": "year > ?", "parameters": [2020], "include": []}
+    results = post(client, "/search", body)["results"]
+    assert [{hit["id"] for hit in found} for found in results] == [{"moon", 7}, {"moon", 7}]
+    assert all(hit["text"] is None and hit["metadata"] is None for found in results for hit in found)
+
+
+def test_queries_as_vectors(client, retriever):
+    vectors = [retriever.model.encode_query(["apples"])[0].tolist()]
+    by_vectors = post(client, "/search", {"vectors": vectors, "k": 1})["results"][0][0]
+    by_text = post(client, "/search", {"query": "apples", "k": 1})["results"][0][0]
+    assert by_vectors["id"] == by_text["id"]
+    assert by_vectors["score"] == pytest.approx(by_text["score"], rel=1e-5)
+
+
+def test_documents_are_added_replaced_read_and_removed(client):
+    document = {"id": "pear", "text": "Pears are ripe in autumn.", "title": "Pears", "metadata": {"year": 2024}}
+    assert post(client, "/documents", {"documents": [document]}, 201) == {"changed": 1, "documents": 4}
+    stored = client.get(f"{INDEX}/documents/pear").json()
+    assert stored == {"id": "pear", "text": "Pears Pears are ripe in autumn.", "metadata": {"year": 2024}}
+    document["text"] = "Pears are green."
+    changed = client.put(f"{INDEX}/documents", json={"documents": [document]})
+    assert changed.json() == {"changed": 1, "documents": 4}
+    assert post(client, "/documents/get", {"ids": ["pear", 7]})[0]["text"] == "Pears Pears are green."
+    assert client.delete(f"{INDEX}/documents/pear").json() == {"changed": 1, "documents": 3}
+    assert post(client, "/documents/delete", {"ids": [7]}) == {"changed": 1, "documents": 2}
+    assert error(client.get(f"{INDEX}/documents/pear"), 404)["type"] == "UnknownIdError"
+
+
+def test_an_id_in_an_address_is_the_string_and_else_the_integer(client):
+    assert client.get(f"{INDEX}/documents/7").json()["id"] == 7
+    post(client, "/documents", {"documents": [{"id": "7", "text": "Another seven."}]}, 201)
+    assert client.get(f"{INDEX}/documents/7").json()["id"] == "7"
+    post(client, "/documents", {"documents": [{"id": "a/b?c#d", "text": "An id with every sign."}]}, 201)
+    assert client.get(f"{INDEX}/documents/a%2Fb%3Fc%23d").json()["id"] == "a/b?c#d"
+
+
+def test_nothing_is_stored_of_a_request_with_a_faulty_document(client):
+    body = {"documents": [{"id": "new", "text": "A new one."}, {"id": "moon", "text": "A second moon."}]}
+    answer = error(client.post(f"{INDEX}/documents", json=body), 409)
+    assert answer["type"] == "DuplicateIdError"
+    assert "'moon'" in answer["message"]
+    assert client.get(INDEX).json()["documents"] == 3
+
+
+def test_explanations_add_up_to_the_score(client):
+    (found,) = post(client, "/search", {"query": "healthy apples", "k": 1})["results"]
+    (explained,) = post(client, "/explain", {"query": "healthy apples", "ids": [found[0]["id"]], "similarities": True})
+    assert explained["score"] == pytest.approx(found[0]["score"], rel=1e-4)
+    matrix = np.array(explained["similarities"])
+    assert matrix.shape == (len(explained["query_tokens"]), len(explained["document_tokens"]))
+    assert matrix.max(axis=1).sum() == pytest.approx(found[0]["score"], rel=1e-3)
+    text = found[0]["text"]
+    words = [text[span["start"] : span["end"]] for span in explained["spans"]]
+    assert "healthy" in words
+
+
+def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
+    documents = ["The moon is far away.", {"text": "Apples are fruit."}, "Seven kings."]
+    body = {"query": "bananas", "documents": documents, "top_n": 2, "return_documents": True}
+    answer = client.post("/v1/rerank", json=body).json()
+    query = retriever.model.encode_query(["bananas"])[0]
+    texts = ["The moon is far away.", "Apples are fruit.", "Seven kings."]
+    scores = colbert_scores([query], retriever.model.encode_document(texts))[0]
+    best = scores.argsort(descending=True)[:2].tolist()
+    assert [result["index"] for result in answer["results"]] == best
+    np.testing.assert_allclose([r["relevance_score"] for r in answer["results"]], scores[best].numpy(), rtol=1e-4)
+    assert answer["results"][0]["document"] == {"text": texts[best[0]]}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "expected either query or vectors"),
+        ({"query": "a", "vectors": [[[1.0]]]}, "expected either query or vectors"),
+        ({"query": "  "}, "body.query: it is empty"),
+        ({"query": "a", "k": 0}, "body.k: "),
+        ({"query": "a", "k": "3"}, "body.k: "),
+        ({"query": "a", "unknown": 1}, "body.unknown: "),
+        ({"query": "a", "filter": "yera > 1"}, "unknown field 'yera'"),
+        ({"query": "a", "filter": "year > ?"}, "?"),
+        ({"query": "a", "filter": "1; DROP TABLE document"}, "rejected"),
+        ({"vectors": [[[1.0, 2.0]]]}, "dim"),
+        ({"vectors": [[[1.0], [1.0, 2.0]]]}, "vectors"),
+        ({"query": "a", "effort": 2.0}, "no option 'effort'"),
+    ],
+)
+def test_a_faulty_search_is_answered_with_what_is_wrong(client, body, message):
+    assert message in error(client.post(f"{INDEX}/search", json=body), 422)["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[",
+        "null",
+        "[" * 100_000,
+        '{"query": "\\ud800"}',
+        '{"query": NaN}',
+        '{"query": ' + "9" * 10_000 + "}",
+        "\x00",
+    ],
+)
+def test_malformed_bodies_are_answered(client, content):
+    answer = client.post(f"{INDEX}/search", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422)
+    assert "message" in answer.json()["error"]
+
+
+def test_unknown_addresses_and_methods_have_the_same_form_of_error(client):
+    assert "records" in error(client.post("/v1/indexes/nothing/search", json={"query": "a"}), 404)["message"]
+    error(client.get("/v1/nothing"), 404)
+    error(client.patch(INDEX), 405)
+
+
+def test_limits(retriever):
+    limits = Limits(body_bytes=2000, batch=2, characters=50, hits=5)
+    with TestClient(create_app({"records": retriever}, limits=limits), base_url="http://localhost") as client:
+        for body in ({"query": ["a", "b", "c"]}, {"query": "x" * 51}, {"query": "a", "k": 6}):
+            assert error(client.post(f"{INDEX}/search", json=body), 413)["type"] == "TooLargeError"
+        large = json.dumps({"query": "a", "filter": "x" * 3000})
+        assert "2,000 bytes" in error(client.post(f"{INDEX}/search", content=large), 413)["message"]
+        streamed = client.post(f"{INDEX}/search", content=iter([large.encode()]))  # without a length
+        assert "2,000 bytes" in error(streamed, 413)["message"]
+
+
+def test_tokens(retriever):
+    access = Access(READ, WRITE)
+    document = {"documents": [{"id": "new", "text": "New."}]}
+    with TestClient(create_app({"records": retriever}, access=access), base_url="http://localhost") as client:
+        for path in ("/v1/indexes", "/metrics", f"{INDEX}/documents/moon"):
+            assert client.get(path).status_code == 401
+            assert client.get(path, headers={"authorization": f"Bearer {READ}"}).status_code == 200
+        for path in ("/health/live", "/health/ready", "/"):
+            assert client.get(path).status_code == 200
+        reader = client.post(f"{INDEX}/documents", json=document, headers={"authorization": f"Bearer {READ}"})
+        assert "write token" in error(reader, 401)["message"]
+        writer = client.post(f"{INDEX}/documents", json=document, headers={"authorization": f"Bearer {WRITE}"})
+        assert writer.status_code == 201
+
+
+def test_a_read_only_index_takes_no_changes(folder, shallow):
+    opened = Retriever.open(folder, model=shallow, device="cpu", read_only=True)
+    with opened as retriever, TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+        answer = client.delete(f"{INDEX}/documents/moon")
+        assert error(answer, 403)["type"] == "ReadOnlyIndexError"
+        assert client.get(INDEX).json()["documents"] == 3
+
+
+def test_a_foreign_host_name_is_rejected_unless_other_machines_are_let_in(retriever):
+    with TestClient(create_app({"records": retriever}), base_url="http://rebound.example") as client:
+        assert "rebound.example" in error(client.get("/v1/indexes"), 400)["message"]
+    app = create_app({"records": retriever}, access=Access(READ), loopback_only=False)
+    with TestClient(app, base_url="http://search.example") as client:
+        assert client.get("/health/live").status_code == 200
+
+
+def test_cross_origin_requests_need_a_listed_origin(retriever):
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    for origins, allowed in (((), None), (("https://a.example",), "https://a.example")):
+        app = create_app({"records": retriever}, access=Access(origins=origins))
+        with TestClient(app, base_url="http://localhost") as client:
+            answer = client.options(f"{INDEX}/search", headers=asked)
+            assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+def test_every_answer_forbids_what_is_not_the_page_s_own(client):
+    for answer in (client.get("/"), client.get("/v1/indexes"), client.get("/nothing")):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_metrics_count_requests_and_batches(client):
+    for _ in range(3):
+        post(client, "/search", {"query": ["a", "b"]})
+    client.request("MADE-UP", INDEX)
+    lines = client.get("/metrics").text.splitlines()
+    route = 'route="/v1/indexes/{index}/search"'
+    assert f'latelier_requests_total{{method="POST",{route},status="200"}} 3.0' in lines
+    assert 'latelier_batch_queries_sum{index="records"} 6.0' in lines
+    assert 'latelier_documents{index="records"} 3.0' in lines
+    assert any('method="other"' in line for line in lines)
+
+
+def test_the_access_log_holds_neither_texts_nor_tokens(client, caplog):
+    with caplog.at_level("INFO", logger="latelier.access"):
+        client.get("/?q=secret-words", headers={"authorization": "Bearer secret-token"})
+        post(client, "/search", {"query": "secret-words"})
+    written = [json.loads(record.message) for record in caplog.records]
+    assert [line["status"] for line in written] == [200, 200]
+    assert "secret" not in caplog.text
