@@ -17,6 +17,7 @@ from latelier.serve.limits import Limits
 from latelier.serve.schemas import (
     ChangeResponse,
     DocumentsRequest,
+    DocumentText,
     ErrorResponse,
     ExplainRequest,
     ExplainResponse,
@@ -168,14 +169,11 @@ async def rerank(request: Request, body: RerankRequest) -> RerankResponse:
     limits.check_texts([body.query, *texts])
     service = _service(request, body.model or next(iter(request.app.state.services)))
     ranked = await service.ask(lambda retriever: retriever.rerank(body.query, texts, body.top_n))
-    results = [
-        RankedDocument(
-            index=hit.id,
-            relevance_score=hit.score,
-            document={"text": texts[hit.id]} if body.return_documents else None,
-        )
-        for hit in ranked
-    ]
+    results = []
+    for hit in ranked:
+        position = int(hit.id)
+        shown = DocumentText(text=texts[position]) if body.return_documents else None
+        results.append(RankedDocument(index=position, relevance_score=hit.score, document=shown))
     return RerankResponse(model=service.name, results=results)
 
 

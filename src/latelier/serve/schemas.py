@@ -12,6 +12,7 @@ from latelier.retrieve import Explanation
 __all__ = [
     "ChangeResponse",
     "DocumentBody",
+    "DocumentText",
     "DocumentsRequest",
     "ErrorResponse",
     "ExplainRequest",
@@ -270,7 +271,9 @@ class IndexResponse(_Body):
     """Keys of the metadata, which filters can name."""
 
 
-class _DocumentText(_Body):
+class DocumentText(_Body):
+    """A document as a text."""
+
     text: Text
 
 
@@ -278,7 +281,7 @@ class RerankRequest(_Body):
     """The request of the common rerank interfaces."""
 
     query: Text
-    documents: Annotated[list[Text | _DocumentText], Field(min_length=1)]
+    documents: Annotated[list[Text | DocumentText], Field(min_length=1)]
     model: Name | None = None
     """Name of the index whose model ranks; default: the first index."""
     top_n: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -292,7 +295,7 @@ class RankedDocument(_Body):
     index: int
     relevance_score: float
     """MaxSim: the sum over the query's tokens of the similarity with the best token of the document."""
-    document: _DocumentText | None = None
+    document: DocumentText | None = None
 
 
 class RerankResponse(_Body):
