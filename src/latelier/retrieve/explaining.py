@@ -8,6 +8,7 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
+from latelier.indexes.catalog.values import as_id
 from latelier.retrieve.explanation import Explanation, explain_alignment
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
@@ -41,7 +42,7 @@ def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Exp
     Raises
     ------
     InvalidArgumentError
-        If the query is not a text, or empty.
+        If the query is not a text, or empty, or no document can have this id.
     UnknownIdError
         If the document is not in the index.
     LatelierError
@@ -49,6 +50,7 @@ def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Exp
     """
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
+    id = as_id(id)
     vectors = model.encode_queries(checked_queries(query))[0]
     with index.snapshot():
         part = best_part(index, vectors, id)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.search_mode import Fusion, Mode
@@ -24,11 +24,10 @@ from latelier.retrieve.passages import Passages
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel, check_query_backend
 from latelier.retrieve.results import Result
-from latelier.retrieve.searching import find_hits, find_results
+from latelier.retrieve.searching import find_results, find_run
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.retrieve.why_not import explain_miss
-from latelier.utils.describing import describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -383,6 +382,11 @@ class Retriever:
         dict
             Query id to document id (as str) to score.
 
+        Raises
+        ------
+        InvalidArgumentError
+            As in `search`, and if a query finds two documents whose ids are the same as str, such as 1 and "1".
+
         Examples
         --------
         >>> retriever = Retriever(device="cpu")
@@ -391,13 +395,9 @@ class Retriever:
         >>> {query: list(found) for query, found in run.items()}
         {'q1': ['a', 'b']}
         """
-        if not isinstance(queries, Mapping):
-            raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
-        texts = checked_queries(queries.values())
         way = {"mode": mode, "fusion": fusion, "weights": weights, "depth": depth}
         limits = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
-        hits = find_hits(self._model, self.index, texts, k, **way, **limits, **index_options)
-        return {query: {str(hit.id): hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
+        return find_run(self._model, self.index, queries, k, **way, **limits, **index_options)
 
     def explain(self, query: str, id: Id) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit, Index
+from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.results import Result, Results
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils.checks import check_count
-from latelier.utils.describing import short
+from latelier.utils.describing import describe, short
 
-__all__ = ["check_index_options", "find_hits", "find_results"]
+__all__ = ["check_index_options", "find_results", "find_run"]
 
 
 def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
@@ -47,8 +48,10 @@ def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(f"a search of {type(index).__name__} has no option {short(name)}; {named}.")
 
 
-def find_hits(model: QueryModel, index: Index, queries: Sequence[str], k: int, **options: Any) -> list[list[Hit]]:
-    """Encode queries and search an index for them.
+def find_run(
+    model: QueryModel, index: Index, queries: Mapping[str, str], k: int, **options: Any
+) -> dict[str, dict[str, float]]:
+    """Encode queries, search an index for them, and return a run: see `Retriever.run`.
 
     Parameters
     ----------
@@ -57,28 +60,52 @@ def find_hits(model: QueryModel, index: Index, queries: Sequence[str], k: int, *
     index
         The index to search.
     queries
-        Texts, checked.
+        Query id to text.
     k
-        Maximum number of hits per query.
+        Maximum number of documents per query.
     **options
         Arguments of the index's `search`, `mode` among them.
 
     Returns
     -------
-    list of list of Hit
-        One list per query, best first.
+    dict
+        Query id to document id (as str) to score.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument is not accepted, or a query finds two documents whose ids are the same as str.
     """
-    given = _given_queries(model, index, queries, k, options)
-    if not queries:
-        return []
+    if not isinstance(queries, Mapping):
+        raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
+    texts = checked_queries(queries.values())
+    given = _given_queries(model, index, texts, k, options)
+    if not texts:
+        return {}
     with index.snapshot():
         stored = StoredDocuments(index)
-        hits = stored.search(lambda rows, most: _search(index, given, rows, most, options), len(queries), k)
-    return [[Hit(stored.document(hit.id), hit.score) for hit in found] for found in hits]
+        hits = stored.search(lambda rows, most: _search(index, given, rows, most, options), len(texts), k)
+    return {
+        query: _scores_by_id(Hit(stored.document(hit.id), hit.score) for hit in found)
+        for query, found in zip(queries, hits, strict=True)
+    }
 
 
 def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int, **options: Any) -> list[list[Result]]:
-    """Search as `find_hits` does, and return the hits with the texts and metadata of their documents."""
+    """Encode queries, search an index for them, and return the hits with the texts and metadata of their documents.
+
+    Parameters
+    ----------
+    model, index, k, **options
+        As of `find_run`.
+    queries
+        Texts, checked.
+
+    Returns
+    -------
+    list of list of Result
+        One list per query, best first.
+    """
     given = _given_queries(model, index, queries, k, options)
     if not queries:
         return []
@@ -88,6 +115,19 @@ def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int
         ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
         records = {record.id: record for record in index.get(ids)}
     return [Results(stored.result(hit, records[hit.id]) for hit in found) for found in hits]
+
+
+def _scores_by_id(hits: Iterable[Hit]) -> dict[str, float]:
+    """Return the scores of documents by their ids as str."""
+    scores: dict[str, float] = {}
+    for hit in hits:
+        if str(hit.id) in scores:
+            raise InvalidArgumentError(
+                f"a query finds a document with the id {str(hit.id)!r} and another with the same id as int; a run has "
+                "ids that are str, so it cannot tell them apart. Use search, or other ids."
+            )
+        scores[str(hit.id)] = hit.score
+    return scores
 
 
 def _given_queries(

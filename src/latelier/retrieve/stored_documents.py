@@ -61,7 +61,7 @@ class StoredDocuments:
     def parts(self, id: Id) -> list[Id]:
         """Return the ids under which the index stores a document, in the order of its passages; none if absent."""
         found = self.index.ids(passage_prefix(id)) if self.has_passages else []
-        return found or ([id] if id in self.index else [])
+        return found or ([id] if self._is_whole(id) else [])
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents with all their passages, all or none.
@@ -76,7 +76,7 @@ class StoredDocuments:
             return
         wanted = as_ids(ids)
         check_known(wanted, [id for id in wanted if id in self])
-        whole = [id for id in wanted if id in self.index]
+        whole = [id for id in wanted if self._is_whole(id)]
         self.index.remove(whole, prefixes=map(passage_prefix, wanted))
 
     def search(self, search: SearchHits, queries: int, k: int) -> list[list[Hit]]:
@@ -97,14 +97,15 @@ class StoredDocuments:
         if not self.has_passages:
             return search(range(queries), k)
         best: list[list[Hit]] = [[] for _ in range(queries)]
-        waiting, limit = list(range(queries)), _PASSAGES * k
+        most = max(k, len(self.index))
+        waiting, limit = list(range(queries)), min(_PASSAGES * k, most)
         while waiting:
             unfinished = []
             for row, hits in zip(waiting, search(waiting, limit), strict=True):
                 best[row] = list(_first_of_each(hits))[:k]
-                if len(best[row]) < k and len(hits) == limit:
+                if len(best[row]) < k and len(hits) == limit < most:
                     unfinished.append(row)
-            waiting, limit = unfinished, _PASSAGES * limit
+            waiting, limit = unfinished, min(_PASSAGES * limit, most)
         return best
 
     def result(self, hit: Hit, record: Record) -> Result:
@@ -117,6 +118,10 @@ class StoredDocuments:
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""
         return _document(id) if self.has_passages else id
+
+    def _is_whole(self, id: Id) -> bool:
+        """Whether a document is stored under its own id; an id that spells that of a passage is no such document."""
+        return id in self.index and self.document(id) == id
 
 
 def _document(id: Id) -> Id:
