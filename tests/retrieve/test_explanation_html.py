@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError, StorageError
+from latelier.retrieve import Retriever
 from latelier.retrieve.explanation import Explanation, TokenMatch
 from latelier.retrieve.heat_map import shown_columns
 from latelier.retrieve.tokenized_text import Word
@@ -148,3 +149,12 @@ def test_a_page_replaces_a_file_as_a_whole_or_not_at_all(tmp_path):
         with pytest.raises(InvalidArgumentError, match="as path; give"):
             explanation.to_html(path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "page.html"]
+
+
+def test_a_text_of_one_long_word_is_written_once(model):
+    word = "x" * 100_000
+    with Retriever(model) as retriever:
+        retriever.add([("a", word)])
+        explanation = retriever.explain(f"{word} fruit", "a")
+    assert explanation.to_html().count("x" * 400) == len(word) // 400
+    assert max(map(len, str(explanation).splitlines()[1:])) < 200

@@ -16,6 +16,7 @@ import numpy as np
 from latelier.indexes import Id
 from latelier.retrieve.tokenized_text import TokenizedText, Word, group_words, marks_beginnings
 from latelier.scores.alignment import Alignment
+from latelier.utils.describing import cut
 from latelier.utils.reading import as_path
 from latelier.utils.writing import write_bytes
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Explanation", "Span", "TokenMatch", "WordMatch", "explain_alignment"]
+
+
+# Characters of a word that the printed table shows: a text without spaces is one word.
+_LONGEST_WORD = 60
 
 
 class TokenMatch(NamedTuple):
@@ -267,7 +272,9 @@ class Explanation:
 
     def __repr__(self) -> str:
         """Return a table: the words of the query, their matches, and their contributions to the score."""
-        rows = self.word_rows()
+        rows = [
+            (cut(word, _LONGEST_WORD), cut(matched, _LONGEST_WORD), value) for word, matched, value in self.word_rows()
+        ]
         left = max((len(word) for word, _, _ in rows), default=0)
         right = max((len(matched) for _, matched, _ in rows), default=0)
         lines = [f"  {word:{left}}  {matched:{right}}  {value:7.3f}" for word, matched, value in rows]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.heat_map import column_labels, row_labels, shown_columns
+from latelier.utils.describing import cut
 from latelier.utils.html import Markup, bar, escape, fragment, table
 
 __all__ = ["notebook_cell", "page"]
@@ -17,6 +18,8 @@ _LEVELS = 10
 # With this opacity of the tint, black text on white and light text on black keep a contrast above 7 to 1.
 _STRONGEST = 0.55
 _LONGEST_UNREAD = 300
+# A text of 100,000 letters without a space is one word, which the text itself shows whole.
+_LONGEST_WORD, _LONGEST_QUERY = 60, 300
 _TINTS = "\n".join(
     f".latelier .t{i} {{ background: rgba(59, 130, 246, {_STRONGEST * i / _LEVELS:.2f}) }}"
     for i in range(1, _LEVELS + 1)
@@ -96,7 +99,8 @@ def notebook_cell(explanation: Explanation) -> str:
 
 
 def _title(explanation: Explanation) -> Markup:
-    return escape(f"{explanation.id!r} scores {explanation.score:.3f} for {explanation.query!r}")
+    query = cut(repr(explanation.query), _LONGEST_QUERY)
+    return escape(f"{cut(repr(explanation.id), _LONGEST_QUERY)} scores {explanation.score:.3f} for {query}")
 
 
 def _highlighted(explanation: Explanation) -> Markup:
@@ -135,7 +139,11 @@ def _words(explanation: Explanation) -> Markup:
     rows = explanation.word_rows()
     most = max((match.contribution for match in rows), default=0.0)
     cells = [
-        [match.word, match.matched, bar(f"{match.contribution:.3f}", match.contribution / most if most > 0 else 0)]
+        [
+            cut(match.word, _LONGEST_WORD),
+            cut(match.matched, _LONGEST_WORD),
+            bar(f"{match.contribution:.3f}", match.contribution / most if most > 0 else 0),
+        ]
         for match in rows
     ]
     return table(["query", "document", "contribution"], cells)
@@ -149,7 +157,7 @@ def _heat_map(explanation: Explanation, columns: Sequence[int]) -> Markup:
     gaps = [i > 0 and columns[i - 1] != position - 1 for i, position in enumerate(columns)]
     dots = '<td class="gap">⋯</td>'
     head = "".join(
-        f'{dots if gap else ""}<th scope="col"><span>{escape(labels[position])}</span></th>'
+        f'{dots if gap else ""}<th scope="col"><span>{escape(cut(labels[position], _LONGEST_WORD))}</span></th>'
         for gap, position in zip(gaps, columns, strict=True)
     )
     rows = []
@@ -159,7 +167,7 @@ def _heat_map(explanation: Explanation, columns: Sequence[int]) -> Markup:
             f"{_decimals(row[position])}</td>"
             for gap, position in zip(gaps, columns, strict=True)
         )
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+        rows.append(f'<tr><th scope="row">{escape(cut(name, _LONGEST_WORD))}</th>{cells}</tr>')
     note = "Rows are tokens of the query, columns tokens of the document; the highest of each row is framed."
     if len(columns) < len(labels):
         note += f" {len(columns)} of {len(labels)} columns: those that matched, and their neighbours."
