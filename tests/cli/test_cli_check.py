@@ -17,6 +17,7 @@ def test_check_prints_what_the_index_holds_its_recall_and_its_integrity(run, fol
     assert lines["recall"].startswith("recall@2 1.000 (worst query 1.000) against exact scores: 3 of its own documents")
     assert lines["files"].endswith("files are whole")
     assert lines["texts"] == lines["metadata"] == "yes"
+    assert lines["keywords"] == "porter"
 
 
 def test_check_as_json(run, folder):
@@ -36,7 +37,7 @@ def test_check_of_an_index_without_texts_that_has_removed_documents(run, tmp_pat
     assert "compact() frees the vectors of 2 removed documents." in result.stdout
     facts = json.loads(run("check", tmp_path / "index", "--json").stdout)
     assert (facts["documents"], facts["tokens"], facts["removed"]) == (7, 28, 2)
-    assert (facts["texts"], facts["metadata"]) == (False, False)
+    assert (facts["texts"], facts["metadata"], facts["keywords"]) == (False, False, "porter")
     assert facts["recall"]["advice"] == "effort='fast' finds 1.000 in about half the time"
 
 
@@ -66,6 +67,12 @@ def test_why_not_prints_the_cause_and_what_would_find_it(run, folder):
     assert lines[0].startswith("'moon' is not found for 'unhealthy fruit' with k=1: rank ")
     assert lines[1].startswith("  scored_lower: ")
     assert lines[-2:] == ["It is found if you", f"  search with k={json.loads(lines[-1].partition('=')[2])}"]
+
+
+def test_why_not_of_a_search_by_keywords(run, folder):
+    result = run("why-not", folder, "unhealthy fruit", "moon", "--mode", "keywords", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "no_query_word: its text has no word of the query: 'unhealthy', 'fruit'" in result.stdout
 
 
 def test_why_not_with_filters_as_json(run, folder):

@@ -65,7 +65,7 @@ def index_facts(index: Index, folder: Path) -> dict[str, Any]:
         held = index.statistics()
         facts |= {"bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
         facts |= {"bytes_per_document": round(held.bytes_per_document), "bytes_per_token": round(held.bytes_per_token)}
-        facts |= {"texts": held.has_texts, "metadata": held.has_metadata}
+        facts |= {"texts": held.has_texts, "metadata": held.has_metadata, "keywords": index.tokenizer}
     return {
         **facts,
         "model": model and model.name,

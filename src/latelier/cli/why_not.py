@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.search import Backend
+from latelier.cli.search import Backend, Fusion, Mode
 
 __all__ = ["why_not"]
 
@@ -28,6 +28,14 @@ def why_not(
     filter_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
     ] = 10.0,
+    mode: Annotated[
+        Mode, typer.Option(help="Mode of the search: vectors, keywords, hybrid or rerank; see latelier search.")
+    ] = Mode.VECTORS,
+    fusion: Annotated[Fusion, typer.Option(help="Of hybrid: relative or rrf.")] = Fusion.RELATIVE,
+    weights: Annotated[tuple[float, float], typer.Option(metavar="VECTORS KEYWORDS", help="Weights of hybrid.")] = (
+        0.5,
+        0.5,
+    ),
     effort: Annotated[
         str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
     ] = None,
@@ -66,6 +74,9 @@ def why_not(
             text,
             document_id(retriever.index, document),
             k,
+            mode=mode.value,
+            fusion=fusion.value,
+            weights=weights,
             filter=filter[0] if filter and len(filter) == 1 else filter or None,
             parameters=[number_or_text(value) for value in parameter or ()],
             filter_timeout=filter_timeout or None,

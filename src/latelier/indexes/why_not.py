@@ -23,7 +23,15 @@ from latelier.scores.alignment import align
 from latelier.utils.checks import check_count
 from latelier.utils.describing import short
 
-__all__ = ["ApproximateStages", "StageLoss", "find_causes", "near_ids", "smallest_value"]
+__all__ = [
+    "ApproximateStages",
+    "StageLoss",
+    "find_causes",
+    "near_ids",
+    "not_stored_cause",
+    "smallest_value",
+    "without_filter",
+]
 
 # Ids that are compared letter by letter with one that is not stored: the comparison takes 10 microseconds for each.
 _MOST_COMPARED = 50_000
@@ -92,22 +100,30 @@ def find_causes(
     if found is not None:
         return replace(report, score=hits[found - 1].score)
     if id not in index:
-        near = near_ids(id, index.ids())
-        hint = f"; near ids: {', '.join(map(short, near))}" if near else ""
-        return replace(
-            report, causes=(Cause("not_stored", f"no document has the id {short(id)}{hint}", {"near": near}),)
-        )
+        return replace(report, causes=(not_stored_cause(id, index.ids()),))
     conditions = split_filter(arguments["filter"], arguments["parameters"])
     excluding = excluding_conditions(index, packed, id, conditions, arguments["filter_timeout"])
     if excluding:
         cause = filter_cause(index, id, excluding, len(conditions))
         relaxed = filter_arguments([each for each in conditions if each not in excluding])
-        return _without_filter(find_causes(index, packed, id, {**arguments, **relaxed}, stages), report, cause, relaxed)
+        return without_filter(find_causes(index, packed, id, {**arguments, **relaxed}, stages), report, cause, relaxed)
     return _Miss(index, packed, id, arguments, stages, hits).report(report)
 
 
-def _without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
-    """Return the report of a document that the filter excludes, given that of the search without these expressions."""
+def without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
+    """Return the report of a document that the filter excludes.
+
+    Parameters
+    ----------
+    inner
+        The report of the search without the expressions that exclude the document.
+    report
+        That of the search, without causes.
+    cause
+        Names the expressions.
+    relaxed
+        The arguments of the filter without them.
+    """
     changes = [Change({**relaxed, **change.arguments}) for change in inner.changes]
     return replace(
         report,
@@ -225,6 +241,19 @@ def smallest_value(finds: Callable[[int], bool], value: int, most: int) -> int |
             return high
         low = high
     return None
+
+
+def not_stored_cause(id: Id, ids: Sequence[Id]) -> Cause:
+    """Return the cause for an id that is not among the ids of the documents.
+
+    Examples
+    --------
+    >>> print(not_stored_cause("1", [0, 1]))
+    not_stored: no document has the id '1'; near ids: 1
+    """
+    near = near_ids(id, ids)
+    hint = f"; near ids: {', '.join(map(short, near))}" if near else ""
+    return Cause("not_stored", f"no document has the id {short(id)}{hint}", {"near": near})
 
 
 def near_ids(id: Id, ids: Sequence[Id]) -> list[Id]:

@@ -57,7 +57,8 @@ class Cause:
         ``"quantised"``
             It would be found by the vectors of the model, without the rounding of the stored ones (`Retriever`).
         ``"no_query_word"``, ``"keyword_rank"``, ``"vector_rank"``
-            By keywords: its text has no word of the query; or its rank by keywords, or by vectors, is too low.
+            In a search that uses keywords: its text has no word of the query; or its rank by keywords, or by vectors,
+            is too low (`Retriever`).
     text
         The reason as a sentence, with numbers.
     details
@@ -160,6 +161,9 @@ class WhyNotReport:
         What could not be examined, and why.
     query
         The text of the query, if it is known.
+    mode
+        Mode of the search, see `Index.search`. Of one that uses keywords, the causes hold the ranks by keywords and by
+        vectors; `exact_rank` and, unless the document is among the hits, `score` are None.
 
     Examples
     --------
@@ -190,6 +194,7 @@ class WhyNotReport:
     differences: tuple[TokenDifference, ...] = ()
     unexamined: tuple[str, ...] = ()
     query: str | None = None
+    mode: str = "vectors"
 
     @property
     def is_found(self) -> bool:
@@ -224,19 +229,16 @@ class WhyNotReport:
         of = "" if self.query is None else f" for {short(self.query)}"
         if self.rank is not None:
             return f"{short(self.id)} is found{of}: rank {self.rank} of {self.k}, score {self.score:.3f}."
-        head = f"{short(self.id)} is not found{of} with k={self.k}"
-        if self.score is None:
+        mode = "" if self.mode == "vectors" else f" and mode={self.mode!r}"
+        head = f"{short(self.id)} is not found{of} with k={self.k}{mode}"
+        if self.score is not None:
+            rank = "" if self.exact_rank is None else f"rank {self.exact_rank}, "
+            head += f": {rank}score {self.score:.3f}"
+        elif self.mode == "vectors":
             return f"{head}."
-        head += (
-            f": score {self.score:.3f}"
-            if self.exact_rank is None
-            else f": rank {self.exact_rank}, score {self.score:.3f}"
-        )
-        return (
-            f"{head}; the last hit {short(self.last_id)} scores {self.last_score:.3f}."
-            if self.last_id is not None
-            else f"{head}."
-        )
+        if self.last_id is None:
+            return f"{head}."
+        return f"{head}; the last hit {short(self.last_id)} scores {self.last_score:.3f}."
 
     def _largest_differences(self) -> str:
         largest = sorted(self.differences, key=lambda each: each.difference)[:_SHOWN_TOKENS]

@@ -11,10 +11,9 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes import Cause, Change, Hit, Id, Index, WhyNotReport
 from latelier.indexes.catalog.values import as_id
-from latelier.indexes.why_not import near_ids
+from latelier.indexes.why_not import not_stored_cause
 from latelier.retrieve.explaining import best_part
 from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.utils.describing import short
 
 __all__ = ["explain_passage_miss"]
 
@@ -45,10 +44,7 @@ def explain_passage_miss(index: Index, query: TokenEmbeddings, id: Id, arguments
     if id in ids:
         return replace(report, rank=ids.index(id) + 1, score=hits[ids.index(id)].score)
     if id not in stored:
-        near = near_ids(id, stored.ids())
-        hint = f"; near ids: {', '.join(map(short, near))}" if near else ""
-        cause = Cause("not_stored", f"no document has the id {short(id)}{hint}", {"near": near})
-        return replace(report, causes=(cause,))
+        return replace(report, causes=(not_stored_cause(id, stored.ids()),))
     inner = index.why_not(query, best_part(index, np.asarray(query[0]), id), **{**arguments, "k": passages})
     text = f"at least {k:,} document{'s have' if k > 1 else ' has'} a passage that scores higher"
     higher = Cause("scored_lower", text, {"least_higher": k})

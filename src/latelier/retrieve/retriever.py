@@ -463,7 +463,7 @@ class Retriever:
         query, id
             One query and the document.
         k, **search_options
-            Those of the search: `filter`, `parameters`, `filter_timeout`, and options of the index such as `effort`.
+            Those of `search`: `mode`, `filter`, `parameters` and all others, and options of the index such as `effort`.
 
         Returns
         -------

@@ -9,6 +9,8 @@ from typing import Any
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Cause, Change, Id, Index, Parameters, WhyNotReport
+from latelier.indexes.search_mode import Fusion, Mode, SearchMode
+from latelier.retrieve.mode_misses import explain_mode_miss
 from latelier.retrieve.passage_misses import explain_passage_miss
 from latelier.retrieve.quantisation import find_quantisation_loss, rounds_vectors
 from latelier.retrieve.queries import checked_queries
@@ -28,6 +30,10 @@ def explain_miss(
     id: Id,
     k: int,
     *,
+    mode: Mode = "vectors",
+    fusion: Fusion = "relative",
+    weights: Sequence[float] = (0.5, 0.5),
+    depth: int | None = None,
     filter: str | Sequence[str] | None = None,
     parameters: Parameters = (),
     filter_timeout: float | None = 10.0,
@@ -45,7 +51,7 @@ def explain_miss(
         One query.
     id
         The document.
-    k, filter, parameters, filter_timeout
+    k, mode, fusion, weights, depth, filter, parameters, filter_timeout
         Those of the search, see `latelier.indexes.Index.search`.
     **index_options
         Further options of the index's `search`.
@@ -53,9 +59,13 @@ def explain_miss(
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} as the query; why_not is about one query, a text.")
     check_index_options(index, index_options)
+    way = {"mode": mode, "fusion": fusion, "weights": weights, "depth": depth}
+    SearchMode.checked(k, texts=query, **way)
     arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
     vectors = model.encode_queries(checked_queries(query))
     with index.snapshot():
+        if mode != "vectors":
+            return explain_mode_miss(index, query, vectors, id, {**arguments, **way})
         if StoredDocuments(index).has_passages:
             return _named_tokens(explain_passage_miss(index, vectors, id, arguments), query, model)
         report = _named_tokens(index.why_not(vectors, id, **arguments), query, model)
