@@ -91,6 +91,19 @@ def test_json_that_is_no_record_has_no_fields(tmp_path):
         next(documents)
 
 
+def test_metadata_beside_named_fields_are_kept_or_refused(tmp_path):
+    """As of records without named fields: nothing is left out or replaced in silence."""
+    for metadata, message in (
+        ("a text", "it has metadata of type str; expected a dict"),
+        ({"year": 1}, "it has the key 'year' both at the top"),
+    ):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"no": "7", "text": "x", "year": 2, "metadata": metadata}))
+        with pytest.raises(InvalidArgumentError, match=rf"a.jsonl:1: {message}"):
+            list(read_documents(tmp_path / "a.jsonl", id="no"))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"no": "7", "text": "x", "id": 3, "metadata": {"year": 1}}))
+    assert tuple(*read_documents(tmp_path / "a.jsonl", id="no"))[:3] == ("7", "x", {"year": 1, "id": 3})
+
+
 def test_values_of_parquet_become_json(tmp_path):
     table = pyarrow.table(
         {

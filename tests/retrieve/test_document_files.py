@@ -106,6 +106,8 @@ def test_long_texts_are_read_whole(tmp_path, name, content, length):
             r"a.jsonl:1: the text of 'i+\.\.\.i+' is empty",
         ),
         ("a.jsonl", b'{"' + b"k" * 70_000 + b'": 1}', r"a.jsonl:1: it has no 'text'; its keys are 'k+\.\.\."),
+        ("a.json", b'[\n{"text": "x"}\n]', r"a.json:1: a JSON array; expected one record per line"),
+        ("a.json", b'[{"text": "x"}]', r"a.json:1: a JSON array; expected one record per line"),
         ("a.csv", b"text,n,n\nx,1,2\n", r"a.csv:1: the header has the column 'n' 2 times"),
         ("a.csv", b"," * 70_000, r"a.csv:1: the header has the column '' 70,001 times"),
         ("a.txt", b"one\ntwo\ncaf\xe9\n", r"a.txt is not UTF-8 text \(byte 0xe9 after line "),

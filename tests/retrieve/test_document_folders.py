@@ -79,9 +79,11 @@ def test_links_pipes_and_odd_names(tmp_path):
     os.mkfifo(folder / "pipe.txt")
     with open(os.fsencode(folder) + b"/caf\xe9.txt", "w") as file:  # noqa: PTH123 (a name that is not Unicode)
         file.write("text")
-    with pytest.warns(UserWarning, match="skipped 5 files"):
+    (folder / "two\nlines.txt").write_text(" ")
+    with pytest.warns(UserWarning, match=r"(?s)skipped 6 files.*\n  'two\\nlines.txt': is empty"):
         found, skipped = read(folder)
     assert [*found] == ["inside.txt", "sub/real.txt"]
+    assert skipped.pop("two\nlines.txt") == "is empty: nothing to index."
     assert skipped.pop("loop.txt").startswith("a link that leads nowhere")
     assert "is not valid Unicode" in skipped.pop("caf\udce9.txt")
     assert skipped == {

@@ -46,6 +46,8 @@ def test_forms_of_documents(item, document):
         ({"id": "a", "title": 3, "text": "x"}, "it has a title of type int"),
         ({"id": "a", "text": "x", "metadata": [1]}, "it has metadata of type list"),
         ({"id": "a", "text": "x", "metadata": {"year": 1}, "year": 2}, "it has the key 'year' both at the top and in"),
+        ({"id": "a", "text": "x", "year": float("nan")}, "the metadata of document 'a' holds nan"),
+        ({"text": "x", "tags": {"a"}}, "the metadata of document 2 holds"),
     ],
 )
 def test_invalid_documents_are_named_by_their_position(item, message):

@@ -152,11 +152,14 @@ def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) 
 def _passages(given: str | None, overlap: int | None) -> Passages | None:
     from latelier.errors import InvalidArgumentError
     from latelier.retrieve.passages import Passages
+    from latelier.utils.describing import short
 
     if given is None and overlap is None:
         return None
-    if given is not None and given != "auto" and not given.isdecimal():
-        raise typer.BadParameter(f"received {given!r}; expected a number of tokens, or auto.", param_hint="--passages")
+    if given is not None and given != "auto" and not (given.isdecimal() and len(given) < 10):
+        raise typer.BadParameter(
+            f"received {short(given)}; expected a number of tokens, or auto.", param_hint="--passages"
+        )
     try:
         return Passages(None if given in (None, "auto") else int(str(given)), overlap)
     except InvalidArgumentError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from latelier.errors import InvalidArgumentError
+from latelier.retrieve.documents import merge_metadata
 from latelier.utils.describing import cut, describe, short
 
 __all__ = ["DocumentFields", "as_fields"]
@@ -92,7 +93,8 @@ class DocumentFields(NamedTuple):
         Raises
         ------
         InvalidArgumentError
-            If a field of the id or the text is missing, or one of several fields of the text is not a text.
+            If a field of the id or the text is missing, one of several fields of the text is not a text, or
+            `merge_metadata` raises it.
         """
         rest = dict(record)
         selected: dict[str, Any] = {}
@@ -106,8 +108,7 @@ class DocumentFields(NamedTuple):
             selected["title"] = title
         selected["text"] = _joined([(name, rest.pop(name, None)) for name in self.text_names])
         if self.metadata is None:
-            nested = rest.pop("metadata", None)
-            selected["metadata"] = {**(nested if isinstance(nested, Mapping) else {}), **rest}
+            selected["metadata"] = merge_metadata(rest)
         else:
             selected["metadata"] = {name: record[name] for name in self.metadata if name in record}
         return selected

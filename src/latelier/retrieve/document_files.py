@@ -173,6 +173,8 @@ def _jsonl(lines: Iterable[str], source: str, fields: DocumentFields) -> Iterato
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 with _located(source, number):
+                    if line.strip() == "[" or line.lstrip().startswith("[{"):
+                        raise InvalidArgumentError("a JSON array; expected one record per line (JSON Lines).")
                     value = parse_json(line)
                 yield number, value
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.retrieve.documents import InputDocument
 from latelier.retrieve.whole_files import MARKDOWN, whole_file
-from latelier.utils.describing import cut, describe
+from latelier.utils.describing import cut, describe, short
 
 __all__ = ["DocumentFolder"]
 
@@ -86,7 +86,7 @@ class DocumentFolder:
             else:
                 yield document
         if self.skipped:
-            named = "".join(f"\n  {name}: {reason}" for name, reason in self.skipped[:_MOST_NAMED])
+            named = "".join(f"\n  {_on_one_line(name)}: {reason}" for name, reason in self.skipped[:_MOST_NAMED])
             more = f"\n  and {len(self.skipped) - _MOST_NAMED:,} more" if len(self.skipped) > _MOST_NAMED else ""
             warnings.warn(f"skipped {len(self.skipped):,} files of {self.folder}:{named}{more}", stacklevel=2)
 
@@ -137,3 +137,8 @@ class DocumentFolder:
 
     def _skip(self, path: Path, reason: str) -> None:
         self.skipped.append((path.relative_to(self.folder).as_posix(), reason))
+
+
+def _on_one_line(name: str) -> str:
+    """Return the name of a file as a warning shows it: a line end in it must not look like another file."""
+    return name if name.isprintable() else short(name)

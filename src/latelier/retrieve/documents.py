@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id
+from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id
 from latelier.utils.describing import cut, describe, short
 from latelier.utils.reading import check_unicode
 
-__all__ = ["InputDocument", "parse_document", "parse_documents"]
+__all__ = ["InputDocument", "merge_metadata", "parse_document", "parse_documents"]
 
 
 class InputDocument(NamedTuple):
@@ -57,7 +58,7 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
     Raises
     ------
     InvalidArgumentError
-        If an item is none of these, or its text is empty.
+        If an item is none of these, its text is empty, or JSON cannot hold its metadata.
 
     Examples
     --------
@@ -75,6 +76,9 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
     for position, item in enumerate(documents):
         try:
             document = parse_document(item)
+            # The index makes the same check, but after the chunk is encoded; files are checked while they are read.
+            if document.metadata and document is not item:
+                encode_metadata(document.metadata, position if document.id is None else document.id)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"documents[{position}]: {error}") from None
         yield document
@@ -108,15 +112,35 @@ def _parse_record(record: dict[str, Any]) -> InputDocument:
     text, title = record.pop("text"), record.pop("title", None)
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
-    nested = record.pop("metadata", None) or {}
-    if not isinstance(nested, Mapping):
-        raise InvalidArgumentError(f"it has metadata of type {type(nested).__name__}; expected a dict.")
-    twice = sorted(set(nested) & set(record))
-    if twice:
-        raise InvalidArgumentError(f"it has the key {short(twice[0])} both at the top and in 'metadata'; give one.")
-    document = InputDocument(id_, text, {**nested, **record}, title or "")
+    document = InputDocument(id_, text, merge_metadata(record), title or "")
     _checked_text(document.with_title() if isinstance(text, str) else text, id_)
     return document
+
+
+def merge_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record, those of a dict under ``"metadata"`` among them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is something else under ``"metadata"``, or a field is in both.
+
+    Examples
+    --------
+    >>> merge_metadata({"year": 2024, "metadata": {"lang": "en"}})
+    {'lang': 'en', 'year': 2024}
+    """
+    rest = dict(record)
+    nested = rest.pop("metadata", None) or {}
+    if not isinstance(nested, Mapping):
+        raise InvalidArgumentError(
+            f"it has metadata of type {type(nested).__name__}; expected a dict. A field of another kind needs another "
+            "name."
+        )
+    twice = next((key for key in nested if key in rest), None)
+    if twice is not None:
+        raise InvalidArgumentError(f"it has the key {short(twice)} both at the top and in 'metadata'; give one.")
+    return {**nested, **rest}
 
 
 def _checked_text(value: Any, id_: Any) -> str:

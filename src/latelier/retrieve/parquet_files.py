@@ -58,7 +58,7 @@ def parquet_rows(path: str | Path, columns: list[str] | None = None) -> tuple[li
         names = list(opened.schema_arrow.names)
     except (pyarrow.ArrowException, OSError) as error:
         file.close()
-        raise InvalidArgumentError(f"{path} is not a Parquet file: {cut(str(error), 200)}.") from error
+        raise InvalidArgumentError(f"{path} is not a Parquet file: {_reason(error)}.") from error
 
     def rows() -> Iterator[dict[str, Any]]:
         wanted = None if columns is None else [name for name in names if name in columns]
@@ -67,7 +67,7 @@ def parquet_rows(path: str | Path, columns: list[str] | None = None) -> tuple[li
                 for batch in opened.iter_batches(batch_size=_ROWS, columns=wanted):
                     yield from _records(batch)
             except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a time that Python cannot hold
-                raise StorageError(f"cannot read {path}: {cut(str(error), 200)}.") from error
+                raise StorageError(f"cannot read {path}: {_reason(error)}.") from error
 
     return names, rows()
 
@@ -110,6 +110,11 @@ def json_value(value: Any) -> Any:
         except UnicodeDecodeError as error:
             raise InvalidArgumentError("it holds bytes that are not UTF-8 text.") from error
     return str(value)  # a UUID, an interval
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of pyarrow, which may end with a full stop or a line end."""
+    return cut(str(error).strip().rstrip("."), 200)
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any]]:
