@@ -129,7 +129,7 @@ class StoredIndex(Index):
                 self._storage.close()
                 raise
         if keywords is not None or tokenizer is not None:
-            self._check_tokenizer(given)
+            self._check_tokenizer(keywords, tokenizer)
 
     # Methods that subclasses provide.
 
@@ -432,16 +432,17 @@ class StoredIndex(Index):
         search(snapshot, snapshot.parts(allowed), packed, best)
         return hits_of(snapshot, list(map(Ranking, best.numbers, best.scores)))
 
-    def _check_tokenizer(self, given: str | None) -> None:
-        """Close the index and raise an error if it has another tokenizer than a user expects."""
+    def _check_tokenizer(self, keywords: bool | None, tokenizer: str | None) -> None:
+        """Close the index and raise an error if its keyword index is not what a user expects."""
         stored = self.tokenizer
-        if stored == given:
+        if stored is None if keywords is False else stored is not None and tokenizer in (None, stored):
             return
         self.close()
-        cure = f"compact(keywords=True, tokenizer={given!r})" if given else "compact(keywords=False)"
+        arguments = "keywords=True" if tokenizer is None else f"keywords=True, tokenizer={tokenizer!r}"
         raise InvalidArgumentError(
             f"the index in {self.path} has {f'the tokenizer {stored!r}' if stored else 'no keyword index'}; leave out "
-            f"keywords and tokenizer, and call {cure} to change it."
+            f"keywords and tokenizer, and call compact({'keywords=False' if keywords is False else arguments}) to "
+            "change it."
         )
 
     def _search_on(self, device: str | torch.device) -> GpuSearch | None:

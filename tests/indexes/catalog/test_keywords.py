@@ -101,6 +101,10 @@ DAMAGES = [
     "UPDATE keyword_docsize SET sz = x'07'",
     "DELETE FROM keyword_docsize WHERE id = 1",
     "UPDATE keyword_data SET block = replace(block, 'cafe', 'cake')",
+    "UPDATE keyword_data SET block = substr(block, 1, 20) WHERE id > 10",
+    "DELETE FROM keyword_idx",
+    "UPDATE keyword_idx SET pgno = -1",
+    "UPDATE keyword_idx SET pgno = pgno + 2",
 ]
 
 
@@ -128,6 +132,29 @@ def test_damage_that_sqlite_notices_names_the_cure(folder, damage):
             with pytest.raises(CorruptedIndexError, match=r"keyword index is damaged.*compact\(keywords=True\)"):
                 call()
         assert len(index) == len(TEXTS)
+
+
+def test_damage_that_fts5_notices_when_it_writes_names_the_cure(folder):
+    def add(name):
+        for number in range(20):  # FTS5 merges its segments, and reads them for that
+            index.add(f"{name}{number}", np.eye(2), "run again")
+
+    with indexes.open(folder) as index:
+        add("a")
+    change(folder, "UPDATE keyword_data SET block = substr(block, 1, 20) WHERE id > 10")
+    with indexes.open(folder) as index:
+        before = contents(index)
+        with pytest.raises(CorruptedIndexError, match=r"compact\(keywords=True\)"):
+            add("b")
+        index.compact(keywords=True)
+        assert contents(index)[: len(before)] == before
+        assert len(found(index, "again", k=99)) == len(index) - len(TEXTS)
+
+
+def test_scores_that_are_no_positive_numbers_are_damage(folder):
+    change(folder, "UPDATE keyword_data SET block = x'05FFFFFFFFFFFFFFFFFF' WHERE id = 1")
+    with indexes.open(folder) as index, pytest.raises(CorruptedIndexError, match="not positive numbers"):
+        found(index, "run")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +210,12 @@ def test_options_of_an_index_that_exists(folder):
         indexes.Flat(folder, tokenizer="trigram")
     with pytest.raises(InvalidArgumentError, match=r"compact\(keywords=False\)"):
         indexes.Flat(folder, keywords=False)
+    indexes.open(folder).compact(keywords=True, tokenizer="trigram")
+    assert indexes.Flat(folder, keywords=True).tokenizer == "trigram"
+    indexes.open(folder).compact(keywords=False)
+    assert indexes.Flat(folder, keywords=False).tokenizer is None
+    with pytest.raises(InvalidArgumentError, match=r"has no keyword index;.* compact\(keywords=True\)"):
+        indexes.Flat(folder, keywords=True)
     for options, message in [
         ({"tokenizer": "icu"}, "expected one of 'porter'"),
         ({"keywords": 1}, "received keywords=1"),

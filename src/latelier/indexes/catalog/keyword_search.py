@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 
 from latelier.errors import LatelierError
-from latelier.indexes.catalog.keywords import check_config, stored_tokenizer, translate_damage
+from latelier.indexes.catalog.keywords import check_config, keyword_damage, stored_tokenizer, translate_damage
 from latelier.indexes.ranking import Ranking
 
 __all__ = ["MAX_WORDS", "query_words", "rank_by_keywords"]
@@ -143,6 +143,8 @@ def _ranked(
     numbers, scores = np.zeros(0, "int64"), np.zeros(0)
     while len(numbers) < k and (rows := cursor.fetchmany(_ROWS)):
         block = np.array(rows, dtype=[("number", "int64"), ("score", "float64")])
+        if not (np.isfinite(block["score"]) & (block["score"] > 0)).all():
+            raise keyword_damage("it gives scores that are not positive numbers")
         if allowed is not None:
             block = block[np.isin(block["number"], allowed)]
         numbers, scores = np.append(numbers, block["number"])[:k], np.append(scores, block["score"])[:k]

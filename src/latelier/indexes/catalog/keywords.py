@@ -28,6 +28,7 @@ __all__ = [
     "check_tokenizer",
     "delete_texts",
     "drop_keywords",
+    "flush_keywords",
     "has_fts5",
     "insert_texts",
     "is_merged",
@@ -217,6 +218,13 @@ def delete_texts(connection: sqlite3.Connection, numbers: Sequence[int]) -> None
     with translate_damage():
         check_config(connection)
         connection.executemany(statement, ((number,) for number in numbers))
+
+
+def flush_keywords(connection: sqlite3.Connection) -> None:
+    """Write what FTS5 has in memory to its tables, so that damage raises its error here and not at the commit."""
+    with translate_damage():
+        connection.execute("SAVEPOINT keyword")  # FTS5 writes everything at the beginning of a savepoint
+        connection.execute("RELEASE keyword")
 
 
 def merge_keywords(connection: sqlite3.Connection) -> None:

@@ -22,6 +22,7 @@ from latelier.indexes.catalog.connection import Connection
 from latelier.indexes.catalog.keywords import (
     DEFAULT_TOKENIZER,
     drop_keywords,
+    flush_keywords,
     make_keywords,
     merge_keywords,
     stored_tokenizer,
@@ -108,7 +109,7 @@ class Transaction:
             with pool.writing() as begin:
                 transaction = cls(begin, store, scratch)
                 yield transaction
-                transaction._make_generation()
+                transaction._finish()
         except BaseException:
             if transaction is not None:
                 _delete_unreferenced(pool, store, transaction.written)
@@ -229,9 +230,10 @@ class Transaction:
             self._started = connection
         return self._started
 
-    def _make_generation(self) -> None:
-        """If there are changes, increase the generation, so that readers notice them."""
+    def _finish(self) -> None:
+        """If there are changes, write the keywords, and increase the generation, so that readers notice the changes."""
         if self._started is not None:
+            flush_keywords(self._started)
             write_setting(self._started, "next_number", self._next_number)
             write_setting(self._started, "generation", int(read_setting(self._started, "generation")) + 1)
 
