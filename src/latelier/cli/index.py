@@ -75,7 +75,8 @@ def index(
         int | None, typer.Option(metavar="N", min=1, help="Pool about N token vectors of a document into one.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Number format of vectors until they are stored: float32, float16, int8.")
+        str | None,
+        typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8."),
     ] = None,
     update: Annotated[
         bool, typer.Option("--update", help="Replace documents whose id is in the index, if they have changed.")

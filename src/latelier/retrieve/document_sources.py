@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve.document_fields import as_fields
 from latelier.retrieve.document_files import DocumentFormat, check_format, read_document_file
-from latelier.retrieve.document_folders import DocumentFolder
+from latelier.retrieve.whole_files import DocumentFolder
 from latelier.utils.reading import as_path, is_folder
 
 if TYPE_CHECKING:
