@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
@@ -41,7 +41,7 @@ def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: a search of Flat has no option 'effort'; it has none of its own.
     """
-    known = _parameters(type(index)) - _parameters(Index)
+    known = _parameters(type(index).search) - _parameters(Index.search)
     for name in options:
         if name not in known:
             named = f"its own are {', '.join(sorted(known))}" if known else "it has none of its own"
@@ -135,7 +135,9 @@ def _given_queries(
 ) -> dict[str, Any]:
     """Check the arguments of a search; return the vectors and texts of its queries that its mode needs."""
     check_count("k", k)
-    check_index_options(index, {name: value for name, value in options.items() if name not in _parameters(Index)})
+    check_index_options(
+        index, {name: value for name, value in options.items() if name not in _parameters(Index.search)}
+    )
     mode = options["mode"]
     needs_vectors = bool(queries) and mode != "keywords"
     vectors = {"queries": model.encode_queries(queries)} if needs_vectors else {}
@@ -146,12 +148,12 @@ def _search(
     index: Index, given: Mapping[str, Any], rows: Sequence[int], k: int, options: Mapping[str, Any]
 ) -> list[list[Hit]]:
     """Search for some of the queries, given by position."""
-    texts = {"texts": [given["texts"][row] for row in rows]} if "texts" in given else {}
-    vectors = {"queries": given["queries"][rows]} if "queries" in given else {}
+    texts: dict[str, Any] = {"texts": [given["texts"][row] for row in rows]} if "texts" in given else {}
+    vectors: dict[str, Any] = {"queries": given["queries"][rows]} if "queries" in given else {}
     return index.search(k=k, **vectors, **texts, **options)
 
 
-def _parameters(kind: type[Index]) -> set[str]:
+def _parameters(search: Callable[..., Any]) -> set[str]:
     """Return the names of the keyword-only parameters of an index's `search`."""
-    parameters = inspect.signature(kind.search).parameters.values()
+    parameters = inspect.signature(search).parameters.values()
     return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
