@@ -61,8 +61,8 @@ class Flat(StoredIndex):
         True if SQLite has FTS5; an existing index keeps what it has.
     tokenizer
         How the keyword index cuts texts into words: ``"porter"`` (the default), words without accents and English
-        endings; ``"unicode61"``, words without accents, for other languages; ``"trigram"``, three letters in a row,
-        for languages without spaces and parts of words.
+        endings; ``"unicode61"``, words without accents, for other languages; ``"trigram"``, all parts of words of at
+        least three characters, for languages without spaces: put spaces between the words of a query.
     device
         A GPU to search on, such as ``"cuda"``, which holds a copy of all vectors; ``None`` searches on the CPU.
 

@@ -55,6 +55,14 @@ def test_tokenizers_differ_in_what_they_find(tokenizer, ids):
         assert found(index, "run") == []
 
 
+def test_trigrams_find_parts_of_words_of_at_least_three_characters_and_the_begin_of_long_ones():
+    with indexes.Flat(tokenizer="trigram") as index:
+        index.add([0, 1], [np.eye(2)] * 2, ["東京都の天気は晴れです", "x" * 100_000])
+        assert [found(index, text) for text in ("天気は", "天気", "東京の天気は")] == [[0], [], []]
+        assert found(index, "x" * 200_000) == [1]  # in seconds
+        assert found(index, "x" * 64 + "y") == [1]
+
+
 HOSTILE = [
     '"',
     '""',

@@ -20,6 +20,9 @@ __all__ = ["MAX_WORDS", "query_words", "rank_by_keywords"]
 
 # Distinct words of a query that are searched for; FTS5 opens every word's list of documents at once.
 MAX_WORDS = 256
+# Characters of a word that are searched for with the tokenizer "trigram". FTS5 finds a word as a sequence of trigrams,
+# and compares each with every place of the first: a long word could take hours in a text that repeats one letter.
+_TRIGRAM_WORD = 64
 # FTS5's bm25() has this factor in its numerator (k1 = 1.2), so no word adds more than (k1 + 1) * idf.
 _MAX_TF = 2.2
 # FTS5 gives words of more than half of the documents this idf.
@@ -85,14 +88,18 @@ def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed:
     LatelierError
         If the index has no keyword index.
     """
-    if stored_tokenizer(connection) is None:
+    tokenizer = stored_tokenizer(connection)
+    if tokenizer is None:
         raise LatelierError(
             "this index has no keyword index of its texts: compact(keywords=True) makes one, or search with "
             "mode='vectors'."
         )
     with translate_damage():
         check_config(connection)
-        idf = _inverse_frequencies(connection, query_words(text))
+        words = query_words(text)
+        if tokenizer == "trigram":
+            words = list(dict.fromkeys(word[:_TRIGRAM_WORD] for word in words))
+        idf = _inverse_frequencies(connection, words)
         frequent, most = _frequent_words(idf)
         if frequent:
             found = _ranked(connection, list(idf), [word for word in idf if word not in frequent], k, allowed)

@@ -65,7 +65,8 @@ FTS5_TABLES = {
 }
 # What ``keyword_config`` holds. Further rows would change how FTS5 ranks and merges.
 _FTS5_CONFIG = [("version", 4)]
-_TEXTS_PER_STEP = 2048
+# Texts in memory at a time while the keyword index is made.
+_TEXTS_PER_STEP = 64
 # Parts of SQLite's messages about damage of the table.
 _DAMAGE = ("malformed", "vtable constructor failed", "fts5", "constraint failed")
 
@@ -169,12 +170,10 @@ def make_keywords(
     drop_keywords(connection)
     with translate_damage():
         connection.execute(TABLE_STATEMENTS[tokenizer])
-    last = -1
-    statement = "SELECT number, text FROM content WHERE number > ? ORDER BY number LIMIT ?"
-    while rows := connection.execute(statement, (last, _TEXTS_PER_STEP)).fetchall():
-        insert_texts(connection, rows)
-        last = rows[-1][0]
-        progress(len(rows))
+    rows = connection.execute("SELECT number, text FROM content ORDER BY number")
+    while block := rows.fetchmany(_TEXTS_PER_STEP):
+        insert_texts(connection, block)
+        progress(len(block))
     merge_keywords(connection)
 
 

@@ -88,8 +88,8 @@ class IVF(StoredIndex):
         True if SQLite has FTS5; an existing index keeps what it has.
     tokenizer
         How the keyword index cuts texts into words: ``"porter"`` (the default), words without accents and English
-        endings; ``"unicode61"``, words without accents, for other languages; ``"trigram"``, three letters in a row,
-        for languages without spaces and parts of words.
+        endings; ``"unicode61"``, words without accents, for other languages; ``"trigram"``, all parts of words of at
+        least three characters, for languages without spaces: put spaces between the words of a query.
     device
         A GPU to search on, such as ``"cuda"``. It holds a copy of all vectors in half precision, 256 bytes per token at
         128 dims, and scores every document for every query, whatever the effort. ``None`` searches on the CPU.
