@@ -15,7 +15,7 @@ DOCUMENTS = {
     "berlin": "It is the capital of Germany.",
     "pasta": "How to cook spaghetti.",
 }
-QUERIES = {"q1": "unhealthy fruit", "q2": "a German city", "q3": "recipes for noodles", "unjudged": "stars"}
+QUERIES = {"q1": "unhealthy fruit", "q2": "a German city", "q3": "cook noodles", "unjudged": "stars"}
 QRELS = {"q1": {"fruit": 1}, "q2": {"berlin": 1, "moon": 0}, "q3": {"pasta": 2}}
 
 
@@ -68,6 +68,19 @@ def test_evaluate_searches_an_index(beir, run, tmp_path, run_file):
     assert lines[0] == f"nDCG@10  {evaluation.evaluate(found, QRELS)['nDCG@10']:.4f}"
 
 
+def test_evaluate_searches_by_the_mode_that_is_given(beir, run, tmp_path):
+    found = {}
+    for mode in ("keywords", "hybrid"):
+        path = tmp_path / f"{mode}.jsonl"
+        options = ("--mode", mode, "--weights", "0", "1", "--fusion", "rrf", "--output", path)
+        result = run("evaluate", beir, "--device", "cpu", "-k", 4, *options)
+        assert result.exit_code == 0, result.output
+        found[mode] = evaluation.read_run(path)
+    assert list(found["keywords"]["q3"]) == ["pasta"]  # the only text that shares a word
+    assert next(iter(found["hybrid"]["q3"])) == "pasta"
+    assert len(found["hybrid"]["q3"]) == 4
+
+
 @pytest.mark.parametrize("qrels", ["folder", "trec", "jsonl"])
 def test_evaluate_measures_a_run_file(beir, run, run_file, tmp_path, qrels):
     path = {"folder": beir, "trec": tmp_path / "qrels.txt", "jsonl": tmp_path / "qrels.jsonl"}[qrels]
@@ -118,7 +131,12 @@ def test_hostile_query_ids_are_printed_escaped(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("evaluate", "{beir}", "--run", "{run}", "--model", "m"), 1, "leave --index and --model out"),
+        (("evaluate", "{beir}", "--run", "{run}", "--model", "m"), 1, "leave --model out, or --run"),
+        (
+            ("evaluate", "{beir}", "--run", "{run}", "--effort", "2", "--mode", "hybrid"),
+            1,
+            "leave --mode, --effort out",
+        ),
         (("evaluate", "{beir}", "--run", "{tmp}/none"), 1, "there is no file"),
         (("evaluate", "{beir}", "--run", "{tmp}/bad"), 1, "bad:1: 2 columns"),
         (("evaluate", "{beir}", "--split", "dev"), 1, "splits available: test"),

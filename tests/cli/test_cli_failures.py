@@ -81,7 +81,7 @@ def test_documents_of_others_do_not_act_on_the_terminal(run, tmp_path):
         ["info", "a\0b"],
         ["info", "x" * 5000],
         ["index", "x" * 5000, "--index", "x"],
-        ["index", ".", "--index", "x"],
+        ["index", "absent", "--index", "x"],
         ["index", "-", f"--{EVIL}", "x"],
         [EVIL],
         [f"--{EVIL}", "info"],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latelier.cli.index import Kind
+from latelier.cli.search import Fusion, Mode
 
 if TYPE_CHECKING:
     from latelier.evaluation import Collection
@@ -50,6 +51,17 @@ def evaluate(
         typer.Option(metavar="NAME", help="Measure; repeatable. Default: nDCG@10, RR@10, Success@1 and R@100."),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Documents to find for each query.")] = 100,
+    mode: Annotated[
+        Mode | None, typer.Option(help="As in latelier search: vectors (default), keywords, hybrid or rerank.")
+    ] = None,
+    fusion: Annotated[Fusion | None, typer.Option(help="Of --mode hybrid: relative (default) or rrf.")] = None,
+    weights: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="VECTORS KEYWORDS", help="Weights of --mode hybrid. Default: 0.5 0.5."),
+    ] = None,
+    effort: Annotated[
+        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the run: JSON Lines to a .jsonl file, otherwise TREC.")
     ] = None,
@@ -67,7 +79,7 @@ def evaluate(
     \b
     Example:
       latelier evaluate ./scifact --output minilm.trec
-      latelier evaluate ./scifact --index ./scifact-index --measure nDCG@10
+      latelier evaluate ./scifact --index ./scifact-index --mode hybrid --measure nDCG@10
       latelier evaluate qrels.txt --run bm25.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
     import time
@@ -76,18 +88,25 @@ def evaluate(
     from latelier.cli.output import print_json, printable, quiet_loading
     from latelier.errors import InvalidArgumentError
     from latelier.evaluation.measures import DEFAULT_MEASURES
+    from latelier.utils.reading import number_or_text
 
+    given: dict[str, Any] = {"mode": mode and mode.value, "fusion": fusion and fusion.value, "weights": weights}
+    given["effort"] = effort and number_or_text(effort)
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     facts: dict[str, Any] = {"data": str(data)}
     if run is not None:
-        if index is not None or model is not None:
-            raise InvalidArgumentError("--run measures a run file; leave --index and --model out, or --run.")
+        if index is not None or model is not None or options:
+            names = ["index"] * (index is not None) + ["model"] * (model is not None) + list(options)
+            raise InvalidArgumentError(
+                f"--run measures a run file and searches nothing; leave --{', --'.join(names)} out, or --run."
+            )
         qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
     else:
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem.value)
         with _retriever(collection, index, model, kind, device) as retriever:
             begin = time.perf_counter()
-            found = retriever.run(collection.queries, k)
+            found = retriever.run(collection.queries, k, **options)
             milliseconds = 1000 * (time.perf_counter() - begin) / max(len(collection.queries), 1)
             facts |= {"documents": len(retriever), "milliseconds per query": round(milliseconds, 2)}
         qrels = collection.qrels

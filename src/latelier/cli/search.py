@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -102,7 +102,9 @@ def search(
     ) as retriever:
         values = [number_or_text(value) for value in parameter or ()]
         given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates}
-        options = {name: value for name, value in {**given, "rerank": rerank}.items() if value is not None}
+        options: dict[str, Any] = {
+            name: value for name, value in {**given, "rerank": rerank}.items() if value is not None
+        }
         options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights}
         results = retriever.search(
             text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None, **options

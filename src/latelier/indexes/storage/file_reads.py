@@ -16,7 +16,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from latelier.errors import StorageError
+from latelier.errors import CorruptedIndexError
+from latelier.indexes.storage.files import read_error
 from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["FileReads"]
@@ -71,8 +72,10 @@ class FileReads:
 
         Raises
         ------
+        CorruptedIndexError
+            If a file has become shorter, or its disk cannot read it.
         StorageError
-            If a file cannot be read.
+            If the operating system cannot read a file now.
         """
         order = np.argsort(addresses, kind="stable")
         begins, lengths = addresses[order], sizes[order]
@@ -96,20 +99,23 @@ class FileReads:
 
     def _read_run(self, file: BinaryIO, target: memoryview, place: int) -> None:
         try:
-            if hasattr(os, "preadv"):
-                count = os.preadv(file.fileno(), [target], place)
-            else:
-                with self._lock:
-                    file.seek(place)
-                    count = file.readinto(target)  # type: ignore[attr-defined]
-            if count < len(target):  # a read is interrupted, or limited to 2 GiB
+            while len(target):  # a read that is interrupted, or longer than 2 GiB, returns fewer bytes
+                count = self._read_some(file, target, place)
                 if not count:
-                    raise OSError(f"it ends at byte {place}")
-                self._read_run(file, target[count:], place + count)
+                    raise CorruptedIndexError(
+                        f"{file.name} is damaged: it ends at byte {place}. verify() lists damage."
+                    )
+                target, place = target[count:], place + count
         except OSError as error:
-            raise StorageError(
-                f"could not read {file.name}: {error.strerror or error}. verify() names damage."
-            ) from error
+            raise read_error(Path(file.name), error) from error
+
+    def _read_some(self, file: BinaryIO, target: memoryview, place: int) -> int:
+        """Read bytes at a place of a file; return how many there were, 0 at its end."""
+        if hasattr(os, "preadv"):
+            return os.preadv(file.fileno(), [target], place)
+        with self._lock:
+            file.seek(place)
+            return file.readinto(target)  # type: ignore[attr-defined]
 
 
 def _open(path: str) -> BinaryIO | None:
@@ -119,7 +125,7 @@ def _open(path: str) -> BinaryIO | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.") from error
+        raise read_error(Path(path), error) from error
 
 
 def _close_all(files: Sequence[BinaryIO | None]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
 
-__all__ = ["compare_checksum", "file_damage", "read_file", "release_memory", "write_file"]
+__all__ = ["compare_checksum", "file_damage", "read_error", "read_file", "release_memory", "write_file"]
 
 # Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
@@ -88,7 +88,7 @@ def read_file(path: Path, written: Any) -> np.ndarray:
     except CorruptedIndexError as error:
         raise CorruptedIndexError(f"{path} is damaged: {error}") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise read_error(path, error) from error
 
 
 def release_memory(array: np.ndarray) -> None:
@@ -119,7 +119,7 @@ def file_damage(path: Path, written: Any) -> str | None:
         return str(error)
     except OSError as error:
         if error.errno not in _DAMAGE:
-            raise _unreadable(path, error) from error
+            raise read_error(path, error) from error
         return str(error)
     return None if checksum == written["crc32"] else _WRONG_CHECKSUM
 
@@ -136,7 +136,7 @@ def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> 
         with path.open("rb") as file:
             checksum = zlib.crc32(file.read(written["bytes"] - array.nbytes))
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise read_error(path, error) from error
     for chunk in _chunks(array):
         checksum = zlib.crc32(chunk, checksum)
     if checksum != written["crc32"]:
@@ -169,7 +169,7 @@ def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
     return dtype, shape
 
 
-def _unreadable(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
+def read_error(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
     """Return the error for a file that cannot be read: damage, or a temporary failure of the system."""
     if error.errno in _DAMAGE:
         return CorruptedIndexError(f"{path} is damaged: {error}")

@@ -233,7 +233,8 @@ def _raise_by_document(
             step = 4 * LANES * g
             own = (block_at, scales_at + 4 * first, best_at + step)
             kept = products_at + stride * first + 4 * LANES * (g - first_group)
-            _raise_maxima(isa, (*own, packed_at + step // 4 * width, start_at + step, kept), width // 4, stride)
+            places = (*own, packed_at + step // 4 * width, start_at + step, kept)
+            _raise_maxima(isa, places, width // 4, stride)  # type: ignore[call-arg]
 
 
 @kernel()
@@ -272,7 +273,7 @@ def _multiply_all_digits(
                     load_row(document, r, shape, row_at)
                     loaded = True
                 t = (first + g) * LANES + lane
-                sums = _dots(row_at, digits_at + t * width, stride, width)  # type: ignore[call-arg]
+                sums = _dots(row_at, digits_at + t * width, stride, width)
                 value = np.float32(sums[2] + query.start[2, first + g, lane])
                 value = value * _UNIT + np.float32(sums[1] + query.start[1, first + g, lane])
                 value = value * _UNIT + np.float32(sums[0] + query.start[0, first + g, lane])
