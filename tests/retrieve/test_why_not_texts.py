@@ -1,5 +1,7 @@
 """Why a search by text does not find a document: one real document for each cause, and changes that find it."""
 
+import itertools
+
 import pytest
 
 from latelier import indexes
@@ -7,6 +9,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.ivf.maintenance import Thresholds
 from latelier.models import load
 from latelier.retrieve import Retriever
+from latelier.retrieve.truncation import left_out_passages
 
 MOON = "The moon is far away from the earth, and tides follow it. It has no air, no water and no weather. "
 PEAR = "Pears are a healthy fruit that grows on trees."
@@ -125,6 +128,20 @@ def test_a_text_of_which_the_left_out_end_scores_lower(short_model):
     with Retriever(short_model) as retriever:
         retriever.add([("fruit", PEAR), ("long", "Apples are eaten raw. " + 8 * MOON)])
         assert kinds(retriever.why_not(QUERY, "long", k=1)) == ["scored_lower"]
+
+
+def test_a_long_text_is_examined_in_pieces(short_model):
+    """64 passages that follow each other, each as long as the model reads; the report says that there are more."""
+    text = 6 * "Apples are eaten raw. " + 200 * MOON
+    with Retriever(short_model) as retriever:
+        retriever.add([("sky", "Air and weather."), ("long", text)])
+        cause = retriever.why_not("air and weather", "long", k=1).causes[-1]
+        passages = left_out_passages(retriever._model, text)
+    assert len(passages) == 64
+    assert {passage.tokens for passage in passages} == {30}  # and two special tokens
+    assert {text[before.end : after.start] for before, after in itertools.pairwise(passages)} == {" "}
+    assert cause.kind == "truncated"
+    assert "(1,920 tokens, and more follow)" in cause.text
 
 
 QUERIES = ["how to parse command line arguments", "read a file as text", "wait for several tasks", "round a number"]

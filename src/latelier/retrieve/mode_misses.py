@@ -70,8 +70,9 @@ class _ModeMiss:
     def report(self) -> WhyNotReport:
         hits = self._search()
         depth = self._depth()
-        last = hits[-1] if hits else Hit(None, None)
-        report = WhyNotReport(self.id, self.k, last_id=last.id, last_score=last.score, query=self.query, mode=self.mode)
+        report = WhyNotReport(self.id, self.k, query=self.query, mode=self.mode)
+        if hits:
+            report = replace(report, last_id=hits[-1].id, last_score=hits[-1].score)
         ids = [hit.id for hit in hits]
         if self.id in ids:
             rank = ids.index(self.id)

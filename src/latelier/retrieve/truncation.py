@@ -15,6 +15,8 @@ __all__ = ["Passage", "left_out_passages", "truncation_cause", "truncation_chang
 
 # Passages of a left-out part that are encoded; the report then says that there are more.
 _MOST_PASSAGES = 64
+# Characters that are tokenised for one passage, as a multiple of those that the model read of the text, and at least.
+_WINDOW, _LEAST_WINDOW = 4, 2000
 
 
 class Passage(NamedTuple):
@@ -47,10 +49,12 @@ def left_out_passages(model: QueryModel, text: str) -> list[Passage]:
         In the order of the text, at most 64; empty if the model reads the whole text.
     """
     first, last = _read(model, text)
+    window = max(_LEAST_WINDOW, _WINDOW * (last - first))  # to tokenise the whole rest each time is quadratic
     passages: list[Passage] = []
     for begin, end in ((0, first), (last, len(text))):
         while begin < end and text[begin:end].strip() and len(passages) < _MOST_PASSAGES:
-            ranges = [each for each in model.token_ranges(text[begin:end], is_query=False) if each is not None]
+            piece = text[begin : min(end, begin + window)]
+            ranges = [each for each in model.token_ranges(piece, is_query=False) if each is not None]
             if not ranges:  # characters without a vector, such as punctuation
                 break
             passages.append(Passage(begin + ranges[0][0], begin + ranges[-1][1], len(ranges)))
@@ -84,8 +88,9 @@ def truncation_cause(
     if scores[best] <= score:
         return None
     tokens, left_out = sum(passage.tokens for passage in passages), (passages[0].start, passages[-1].end)
+    more = ", and more follow" if len(passages) == _MOST_PASSAGES else ""
     message = (
-        f"characters {left_out[0]:,} to {left_out[1]:,} of its text were not encoded ({tokens:,} tokens); alone, "
+        f"characters {left_out[0]:,} to {left_out[1]:,} of its text were not encoded ({tokens:,} tokens{more}); alone, "
         f"characters {passages[best].start:,} to {passages[best].end:,} score {scores[best]:.3f}"
     )
     details: dict[str, Any] = {
