@@ -83,6 +83,9 @@ def test_why_not_with_filters_as_json(run, folder):
     assert report["causes"][0]["details"] == {"expressions": ["year > ?"], "values": {"year": 2019}}
     assert report["changes"][0]["arguments"] == {"filter": "lang = ?", "parameters": ["en"]}
     assert report["rank"] is None
+    report = json.loads(run("why-not", folder, "fruit", "moon", "-k", 1, "--device", "cpu", "--json").stdout)
+    assert report["differences"][1].keys() == {"position", "similarity", "other", "token"}
+    assert report["differences"][1]["token"] == "fruit"
 
 
 @pytest.mark.parametrize("id", ["9", "Fruit", "\x1b[2J"])

@@ -133,6 +133,8 @@ def test_figures_show_the_matrix_and_mark_the_best(shared_retriever):
     assert long.figure(theirs) is theirs.figure
     assert theirs.images[0].get_array().shape == (2, 60)
     assert [label.get_text() for label in theirs.get_xticklabels()][:2] == ["d 23", "e 24"]
+    with pytest.raises(InvalidArgumentError, match=r"as ax; expected axes"):
+        long.figure(Figure())
 
 
 def test_a_page_replaces_a_file_as_a_whole_or_not_at_all(tmp_path):
@@ -145,6 +147,11 @@ def test_a_page_replaces_a_file_as_a_whole_or_not_at_all(tmp_path):
         explanation.to_html(tmp_path / "folder")
     with pytest.raises(StorageError, match=r"could not write .*absent"):
         explanation.to_html(tmp_path / "absent" / "page.html")
+    with pytest.raises(StorageError, match="could not write"):
+        explanation.to_html(tmp_path / ("n" * 300))
+    longest = tmp_path / ("n" * 250)
+    explanation.to_html(longest)
+    longest.unlink()
     for path in ("", "a\0b", 5):
         with pytest.raises(InvalidArgumentError, match="as path; give"):
             explanation.to_html(path)

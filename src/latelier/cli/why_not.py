@@ -83,6 +83,6 @@ def why_not(
             **{name: value for name, value in given.items() if value is not None},
         )
     if json_output:
-        print_json(asdict(report))
+        print_json({**asdict(report), "differences": [each._asdict() for each in report.differences]})
     else:
         typer.echo(printable(str(report), lines=True))

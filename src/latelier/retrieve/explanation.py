@@ -227,6 +227,8 @@ class Explanation:
 
         Raises
         ------
+        InvalidArgumentError
+            If `ax` is no axes.
         MissingExtraError
             If matplotlib is not installed.
 

@@ -9,7 +9,7 @@ from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.heat_map import column_labels, row_labels, shown_columns
 from latelier.utils.control_characters import printable
-from latelier.utils.describing import cut, short
+from latelier.utils.describing import cut, describe, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,10 +35,14 @@ def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
 
     Raises
     ------
+    InvalidArgumentError
+        If `ax` is no axes.
     MissingExtraError
         If matplotlib is not installed.
     """
     figure_class = _figure_class()
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise InvalidArgumentError(f"received {describe(ax)} as ax; expected axes of matplotlib, or None.")
     columns, rows = shown_columns(explanation), row_labels(explanation)
     if ax is None:
         size = _CELL * len(columns) + _AROUND[0], _CELL * len(rows) + _AROUND[1]

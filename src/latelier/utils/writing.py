@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from uuid import uuid4
 
 from latelier.errors import InvalidArgumentError, StorageError
@@ -38,7 +39,7 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     file = as_path(path)
     if not file.name or "\0" in str(file):
         raise InvalidArgumentError(f"received {describe(path)} as path; give the name of a file.")
-    temporary = file.with_name(f".{file.name}.{uuid4().hex}")
+    temporary = file.with_name(f".{uuid4().hex}.tmp")  # a name of its own: that of the file may have no room for more
     try:
         with temporary.open("xb") as writer:
             writer.write(contents)
@@ -46,6 +47,8 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
             os.fsync(writer.fileno())
         temporary.replace(file)
     except OSError as error:
-        raise StorageError(f"could not write {file}: {error}; an existing file is unchanged.") from error
+        reason = error.strerror or error
+        raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
