@@ -119,6 +119,8 @@ def test_arguments_that_do_not_fit(filled):
         ({"mode": "hybrid", "texts": "a", "fusion": "max"}, "received fusion='max'"),
         ({"mode": "hybrid", "texts": "a", "weights": (1, -1)}, "received weights="),
         ({"mode": "hybrid", "texts": "a", "weights": (0, 0)}, "received weights="),
+        ({"mode": "hybrid", "texts": "a", "weights": (10**400, 1)}, "received weights="),
+        ({"mode": "hybrid", "texts": "a", "weights": np.array([1, 1j])}, "received weights="),
         ({"mode": "hybrid", "texts": ["a", "b"]}, "received 1 queries and 2 texts"),
         ({"mode": "rerank", "texts": "a", "depth": 0}, "received depth=0"),
         ({"mode": "keywords", "texts": ["\ud800"]}, r"texts\[0\] is .*valid Unicode"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -93,11 +93,13 @@ def _check_texts(texts: Any, mode: str) -> list[str]:
 
 def _check_weights(weights: Any) -> tuple[float, float]:
     values = list(weights) if isinstance(weights, (list, tuple, np.ndarray)) else []
-    numbers = [value for value in values if isinstance(value, (int, float, np.number)) and not isinstance(value, bool)]
-    is_valid = len(values) == len(numbers) == 2 and all(0 <= value < math.inf for value in numbers) and sum(numbers) > 0
+    kinds = (int, float, np.integer, np.floating)
+    numbers = [value for value in values if isinstance(value, kinds) and not isinstance(value, bool)]
+    most = sys.float_info.max / 2  # the sum is finite too
+    is_valid = len(values) == len(numbers) == 2 and all(0 <= value <= most for value in numbers) and sum(numbers) > 0
     if not is_valid:
         raise InvalidArgumentError(
-            f"received weights={short(weights)}; expected two numbers, for vectors and keywords, of at least 0 and not "
-            "both 0."
+            f"received weights={short(weights)}; expected two finite numbers, for vectors and keywords, of at least 0 "
+            "and not both 0."
         )
     return float(numbers[0]), float(numbers[1])
