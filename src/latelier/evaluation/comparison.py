@@ -38,6 +38,14 @@ class MeasureComparison:
         p-value of the paired randomisation test, two-sided.
     p_holm
         `p` corrected for the number of measures.
+
+    Examples
+    --------
+    >>> differences = {"q1": 0.5, "q2": 0.0, "q3": -0.2}
+    >>> tests = ((-0.2, 0.5), 0.28, 1.0, 1.0)
+    >>> found = MeasureComparison(0.4, 0.5, differences, *tests)
+    >>> found.wins, found.ties, found.losses, found.changed(1)
+    (1, 1, 1, {'q1': 0.5})
     """
 
     a: float
@@ -85,6 +93,15 @@ class Comparison(dict[str, MeasureComparison]):
         What to call the runs.
     trials
         Trials of each randomisation test.
+
+    Examples
+    --------
+    >>> qrels = {"q1": {"a": 1}, "q2": {"b": 1}}
+    >>> first = {"q1": {"a": 2.0, "b": 1.0}, "q2": {"a": 2.0, "b": 1.0}}
+    >>> second = {"q1": {"a": 2.0, "b": 1.0}, "q2": {"a": 1.0, "b": 2.0}}
+    >>> comparison = compare(first, second, qrels, ["RR"])
+    >>> list(comparison), comparison["RR"].a, comparison["RR"].b
+    (['RR'], 0.75, 1.0)
     """
 
     def __init__(self, measures: Mapping[str, MeasureComparison], names: tuple[str, str], trials: int) -> None:

@@ -58,7 +58,8 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     --------
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
-    >>> _ = path.write_text('{"query_id": "q1", "document_id": "d2", "score": 1.25}')
+    >>> line = '{"query_id": "q1", "document_id": "d2", "score": 1.25}'
+    >>> _ = path.write_text(line)
     >>> read_run(path)
     {'q1': {'d2': 1.25}}
     """

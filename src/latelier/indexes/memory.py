@@ -42,7 +42,8 @@ class MemoryReport:
 
     Examples
     --------
-    >>> report = MemoryReport(64 << 20, 10 << 20, 18 << 20, {"sign codes": 30 << 20}, {"codes": 90 << 20})
+    >>> kept, read = {"sign codes": 30 << 20}, {"codes": 90 << 20}
+    >>> report = MemoryReport(64 << 20, 10 << 20, 18 << 20, kept, read)
     >>> print(report)
     memory: at most 60.8 MB of a budget of 67.1 MB
       tables of documents  10.5 MB  in memory

@@ -62,7 +62,8 @@ class SearchMode(NamedTuple):
         Examples
         --------
         >>> SearchMode.checked(
-        ...     10, mode="hybrid", texts="fruit", fusion="rrf", weights=(1, 1), depth=None
+        ...     10, mode="hybrid", texts="fruit", fusion="rrf", weights=(1, 1),
+        ...     depth=None
         ... )
         SearchMode(name='hybrid', texts=['fruit'], fusion='rrf', weights=(1.0, 1.0), depth=100)
         """

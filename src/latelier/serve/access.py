@@ -43,7 +43,8 @@ class Access:
     >>> access = Access(read_token="a secret of readers".replace(" ", "-"))
     >>> access.allows("Bearer a-secret-of-readers", "read")
     True
-    >>> access.allows("Bearer a-secret-of-readers", "write"), access.allows(None, "read")
+    >>> header = "Bearer a-secret-of-readers"
+    >>> access.allows(header, "write"), access.allows(None, "read")
     (False, False)
     """
 

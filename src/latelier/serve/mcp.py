@@ -101,7 +101,8 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far.")])
     >>> async def main() -> str:
     ...     async with Client(create_mcp_server({"fruit": retriever})) as client:
-    ...         found = await client.call_tool("search", {"query": "apples", "k": 1})
+    ...         wanted = {"query": "apples", "k": 1}
+    ...         found = await client.call_tool("search", wanted)
     ...         return found.structured_content["result"][0]["id"]
     >>> asyncio.run(main())
     'a'

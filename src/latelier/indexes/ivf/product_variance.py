@@ -46,7 +46,8 @@ def product_variance_by_numpy(vectors: np.ndarray) -> float:
 
     Examples
     --------
-    >>> product_variance_by_numpy(np.eye(2)), product_variance_by_numpy(np.ones((2, 1)))
+    >>> same = np.ones((2, 1))
+    >>> product_variance_by_numpy(np.eye(2)), product_variance_by_numpy(same)
     (2.0, 4.0)
     """
     longest = float(np.abs(vectors).max(initial=0)) or 1.0  # factored out: its square can exceed the largest float32

@@ -34,7 +34,8 @@ def sign_passes(words: int, documents: int) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> sign_passes(4, 1000), sign_passes(6, 1000), sign_passes(12, 1000), sign_passes(12, 200)
+    >>> cases = [(4, 1000), (6, 1000), (12, 1000), (12, 200)]
+    >>> tuple(sign_passes(*case) for case in cases)
     ((4,), (4, 6), (4, 12), (12,))
     """
     words = min(words, _MOST_WORDS)

@@ -40,7 +40,8 @@ class FileReads:
     Examples
     --------
     >>> array = np.arange(5, dtype="uint8")
-    >>> buffer, places = FileReads([array]).read(array.ctypes.data + np.array([3, 0]), np.array([2, 1]))
+    >>> addresses = array.ctypes.data + np.array([3, 0])
+    >>> buffer, places = FileReads([array]).read(addresses, np.array([2, 1]))
     >>> buffer[places], buffer[places[0] + 1]
     (array([3, 0], dtype=uint8), np.uint8(4))
     """

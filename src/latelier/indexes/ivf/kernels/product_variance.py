@@ -24,7 +24,8 @@ def product_variance(vectors: np.ndarray, dims: int, rows: np.ndarray) -> float:
 
     Examples
     --------
-    >>> round(product_variance(np.ones((2, 2), dtype="float32"), 1, np.arange(2)), 6)
+    >>> ones = np.ones((2, 2), dtype="float32")
+    >>> round(product_variance(ones, 1, np.arange(2)), 6)
     4.0
     """
     tokens = len(vectors)

@@ -52,7 +52,8 @@ def round_to_integers(vectors: np.ndarray, words: int) -> SignIntegers:
 
     Examples
     --------
-    >>> integers, units = round_to_integers(np.array([[0.5, -1.0, 0.25, 0.5]], dtype="float32"), 1)
+    >>> vectors = np.array([[0.5, -1.0, 0.25, 0.5]], dtype="float32")
+    >>> integers, units = round_to_integers(vectors, 1)
     >>> integers[0, :5].tolist(), round(float(units[0]), 4)
     ([3, -6, 2, 3, 0], 0.1667)
     """
