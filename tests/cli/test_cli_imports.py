@@ -63,6 +63,22 @@ def test_commands_import_what_they_use(tiny, tmp_path, monkeypatch):
     assert found["results"][0]["score"] == pytest.approx(expected.score, abs=1e-4)
 
 
+def test_a_search_by_keywords_imports_neither_a_model_nor_kernels(tiny, tmp_path):
+    with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
+        retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
+    code = """if True:
+        import contextlib, sys
+        from latelier.cli import main
+        with contextlib.suppress(SystemExit):
+            main(["search", sys.argv[1], "banana", "--mode", "keywords"])
+        print([name for name in ("torch", "numba", "transformers", "tokenizers", "onnxruntime") if name in sys.modules])
+    """
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], capture_output=True, text=True)
+    first, *_, imported = process.stdout.splitlines()
+    assert "Bananas are healthy." in first
+    assert imported == "[]"
+
+
 def test_importing_sub_packages_imports_no_torch():
     code = "import sys, latelier.retrieve, latelier.indexes, latelier.scores, latelier.models, latelier.embeddings;"
     code += "latelier.retrieve.Retriever; print(*[n for n in ('torch', 'numba', 'transformers') if n in sys.modules])"

@@ -92,24 +92,29 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit "unhealthy fruit" --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier import indexes
     from latelier.cli.output import print_json, quiet_loading, result_lines, results_json
     from latelier.retrieve import Retriever
+    from latelier.retrieve.queries import checked_queries
+    from latelier.retrieve.searching import find_results
     from latelier.utils.reading import number_or_text
 
     quiet_loading()
-    with Retriever.open(
-        folder, model=model, device=device, read_only=True, max_memory=max_memory, backend=backend.value
-    ) as retriever:
-        values = [number_or_text(value) for value in parameter or ()]
-        given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates}
-        options: dict[str, Any] = {
-            name: value for name, value in {**given, "rerank": rerank}.items() if value is not None
-        }
-        options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights}
-        results = retriever.search(
-            text, k, filter=filter, parameters=values, filter_timeout=filter_timeout or None, **options
+    values = [number_or_text(value) for value in parameter or ()]
+    given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights, "parameters": values}
+    options |= {"filter": filter, "filter_timeout": filter_timeout or None}
+    if mode is Mode.KEYWORDS and not explain:  # needs no model, which takes most of the time of other searches
+        with indexes.open(folder, read_only=True, max_memory=max_memory) as index:
+            results, explanations = find_results(None, index, checked_queries(text), k, **options)[0], {}
+    else:
+        opened = Retriever.open(
+            folder, model=model, device=device, read_only=True, max_memory=max_memory, backend=backend.value
         )
-        explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
+        with opened as retriever:
+            results = retriever.search(text, k, **options)
+            explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
     if json_output:
         print_json({"query": text, "results": results_json(results, explanations)})
     elif results:

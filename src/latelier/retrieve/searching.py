@@ -91,12 +91,16 @@ def find_run(
     }
 
 
-def find_results(model: QueryModel, index: Index, queries: Sequence[str], k: int, **options: Any) -> list[list[Result]]:
+def find_results(
+    model: QueryModel | None, index: Index, queries: Sequence[str], k: int, **options: Any
+) -> list[list[Result]]:
     """Encode queries, search an index for them, and return the hits with the texts and metadata of their documents.
 
     Parameters
     ----------
-    model, index, k, **options
+    model
+        Encodes the queries; may be None for ``mode="keywords"``.
+    index, k, **options
         As of `find_run`.
     queries
         Texts, checked.
@@ -131,7 +135,7 @@ def _scores_by_id(hits: Iterable[Hit]) -> dict[str, float]:
 
 
 def _given_queries(
-    model: QueryModel, index: Index, queries: Sequence[str], k: int, options: Mapping[str, Any]
+    model: QueryModel | None, index: Index, queries: Sequence[str], k: int, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Check the arguments of a search; return the vectors and texts of its queries that its mode needs."""
     check_count("k", k)
@@ -140,7 +144,7 @@ def _given_queries(
     )
     mode = options["mode"]
     needs_vectors = bool(queries) and mode != "keywords"
-    vectors = {"queries": model.encode_queries(queries)} if needs_vectors else {}
+    vectors = {"queries": model.encode_queries(queries)} if needs_vectors and model is not None else {}
     return vectors if mode == "vectors" else {**vectors, "texts": list(queries)}
 
 
