@@ -101,6 +101,14 @@ def test_int8_is_close(model, torch_model):
         assert 0.97 < torch.cosine_similarity(row, exact).min() < 1
 
 
+def test_int8_is_made_from_an_export_that_an_exported_encoder_shares(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("LATELIER_CACHE", str(tmp_path / "cache"))
+    model.export(tmp_path / "cache" / "encoder")
+    shared = [path for path in (tmp_path / "cache").rglob("*.data") if path.stat().st_nlink > 1]
+    assert shared  # hard links, where the file system has them
+    assert len(model.encode_query("pear", compute_dtype="int8")) == 3
+
+
 def test_int8_needs_onnx_runtime(torch_model):
     with pytest.raises(InvalidArgumentError, match="load the model with backend='onnx'"):
         torch_model.encode_query("pear", compute_dtype="int8")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,9 +94,14 @@ def quantize_int8(source: Path, folder: Path) -> None:
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ImportError as error:
         raise MissingExtraError("Exporting to ONNX", "onnx") from error
+    # onnx refuses files with several hard links, as the weights of an exported encoder have.
+    copied = folder / "float32"
+    copied.mkdir()
+    for name in (GRAPH_FILE, WEIGHTS_FILE):
+        shutil.copyfile(source / name, copied / name)
     with _quietly():
         quantize_dynamic(
-            str(source / GRAPH_FILE),
+            str(copied / GRAPH_FILE),
             str(folder / GRAPH_FILE),
             op_types_to_quantize=["MatMul"],
             per_channel=True,
@@ -103,6 +109,7 @@ def quantize_int8(source: Path, folder: Path) -> None:
             weight_type=QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True},  # products with weights, not those of attention
         )
+    shutil.rmtree(copied)
     model = onnx.load(str(folder / GRAPH_FILE))
     (folder / GRAPH_FILE).unlink()
     onnx.save_model(model, str(folder / GRAPH_FILE), save_as_external_data=True, location=WEIGHTS_FILE)
