@@ -7,6 +7,7 @@ import pytest
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.kernels.first_use import FirstUse
 from latelier.models import load
 from latelier.retrieve import Retriever
 from latelier.retrieve.truncation import left_out_passages
@@ -15,6 +16,12 @@ MOON = "The moon is far away from the earth, and tides follow it. It has no air,
 PEAR = "Pears are a healthy fruit that grows on trees."
 TRUNCATED = 3 * MOON + PEAR
 QUERY = "which fruit is good for your health?"
+
+
+@pytest.fixture(autouse=True)
+def _kernels_at_once(monkeypatch):
+    """Search by the kernels from the first search on: the reports are about their searches."""
+    monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=0))
 
 
 def kinds(report):
