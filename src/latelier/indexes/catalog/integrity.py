@@ -37,12 +37,12 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
     check_tables(connection)
     # SQLite 3.44 and newer also check the keyword index here; `keyword_damages` names the cure of its damage.
     try:
-        rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+        lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
     except sqlite3.OperationalError as error:
         if "fts5" not in str(error):
             raise
-        rows = []
-    found = [row for row in rows if "fts5" not in row.lower()]
+        lines = []
+    found = [line for line in lines if "fts5" not in line.lower()]
     if found and found[0] != "ok":
         yield Damage(CATALOG, found[0], ())
         return
