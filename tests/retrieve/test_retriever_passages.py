@@ -87,7 +87,7 @@ def test_a_run_cannot_tell_1_from_its_text(filled):
 def test_an_id_that_spells_a_passage_is_a_document_of_its_own(filled):
     hostile = StoredDocuments(filled.index).parts("a")[0]
     assert StoredDocuments(filled.index).parts(hostile) == []
-    with pytest.raises(UnknownIdError):
+    with pytest.raises(UnknownIdError, match="no document has the id"):
         filled.remove(hostile)
     filled.add([(hostile, "hostile")])
     before = StoredDocuments(filled.index).parts("a")
