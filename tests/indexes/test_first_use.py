@@ -12,7 +12,7 @@ from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.uncompiled import decode_by_numpy, hamming_scores_by_numpy, search_by_numpy
+from latelier.indexes.ivf.uncompiled import hamming_scores_by_numpy, search_by_numpy
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.kernels.first_use import FirstUse
 
@@ -35,7 +35,7 @@ def test_numpy_reads_codes_as_the_kernels_do(bits, dim):
     segment = Segment({**part.segment.arrays, "scales": part.segment.arrays["scales"].copy()}, dim)
     segment.arrays["scales"][:3] = 0xFF00, 0xFF80, 0xFFFF  # infinity and NaN of a damaged file
     for one in (part, Part(segment, part.positions)):
-        assert decode_by_numpy(one, codec) == codec.decode(one)
+        assert codec.decode_by_numpy(one) == codec.decode(one)
 
 
 def naive_hamming_scores(part, signs, norms):

@@ -147,11 +147,34 @@ class Codec(NamedTuple):
             )
         documents, tokens = self.locate(part.segment), int(part.lengths.sum())
         if tokens * self.dim <= _FEW_NUMBERS and _KERNELS not in sys.modules:
-            from latelier.indexes.ivf.uncompiled import decode_by_numpy
-
-            return decode_by_numpy(part, self)
+            return self.decode_by_numpy(part)
         from latelier.indexes.ivf.kernels.codes import decode_documents
 
         vectors = np.empty((tokens, self.dim), dtype="float32")
         decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
+
+    def decode_by_numpy(self, part: Part) -> TokenEmbeddings:
+        """Return the vectors of stored documents, as `decode` does, without compiled code."""
+        bits = part.rows(SCALES).astype("uint32")
+        # Infinity and NaN, which only a damaged file holds, are read as zero.
+        scales = (np.where(bits < 0xFF00, bits, 0).astype("uint32") << 15).view("float32")
+        if self.bits == 8:
+            values = part.rows(CODES).astype("float32")
+            values -= np.float32(128)
+        else:
+            planes = [part.rows(SIGNS)]
+            if self.bits > 1:
+                planes += list(np.moveaxis(part.rows(CODES), 1, 0))  # the highest plane first
+            code = np.zeros((len(scales), self.dim), dtype="int32")
+            for plane in planes:
+                code = 2 * code + _bits_of(plane, self.dim)
+            values = (2 * code - (2**self.bits - 1)).astype("float32")
+        values *= scales[:, None]
+        return TokenEmbeddings(values, lengths_to_offsets(part.lengths))
+
+
+def _bits_of(words: np.ndarray, dim: int) -> np.ndarray:
+    """Return the bits of ``(tokens, words)`` uint32 as ``(tokens, dim)`` uint8, the lowest bit of a word first."""
+    octets = np.ascontiguousarray(words).astype("<u4").view("uint8")
+    return np.unpackbits(octets, axis=1, bitorder="little", count=dim)

@@ -14,14 +14,14 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.code_layout import sign_words
-from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec
+from latelier.indexes.ivf.codec import SIGNS, Codec
 from latelier.indexes.ivf.product_variance import product_variance_by_numpy
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
 from latelier.indexes.storage.segments import Part
 from latelier.scores.engines.uncompiled import maxsim
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["decode_by_numpy", "hamming_scores_by_numpy", "search_by_numpy"]
+__all__ = ["hamming_scores_by_numpy", "search_by_numpy"]
 
 # Document tokens that are compared or decoded at a time: their sign codes stay in a core's second-level cache.
 _BLOCK_TOKENS = 1 << 14
@@ -68,7 +68,7 @@ def search_by_numpy(
         mine = Part(part.segment, part.positions[chosen[(chosen >= first) & (chosen < first + count)] - first])
         for begin, end in split_by_rows(lengths_to_offsets(mine.lengths), _BLOCK_TOKENS):
             block = Part(part.segment, mine.positions[begin:end])
-            found.append((maxsim(query, decode_by_numpy(block, codec))[0], part.segment.numbers[block.positions]))
+            found.append((maxsim(query, codec.decode_by_numpy(block))[0], part.segment.numbers[block.positions]))
     scores, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.lexsort((numbers, -scores))[:k]
     return scores[order], numbers[order]
@@ -104,26 +104,6 @@ def hamming_scores_by_numpy(part: Part, signs: np.ndarray, norms: np.ndarray) ->
     return scores
 
 
-def decode_by_numpy(part: Part, codec: Codec) -> TokenEmbeddings:
-    """Return the vectors of stored documents, as `Codec.decode` does."""
-    bits = part.rows(SCALES).astype("uint32")
-    # Infinity and NaN, which only a damaged file holds, are read as zero.
-    scales = (np.where(bits < 0xFF00, bits, 0).astype("uint32") << 15).view("float32")
-    if codec.bits == 8:
-        values = part.rows(CODES).astype("float32")
-        values -= np.float32(128)
-    else:
-        planes = [part.rows(SIGNS)]
-        if codec.bits > 1:
-            planes += list(np.moveaxis(part.rows(CODES), 1, 0))  # the highest plane first
-        code = np.zeros((len(scales), codec.dim), dtype="int32")
-        for plane in planes:
-            code = 2 * code + _bits_of(plane, codec.dim)
-        values = (2 * code - (2**codec.bits - 1)).astype("float32")
-    values *= scales[:, None]
-    return TokenEmbeddings(values, lengths_to_offsets(part.lengths))
-
-
 def _deviation(vectors: np.ndarray) -> float:
     """Return the standard deviation of the score of a good match by Hamming distances.
 
@@ -144,9 +124,3 @@ def _query_signs(vectors: np.ndarray) -> np.ndarray:
     signs = np.zeros((len(vectors), 4 * sign_words(vectors.shape[1])), dtype="uint8")
     signs[:, : packed.shape[1]] = packed
     return signs.view("<u4").astype("uint32")
-
-
-def _bits_of(words: np.ndarray, dim: int) -> np.ndarray:
-    """Return the bits of ``(tokens, words)`` uint32 as ``(tokens, dim)`` uint8, the lowest bit of a word first."""
-    octets = np.ascontiguousarray(words).astype("<u4").view("uint8")
-    return np.unpackbits(octets, axis=1, bitorder="little", count=dim)
