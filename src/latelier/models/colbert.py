@@ -25,7 +25,7 @@ from latelier.models.outputs import OutputForm
 from latelier.models.overrides import Overrides
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.recipe import Recipe, untrained_recipe
-from latelier.models.tokenization import check_preprocessing, check_task_is_known, scored_tokens, tokenization_errors
+from latelier.models.tokenization import check_preprocessing, check_task_is_known, scored_tokens, tokenizing
 from latelier.utils.reading import as_path
 
 __all__ = ["ColBERT"]
@@ -410,7 +410,7 @@ class ColBERT(Overrides):
         task = kwargs.get("task")
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
-        with tokenization_errors():
+        with tokenizing(self):
             features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if features and task is not None:
             features["task"] = task

@@ -10,6 +10,7 @@ from sentence_transformers.base.modules import Transformer
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.recipe import Recipe
 from latelier.models.text_encoder import TextEncoder
+from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.utils import encoder_limit, resolve_length
 
 __all__ = ["check_lengths", "encoder_module", "length_limit", "max_length", "set_max_lengths"]
@@ -43,7 +44,8 @@ def check_lengths(model: MultiVectorEncoder, texts: Sequence[str], task: str) ->
     cap = max_length(model, task)
     prompt = model.prompts.get(task) or ""
     for i, text in enumerate(texts):
-        length = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
+        with tokenizer_lock(model.tokenizer):
+            length = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
         if length > cap:
             raise InvalidArgumentError(
                 f"texts[{i}] has {length} tokens, but a {task} is cut at {cap}; shorten it, raise max_length_{task}, "

@@ -7,6 +7,7 @@ import torch
 
 from latelier.models.colbert import ColBERT
 from latelier.models.lengths import encoder_module, length_limit
+from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.utils.features import move_features
 
 __all__ = ["document_length", "encode_up_to"]
@@ -30,7 +31,8 @@ def document_length(model: ColBERT, text: str) -> int | None:
     (4, None)
     """
     prompt = model.prompts.get("document") or ""
-    count = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
+    with tokenizer_lock(model.tokenizer):
+        count = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
     limit = length_limit(encoder_module(model))
     return count if limit is None or count <= limit else None
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.tokenizer_lock import tokenizer_lock
 
 __all__ = ["Offsets", "token_starts", "tokenizer_offsets"]
 
@@ -67,7 +68,9 @@ def tokenizer_offsets(tokenizer: Any) -> Offsets:
 
     def offsets(texts: list[str]) -> list[list[tuple[int, int]]]:
         options = {"add_special_tokens": False, "truncation": False, "verbose": False, "return_attention_mask": False}
-        found: list[list[tuple[int, int]]] = tokenizer(texts, return_offsets_mapping=True, **options)["offset_mapping"]
+        with tokenizer_lock(tokenizer):
+            encoded = tokenizer(texts, return_offsets_mapping=True, **options)
+        found: list[list[tuple[int, int]]] = encoded["offset_mapping"]
         return found
 
     return offsets

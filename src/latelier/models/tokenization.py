@@ -18,8 +18,9 @@ from latelier.models.lengths import encoder_module
 from latelier.models.options import check
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.token_offsets import text_ranges
+from latelier.models.tokenizer_lock import tokenizer_lock
 
-__all__ = ["check_preprocessing", "check_task_is_known", "scored_ranges", "scored_tokens", "tokenization_errors"]
+__all__ = ["check_preprocessing", "check_task_is_known", "scored_ranges", "scored_tokens", "tokenizing"]
 
 # Options of sentence-transformers' own tokenisation.
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
@@ -42,10 +43,14 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping
 
 
 @contextmanager
-def tokenization_errors() -> Iterator[None]:
-    """Turn errors of sentence-transformers' tokenisation into `InvalidArgumentError`: the inputs are not texts."""
+def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
+    """Call sentence-transformers' tokenisation of a model inside the block, in one thread at a time.
+
+    Its errors become `InvalidArgumentError`: the inputs are not texts.
+    """
     try:
-        yield
+        with tokenizer_lock(getattr(model, "tokenizer", None)):
+            yield
     except LatelierError:
         raise
     except (TypeError, ValueError) as error:
@@ -111,7 +116,8 @@ def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str
     offsets: list[tuple[int, int]] = [(0, 0)] * count
     if getattr(tokenizer, "is_fast", False):
         # At most as many tokens as the text has after truncation, so that it is truncated in the same place.
-        encoded = tokenizer(prompt + text, truncation=True, max_length=count, return_offsets_mapping=True)
+        with tokenizer_lock(tokenizer):
+            encoded = tokenizer(prompt + text, truncation=True, max_length=count, return_offsets_mapping=True)
         if encoded["input_ids"] == ids[real].tolist():
             offsets = encoded["offset_mapping"]
     found = iter(text_ranges(offsets, prompt, text))

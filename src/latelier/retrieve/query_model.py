@@ -14,6 +14,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Index
 from latelier.models.loading import load, load_untrusted
 from latelier.models.token_starts import token_starts, tokenizer_offsets
+from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.retrieve.encoder_store import export_encoder, find_encoder, is_exported, open_encoder
 from latelier.retrieve.model_identity import ModelIdentity
 from latelier.utils.describing import describe, short
@@ -237,7 +238,8 @@ class QueryModel:
         if self.encoder is not None:
             return self.encoder.document_overhead, self.encoder.max_length_document
         model: Any = self.loaded
-        empty = model.tokenizer(model.prompts.get("document") or "", truncation=False, verbose=False)
+        with tokenizer_lock(model.tokenizer):
+            empty = model.tokenizer(model.prompts.get("document") or "", truncation=False, verbose=False)
         return len(empty["input_ids"]), model.max_length_document
 
     def tokens(self, text: str, *, is_query: bool) -> list[str]:
