@@ -6,6 +6,7 @@ This file stands beside ``src`` and ``tests`` because it has to reach the exampl
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when haystack is first imported
 # `make test` runs one test per core at a time: the processes that they start get one thread each, and threads that wait
 # for one another leave the core to others. Read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,7 +28,10 @@ from hypothesis import settings
 
 # GPU kernels import triton, which only torch's CUDA builds bring.
 collect_ignore_glob = [] if find_spec("triton") else ["src/latelier/scores/engines/triton.py"]
-collect_ignore_glob += [] if find_spec("mteb") else ["src/latelier/integrations/mteb.py"]
+ADAPTED = {"haystack": "haystack", "langchain": "langchain_core", "llamaindex": "llama_index", "mteb": "mteb"}
+collect_ignore_glob += [
+    f"src/latelier/integrations/{name}*.py" for name, package in ADAPTED.items() if not find_spec(package)
+]
 # They hold no examples, and doctest would import the many conftest.py of this tree under one name.
 collect_ignore_glob.append("**/conftest.py")
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from latelier.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from latelier.integrations.langchain import LangChainReranker, LangChainRetriever
     from latelier.integrations.mteb import MTEBSearch
 
-__all__ = ["MTEBSearch"]
-__getattr__, __dir__ = lazy_names(__name__, mteb=("MTEBSearch",))
+__all__ = ["LangChainReranker", "LangChainRetriever", "MTEBSearch"]
+__getattr__, __dir__ = lazy_names(__name__, langchain=("LangChainReranker", "LangChainRetriever"), mteb=("MTEBSearch",))

@@ -1,0 +1,249 @@
+"""`LangChainRetriever` and `LangChainReranker`: search and reranking as parts of LangChain chains.
+
+Needs the extra ``langchain``, which installs langchain-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.integrations.found_documents import SCORE_KEY, check_ids, place_metadata, result_text
+from latelier.integrations.search_options import merge_search_options
+from latelier.retrieve import Retriever
+from latelier.retrieve.opening import given_model
+from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.text_ranking import rank_texts
+from latelier.utils.describing import describe
+
+try:
+    from langchain_core.callbacks import (
+        AsyncCallbackManagerForRetrieverRun,
+        CallbackManagerForRetrieverRun,
+        Callbacks,
+    )
+    from langchain_core.documents import BaseDocumentCompressor, Document
+    from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
+    from langchain_core.runnables import run_in_executor
+    from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+except ImportError as error:
+    raise MissingExtraError("Searching from LangChain", "langchain") from error
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LangChainReranker", "LangChainRetriever"]
+
+
+class LangChainRetriever(BaseRetriever):
+    """A `latelier.retrieve.Retriever` as a retriever of LangChain.
+
+    Each document has the text, the stored metadata, and the id as str. Its metadata also has ``latelier_id``, the exact
+    id; ``latelier_score``; and in an index of passages ``latelier_start`` and ``latelier_end``, the place of the best
+    passage in the text.
+
+    Parameters
+    ----------
+    retriever
+        Searches; whoever opened it closes it. `open` opens a folder.
+    k
+        Maximum number of documents.
+    search_kwargs
+        Further arguments of `Retriever.search`: ``mode``, ``filter``, ``parameters``, ``effort``, ...
+    tags, metadata, name
+        For callbacks and traces, as in every retriever of LangChain.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If an argument is not of these.
+    MissingExtraError
+        If langchain-core is not installed, when this module is imported.
+
+    Notes
+    -----
+    ``invoke`` takes ``k`` and arguments of `Retriever.search` too, which replace those given here; a ``filter`` brings
+    its own ``parameters``. ``ainvoke`` searches in a thread, and several threads may search at the same time.
+
+    Examples
+    --------
+    >>> from latelier.retrieve import Retriever
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon.")])
+    >>> fruit = LangChainRetriever(retriever=retriever, k=1)
+    >>> [document] = fruit.invoke("unhealthy fruit")
+    >>> document.id, document.page_content
+    ('a', 'Bananas are healthy.')
+    >>> len(fruit.invoke("unhealthy fruit", k=2))
+    2
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    retriever: Retriever = Field(repr=False)
+    k: int = Field(default=10, ge=1)
+    search_kwargs: dict[str, Any] = Field(default_factory=dict)
+    _is_owner: bool = PrivateAttr(default=False)
+
+    @field_validator("retriever", mode="before")
+    @classmethod
+    def _check_retriever(cls, value: Any) -> Any:
+        if isinstance(value, (str, PathLike)):
+            raise InvalidArgumentError(
+                f"received {describe(value)} as the retriever; LangChainRetriever.open(folder) opens a folder."
+            )
+        return value
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        model: str | PathLike[str] | None = None,
+        device: str | None = None,
+        backend: Literal["auto", "onnx", "torch"] = "auto",
+        **fields: Any,
+    ) -> Self:
+        """Open a folder that a `Retriever` has filled, for reading; `close` or a ``with`` block closes it.
+
+        Parameters
+        ----------
+        path, model, device, backend
+            As for `Retriever.open`.
+        **fields
+            ``k``, ``search_kwargs`` and the other arguments of `LangChainRetriever`.
+
+        Returns
+        -------
+        LangChainRetriever
+            Ready to search.
+
+        Raises
+        ------
+        LatelierError
+            As `Retriever.open` does.
+        """
+        opened = Retriever.open(path, model=model, device=device, backend=backend, read_only=True)
+        try:
+            retriever = cls(retriever=opened, **fields)
+        except BaseException:
+            opened.close()
+            raise
+        retriever._is_owner = True
+        return retriever
+
+    def close(self) -> None:
+        """Close the index that `open` has opened; a retriever that was given stays open."""
+        if self._is_owner:
+            self.retriever.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search_kwargs: Any
+    ) -> list[Document]:
+        return self._search(query, search_kwargs)
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **search_kwargs: Any
+    ) -> list[Document]:
+        return await run_in_executor(None, self._search, query, search_kwargs)
+
+    def _search(self, query: str, search_kwargs: dict[str, Any]) -> list[Document]:
+        results = self.retriever.search(query, **merge_search_options({"k": self.k}, self.search_kwargs, search_kwargs))
+        check_ids(results)
+        return [
+            Document(
+                result_text(result),
+                id=str(result.id),
+                metadata={**place_metadata(result), SCORE_KEY: result.score},
+            )
+            for result in results
+        ]
+
+    def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
+        """Return what traces say about this retriever."""
+        model = self.retriever.model_name
+        names = LangSmithRetrieverParams(ls_retriever_name="latelier", ls_vector_store_provider="latelier")
+        return names if model is None else {**names, "ls_embedding_model": model}
+
+
+class LangChainReranker(BaseDocumentCompressor):
+    """Orders documents of any retriever by MaxSim, as a document compressor of LangChain.
+
+    The documents that come back are copies with ``latelier_score`` in their metadata.
+
+    Parameters
+    ----------
+    model
+        A `latelier.models.ColBERT`, such as ``retriever.model``; a name or folder for `latelier.models.load`; the
+        folder of an exported encoder; or None for all-MiniLM-L6-v2.
+    device, model_options
+        For a model given by name, as for `latelier.retrieve.Retriever`.
+    top_n
+        Maximum number of documents; None: all.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If an argument is not of these.
+    ModelLoadError
+        If there is no such model.
+    InvalidArgumentError
+        If a document has an empty text.
+
+    Examples
+    --------
+    >>> from langchain_core.documents import Document
+    >>> reranker = LangChainReranker(device="cpu", top_n=1)
+    >>> documents = [Document("The moon is far."), Document("Bananas.")]
+    >>> [best] = reranker.compress_documents(documents, "fruit")
+    >>> best.page_content
+    'Bananas.'
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: Any = Field(default=None, repr=False)
+    device: str | None = None
+    model_options: dict[str, Any] | None = None
+    top_n: int | None = Field(default=None, ge=1)
+    _encoder: QueryModel = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Load the model."""
+        self._encoder = given_model(self.model, self.device, self.model_options)
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
+        """Return the best documents for a query.
+
+        Parameters
+        ----------
+        documents
+            The documents.
+        query
+            One query.
+        callbacks
+            Not called: a reranker makes no calls to report.
+
+        Returns
+        -------
+        list of Document
+            Copies, best first; equal scores in the order of `documents`.
+        """
+        ranked = rank_texts(self._encoder, query, [document.page_content for document in documents], self.top_n)
+        return [
+            documents[hit.id].model_copy(update={"metadata": {**documents[hit.id].metadata, SCORE_KEY: hit.score}})
+            for hit in ranked
+        ]

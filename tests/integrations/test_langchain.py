@@ -1,0 +1,217 @@
+"""`LangChainRetriever` and `LangChainReranker` in chains of langchain-core, and under its own standard tests."""
+
+import asyncio
+import threading
+
+import pytest
+
+pytest.importorskip("langchain_core")
+from concurrent.futures import ThreadPoolExecutor
+
+from adapter_records import LONG
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
+from langchain_tests.integration_tests import RetrieversIntegrationTests
+from pydantic import ValidationError
+
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.integrations.langchain import LangChainReranker, LangChainRetriever
+from latelier.retrieve import Retriever
+
+
+@pytest.fixture(scope="module")
+def fruit(searcher):
+    return LangChainRetriever(retriever=searcher, k=2)
+
+
+@pytest.mark.anyio
+class TestStandard(RetrieversIntegrationTests):
+    @pytest.fixture
+    def anyio_backend(self):
+        return "asyncio"
+
+    @pytest.fixture(autouse=True)
+    def _given(self, searcher):
+        self.given = searcher
+
+    @property
+    def retriever_constructor(self):
+        return LangChainRetriever
+
+    @property
+    def retriever_constructor_params(self):
+        return {"retriever": self.given}
+
+    @property
+    def retriever_query_example(self):
+        return "healthy fruit"
+
+
+def test_documents_are_the_results(fruit, searcher):
+    results = searcher.search("which fruit is good for me?", k=2)
+    documents = fruit.invoke("which fruit is good for me?")
+    assert [document.page_content for document in documents] == [result.text for result in results]
+    assert [document.metadata["latelier_score"] for document in documents] == [result.score for result in results]
+    assert documents[0].id == "fruit"
+    own = {"year": 2019, "lang": "en", "score": 4.5}  # metadata named like what the retriever adds
+    assert documents[0].metadata == own | {"latelier_id": "fruit", "latelier_score": results[0].score}
+
+
+def test_the_exact_id_finds_the_document_again(fruit, searcher):
+    [king] = fruit.invoke("kings of Rome", k=1)
+    assert (king.id, king.metadata["latelier_id"]) == ("7", 7)
+    explanation = searcher.explain("kings of Rome", king.metadata["latelier_id"])
+    assert explanation.score == pytest.approx(king.metadata["latelier_score"], abs=1e-4)
+
+
+def test_passages_have_their_place(passages):
+    [sea] = LangChainRetriever(retriever=passages, k=1).invoke("how many hearts does an octopus have?")
+    assert sea.id == "sea"
+    assert sea.page_content == LONG[sea.metadata["latelier_start"] : sea.metadata["latelier_end"]]
+    assert "three hearts" in sea.page_content
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({"filter": "year = ?", "parameters": (2024,)}, {"pasta", "train"}),
+        ({"filter": "lang = 'en'"}, {"fruit", "moon"}),  # without the parameters of the constructor's filter
+        ({"mode": "keywords"}, {"7"}),
+        ({"k": 1, "filter": None}, {"7"}),
+    ],
+)
+def test_a_call_replaces_the_options(searcher, options, ids):
+    own = {"filter": "year = ?", "parameters": (2023,), "k": 5}
+    adapter = LangChainRetriever(retriever=searcher, k=1, search_kwargs=own)
+    assert [document.id for document in adapter.invoke("kings of Rome")] == ["7"]
+    assert {document.id for document in adapter.invoke("kings of Rome", **options)} == ids
+    assert {document.id for document in adapter.bind(**options).invoke("kings of Rome")} == ids
+
+
+def test_unknown_options_and_fields_are_errors(fruit):
+    with pytest.raises(InvalidArgumentError, match="no option 'efort'"):
+        fruit.invoke("fruit", efort=2)
+    with pytest.raises(ValidationError, match="search_type"):
+        LangChainRetriever(retriever=fruit.retriever, search_type="mmr")
+    with pytest.raises(ValidationError, match=r"LangChainRetriever\.open\(folder\) opens a folder"):
+        LangChainRetriever(retriever="my-index")
+
+
+def test_a_document_without_a_text_is_an_error(searcher):
+    with Retriever(searcher.model) as bare:
+        bare.index.add(["a"], [searcher.model.encode_document("Bananas.")])
+        with pytest.raises(LatelierError, match="'a' was stored without its text"):
+            LangChainRetriever(retriever=bare).invoke("fruit")
+
+
+def test_ids_that_are_equal_as_str_are_an_error(searcher):
+    with Retriever(searcher.model) as mixed:
+        mixed.add([(7, "Bananas."), ("7", "Apples.")])
+        with pytest.raises(InvalidArgumentError, match="are one id here, where ids are str"):
+            LangChainRetriever(retriever=mixed).invoke("fruit")
+
+
+def test_a_chain_searches_reranks_and_formats(fruit):
+    reranker = LangChainReranker(model=fruit.retriever.model, top_n=1)
+    chain = (
+        {"documents": fruit.bind(k=5, mode="keywords"), "query": RunnablePassthrough()}
+        | RunnableLambda(lambda step: reranker.compress_documents(step["documents"], step["query"]))
+        | RunnableLambda(lambda documents: " ".join(document.page_content for document in documents))
+    )
+    query = "the night sky and the moon, or kings, or spaghetti in water"
+    assert len(fruit.invoke(query, k=5, mode="keywords")) > 1
+    assert chain.invoke("is the moon in the night sky?") == "The moon is far away from the earth."
+    assert asyncio.run(chain.ainvoke("is the moon in the night sky?")) == "The moon is far away from the earth."
+
+
+def test_configured_copies_share_the_index(fruit):
+    configurable = fruit.configurable_fields(k=ConfigurableField(id="k"))
+    assert len(configurable.with_config(configurable={"k": 4}).invoke("fruit")) == 4
+    assert len(configurable.invoke("fruit")) == 2
+
+
+def test_callbacks_and_traces_hear_of_a_search(fruit):
+    class Heard(BaseCallbackHandler):
+        def on_retriever_start(self, serialized, query, *, metadata=None, **kwargs):
+            self.query, self.metadata = query, metadata
+
+        def on_retriever_end(self, documents, **kwargs):
+            self.ids = [document.id for document in documents]
+
+    heard = Heard()
+    fruit.invoke("kings of Rome", {"callbacks": [heard]}, k=1)
+    assert (heard.query, heard.ids) == ("kings of Rome", ["7"])
+    assert heard.metadata["ls_embedding_model"] == fruit.retriever.model_name
+
+
+def test_async_searches_leave_the_loop_free(fruit, monkeypatch):
+    """The loop goes on while a search is held up in its thread."""
+    entered, released = threading.Event(), threading.Event()
+    search = Retriever.search
+
+    def held(self, *arguments, **options):
+        entered.set()
+        assert released.wait(30)
+        return search(self, *arguments, **options)
+
+    monkeypatch.setattr(Retriever, "search", held)
+
+    async def main():
+        task = asyncio.ensure_future(fruit.ainvoke("kings of Rome", k=1))
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        released.set()  # never, if the search held the loop
+        return await task
+
+    assert [document.id for document in asyncio.run(main())] == ["7"]
+
+
+def test_threads_search_and_rerank_at_once(fruit):
+    reranker = LangChainReranker(model=fruit.retriever.model)
+    queries = ["fruit", "kings of Rome", "a train to Italy", "boiling noodles in a pot of water"]
+    texts = [Document("The harbour was quiet. " * 9), Document("Bananas."), Document("A king.")]
+
+    def work(query):
+        ranked = reranker.compress_documents(texts, query)
+        found = [*fruit.invoke(query), *ranked]
+        return [(document.page_content, round(document.metadata["latelier_score"], 3)) for document in found]
+
+    expected = [work(query) for query in queries]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, queries * 3)) == expected * 3
+
+
+def test_reranked_documents_are_copies_with_scores(fruit):
+    texts = ["The moon is far.", "Bananas are healthy.", "Bananas are healthy."]
+    documents = [Document(text, id=str(i), metadata={"source": i, "score": 9}) for i, text in enumerate(texts)]
+    reranker = LangChainReranker(model=fruit.retriever.model, top_n=3)
+    ranked = reranker.compress_documents(documents, "fruit")
+    expected = fruit.retriever.rerank("fruit", texts)
+    assert [document.id for document in ranked] == ["1", "2", "0"] == [str(hit.id) for hit in expected]
+    assert ranked[0].metadata == {"source": 1, "score": 9, "latelier_score": expected[0].score}
+    assert documents[1].metadata == {"source": 1, "score": 9}
+    assert asyncio.run(reranker.acompress_documents(documents, "fruit")) == ranked
+    assert reranker.compress_documents([], "fruit") == []
+    with pytest.raises(InvalidArgumentError, match=r"texts\[0\] is ''"):
+        reranker.compress_documents([Document("")], "fruit")
+
+
+def test_a_reranker_loads_a_model_by_name(minilm, searcher):
+    reranker = LangChainReranker(model=minilm, device="cpu", model_options={"max_length_document": 8}, top_n=1)
+    [best] = reranker.compress_documents([Document("Bananas. " * 20), Document("Kings.")], "fruit")
+    assert best.metadata["latelier_score"] > 1
+    with pytest.raises(ValidationError, match="top_n"):
+        LangChainReranker(model=minilm, top_n=0)
+
+
+def test_who_opens_the_index_closes_it(folder, searcher):
+    with LangChainRetriever.open(folder, device="cpu", k=1) as opened:
+        assert [document.id for document in opened.invoke("kings of Rome")] == ["7"]
+    with pytest.raises(LatelierError, match="closed"):
+        opened.invoke("kings of Rome")
+    with LangChainRetriever(retriever=searcher) as given:
+        pass
+    assert len(given.invoke("kings of Rome", k=1)) == 1
+    with pytest.raises(ValidationError, match="k"):
+        LangChainRetriever.open(folder, device="cpu", k=0)
