@@ -71,6 +71,7 @@ except SystemExit as stop:
         ),
         ("mteb", "mteb", "from latelier.integrations import MTEBSearch"),
         ("langchain", "langchain_core", "from latelier.integrations import LangChainRetriever"),
+        ("llamaindex", "llama_index.core", "from latelier.integrations import LlamaIndexRetriever"),
         (
             "gpu",
             "late_interaction_kernels",

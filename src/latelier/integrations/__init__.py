@@ -6,7 +6,13 @@ from latelier.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from latelier.integrations.langchain import LangChainReranker, LangChainRetriever
+    from latelier.integrations.llamaindex import LlamaIndexReranker, LlamaIndexRetriever
     from latelier.integrations.mteb import MTEBSearch
 
-__all__ = ["LangChainReranker", "LangChainRetriever", "MTEBSearch"]
-__getattr__, __dir__ = lazy_names(__name__, langchain=("LangChainReranker", "LangChainRetriever"), mteb=("MTEBSearch",))
+__all__ = ["LangChainReranker", "LangChainRetriever", "LlamaIndexReranker", "LlamaIndexRetriever", "MTEBSearch"]
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    langchain=("LangChainReranker", "LangChainRetriever"),
+    llamaindex=("LlamaIndexReranker", "LlamaIndexRetriever"),
+    mteb=("MTEBSearch",),
+)

@@ -1,4 +1,4 @@
-"""`merge_search_options`: the arguments of a search, from those of a retriever and those of one call."""
+"""The arguments of a search: those of a retriever and those of one call, and a filter of another package."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
+from latelier.integrations.conditions import SqlCondition
 from latelier.utils.describing import describe
 
-__all__ = ["merge_search_options"]
+__all__ = ["add_filter", "merge_search_options"]
 
 
 def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -48,3 +49,41 @@ def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:
             merged.pop("parameters", None)
         merged.update(given)
     return merged
+
+
+def add_filter(options: Mapping[str, Any], condition: SqlCondition | None) -> dict[str, Any]:
+    """Add a condition to the filter of a search, so that both have to hold.
+
+    Parameters
+    ----------
+    options
+        Arguments of `latelier.retrieve.Retriever.search`.
+    condition
+        The condition, or None.
+
+    Returns
+    -------
+    dict
+        The arguments.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the filter of the options has named parameters, which a condition cannot be added to.
+
+    Examples
+    --------
+    >>> own = {"filter": "year > ?", "parameters": (2020,)}
+    >>> add_filter(own, SqlCondition("lang = ?", ("en",)))
+    {'filter': ['year > ?', 'lang = ?'], 'parameters': (2020, 'en')}
+    """
+    if condition is None:
+        return dict(options)
+    filters, parameters = options.get("filter"), options.get("parameters", ())
+    if isinstance(parameters, Mapping):
+        raise InvalidArgumentError(
+            f"received filters, and search options with the named parameters {', '.join(map(repr, parameters))}; give "
+            "the values of ? in a tuple."
+        )
+    both = [] if filters is None else [filters] if isinstance(filters, str) else list(filters)
+    return {**options, "filter": [*both, condition.sql], "parameters": (*parameters, *condition.parameters)}

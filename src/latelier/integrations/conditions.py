@@ -1,0 +1,211 @@
+"""Conditions on metadata as SQL with parameters: what the filters of other packages are translated to.
+
+SQL has a third truth value, NULL, where a document lacks a field. Other packages have two, so `negate` counts NULL as
+false first; in the other conditions NULL has the same effect as false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.catalog.metadata import RESERVED, fold_name
+from latelier.indexes.catalog.values import dump_json
+from latelier.utils.describing import describe
+
+__all__ = [
+    "SqlCondition",
+    "combine",
+    "equals",
+    "holds_element",
+    "in_order",
+    "is_empty",
+    "metadata_field",
+    "negate",
+    "one_of",
+]
+
+
+class SqlCondition(NamedTuple):
+    """An SQL expression and the values of its ``?``, as `latelier.retrieve.Retriever.search` takes them.
+
+    Examples
+    --------
+    >>> condition = equals(metadata_field("year"), 2024)
+    >>> condition.sql, condition.parameters
+    ('"year" = ?', (2024,))
+    """
+
+    sql: str
+    parameters: tuple[Any, ...] = ()
+
+
+def metadata_field(*keys: str) -> SqlCondition:
+    """Return a metadata value by its key, or by the keys of nested dicts.
+
+    Parameters
+    ----------
+    *keys
+        The keys, from the outside in.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a key cannot be part of a filter.
+
+    Examples
+    --------
+    >>> metadata_field("year").sql
+    '"year"'
+    >>> metadata_field("author", "name")
+    SqlCondition(sql='json_extract(metadata, ?)', parameters=('$."author"."name"',))
+    """
+    for key in keys:
+        if not isinstance(key, str) or not key or (len(keys) > 1 and '"' in key):
+            raise InvalidArgumentError(f"received {describe(key)} as a metadata key; expected a text without quotes.")
+    if len(keys) == 1 and fold_name(keys[0]) not in RESERVED:
+        return SqlCondition('"' + keys[0].replace('"', '""') + '"')
+    # The columns of these names hold the id, the text and all of the metadata.
+    return SqlCondition("json_extract(metadata, ?)", ("$" + "".join(f'."{key}"' for key in keys),))
+
+
+def equals(field: SqlCondition, value: Any) -> SqlCondition:
+    """Return whether a field has a value; None: whether it is missing or null.
+
+    Parameters
+    ----------
+    field
+        The field.
+    value
+        A number, a text, a bool, None, or a list or dict.
+
+    Examples
+    --------
+    >>> equals(metadata_field("lang"), None).sql
+    '"lang" IS NULL'
+    """
+    if value is None:
+        return SqlCondition(f"{field.sql} IS NULL", field.parameters)
+    # A list is stored as JSON text.
+    plain = dump_json(value) if isinstance(value, (list, tuple, dict)) else value
+    return SqlCondition(f"{field.sql} = ?", (*field.parameters, plain))
+
+
+def in_order(field: SqlCondition, operator: Literal["<", "<=", ">", ">="], value: float | str) -> SqlCondition:
+    r"""Return whether a field is of the type of a value, number or text, and below or above it.
+
+    Parameters
+    ----------
+    field, operator, value
+        What to compare. Without the check of the type, SQL would have every text above every number.
+
+    Examples
+    --------
+    >>> in_order(metadata_field("year"), ">=", 2020).sql
+    '(typeof("year") IN (\'integer\', \'real\') AND "year" >= ?)'
+    """
+    types = "'text'" if isinstance(value, str) else "'integer', 'real'"
+    twice = (*field.parameters, *field.parameters)
+    return SqlCondition(f"(typeof({field.sql}) IN ({types}) AND {field.sql} {operator} ?)", (*twice, value))
+
+
+def one_of(field: SqlCondition, values: Sequence[Any]) -> SqlCondition:
+    """Return whether a field has one of some values.
+
+    Parameters
+    ----------
+    field, values
+        The field, and values as of `equals`.
+
+    Examples
+    --------
+    >>> one_of(metadata_field("lang"), ["en", "de"])
+    SqlCondition(sql='"lang" IN (?, ?)', parameters=('en', 'de'))
+    """
+    plain = [dump_json(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
+    given = [value for value in plain if value is not None]
+    listed = SqlCondition(f"{field.sql} IN ({', '.join('?' * len(given))})", (*field.parameters, *given))
+    return listed if len(given) == len(plain) else combine("OR", [listed, equals(field, None)])
+
+
+def holds_element(field: SqlCondition, value: Any) -> SqlCondition:
+    """Return whether a list holds a value, or a text holds a part.
+
+    Parameters
+    ----------
+    field, value
+        The field, and a number or a text.
+
+    Examples
+    --------
+    >>> from latelier.retrieve import Retriever
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add([{"text": "Pears.", "tags": ["fruit", "tree"]}])
+    >>> sql, parameters = holds_element(metadata_field("tags"), "tree")
+    >>> len(retriever.search("pears", filter=sql, parameters=parameters))
+    1
+    """
+    sql, given = field
+    is_list = f"iif(json_valid({sql}), json_type({sql}) = 'array', 0)"
+    inside = SqlCondition(
+        f"EXISTS (SELECT 1 FROM json_each(iif({is_list}, {sql}, '[]')) WHERE value = ?)", (*given * 3, value)
+    )
+    if not isinstance(value, str):
+        return inside
+    part = SqlCondition(f"(typeof({sql}) = 'text' AND NOT {is_list} AND instr({sql}, ?) > 0)", (*given * 4, value))
+    return combine("OR", [inside, part])
+
+
+def is_empty(field: SqlCondition) -> SqlCondition:
+    r"""Return whether a field is missing, null, an empty text or an empty list.
+
+    Parameters
+    ----------
+    field
+        The field.
+
+    Examples
+    --------
+    >>> is_empty(metadata_field("tags")).sql
+    'ifnull("tags", \'\') IN (\'\', \'[]\')'
+    """
+    return SqlCondition(f"ifnull({field.sql}, '') IN ('', '[]')", field.parameters)
+
+
+def combine(operator: Literal["AND", "OR"], conditions: Sequence[SqlCondition]) -> SqlCondition:
+    """Return whether all conditions hold, or one does.
+
+    Parameters
+    ----------
+    operator
+        ``"AND"`` or ``"OR"``.
+    conditions
+        At least one.
+
+    Examples
+    --------
+    >>> year = metadata_field("year")
+    >>> combine("OR", [equals(year, 2023), equals(year, 2024)]).sql
+    '("year" = ? OR "year" = ?)'
+    """
+    if len(conditions) == 1:
+        return conditions[0]
+    parameters = tuple(value for condition in conditions for value in condition.parameters)
+    return SqlCondition(f"({f' {operator} '.join(condition.sql for condition in conditions)})", parameters)
+
+
+def negate(condition: SqlCondition) -> SqlCondition:
+    """Return whether a condition does not hold, which includes documents without its field.
+
+    Parameters
+    ----------
+    condition
+        The condition.
+
+    Examples
+    --------
+    >>> negate(equals(metadata_field("lang"), "en")).sql
+    '(ifnull("lang" = ?, 0) = 0)'
+    """
+    return SqlCondition(f"(ifnull({condition.sql}, 0) = 0)", condition.parameters)

@@ -1,0 +1,251 @@
+"""`LlamaIndexRetriever` and `LlamaIndexReranker`: search and reranking as parts of LlamaIndex.
+
+Needs the extra ``llamaindex``, which installs llama-index-core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.integrations.found_documents import END_KEY, ID_KEY, START_KEY, check_ids, place_metadata, result_text
+from latelier.integrations.search_options import add_filter, merge_search_options
+from latelier.retrieve import Result, Retriever
+from latelier.retrieve.opening import given_model
+from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.text_ranking import rank_texts
+from latelier.utils.checks import check_count
+from latelier.utils.describing import describe
+
+try:
+    from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
+    from llama_index.core.callbacks import CallbackManager
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+    from llama_index.core.vector_stores import MetadataFilters
+except ImportError as error:
+    raise MissingExtraError("Searching from LlamaIndex", "llamaindex") from error
+
+from latelier.integrations.llamaindex_filters import llamaindex_filter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LlamaIndexReranker", "LlamaIndexRetriever"]
+
+
+class LlamaIndexRetriever(BaseRetriever):
+    """A `latelier.retrieve.Retriever` as a retriever of LlamaIndex.
+
+    Each node has the text, the stored metadata, and the id as str. Its metadata also has ``latelier_id``, the exact id;
+    of a passage, the node has its place in characters too. The index compares texts alone, so no metadata is part of a
+    node's text for embedding; for a language model, the stored metadata is.
+
+    Parameters
+    ----------
+    retriever
+        Searches; whoever opened it closes it. `open` opens a folder.
+    similarity_top_k
+        Maximum number of nodes.
+    filters
+        Filters on the metadata.
+    search_options
+        Further arguments of `Retriever.search`: ``mode``, ``filter`` in SQL, ``parameters``, ``effort``, ... Documents
+        have to pass both filters.
+    callback_manager, verbose
+        As in every retriever of LlamaIndex.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument has the wrong type or value.
+    MissingExtraError
+        If llama-index-core is not installed, when this module is imported.
+
+    Notes
+    -----
+    The attributes `similarity_top_k`, `filters` and `search_options` may be set between searches. ``aretrieve``
+    searches in a thread, and several threads may search at the same time. The texts of a query that was transformed, as
+    by HyDE, are joined.
+
+    Examples
+    --------
+    >>> from latelier.retrieve import Retriever
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon.")])
+    >>> fruit = LlamaIndexRetriever(retriever, similarity_top_k=1)
+    >>> [found] = fruit.retrieve("unhealthy fruit")
+    >>> found.node.node_id, found.text
+    ('a', 'Bananas are healthy.')
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        *,
+        similarity_top_k: int = 10,
+        filters: MetadataFilters | None = None,
+        search_options: Mapping[str, Any] | None = None,
+        callback_manager: CallbackManager | None = None,
+        verbose: bool = False,
+    ) -> None:
+        if not isinstance(retriever, Retriever):
+            raise InvalidArgumentError(
+                f"received {describe(retriever)}; expected a Retriever. LlamaIndexRetriever.open opens a folder."
+            )
+        super().__init__(callback_manager=callback_manager, verbose=verbose)
+        self.retriever = retriever
+        self.similarity_top_k = check_count("similarity_top_k", similarity_top_k)
+        self.filters = filters
+        self.search_options = merge_search_options(search_options)
+        self._is_owner = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        model: str | PathLike[str] | None = None,
+        device: str | None = None,
+        backend: Literal["auto", "onnx", "torch"] = "auto",
+        **options: Any,
+    ) -> Self:
+        """Open a folder that a `Retriever` has filled, for reading; `close` or a ``with`` block closes it.
+
+        Parameters
+        ----------
+        path, model, device, backend
+            As for `Retriever.open`.
+        **options
+            ``similarity_top_k`` and the other arguments of `LlamaIndexRetriever`.
+
+        Returns
+        -------
+        LlamaIndexRetriever
+            Ready to search.
+
+        Raises
+        ------
+        LatelierError
+            As `Retriever.open` does.
+        """
+        opened = Retriever.open(path, model=model, device=device, backend=backend, read_only=True)
+        try:
+            retriever = cls(opened, **options)
+        except BaseException:
+            opened.close()
+            raise
+        retriever._is_owner = True
+        return retriever
+
+    def close(self) -> None:
+        """Close the index that `open` has opened; a retriever that was given stays open."""
+        if self._is_owner:
+            self.retriever.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        condition = None if self.filters is None else llamaindex_filter(self.filters)
+        options = merge_search_options({"k": self.similarity_top_k}, self.search_options)
+        results = self.retriever.search(" ".join(query_bundle.embedding_strs), **add_filter(options, condition))
+        check_ids(results)
+        return [NodeWithScore(node=_node(result), score=result.score) for result in results]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await asyncio.to_thread(self._retrieve, query_bundle)
+
+
+class LlamaIndexReranker(BaseNodePostprocessor):
+    """Orders nodes of any retriever by MaxSim, as a node postprocessor of LlamaIndex.
+
+    Parameters
+    ----------
+    model
+        A `latelier.models.ColBERT`, such as ``retriever.model``; a name or folder for `latelier.models.load`; the
+        folder of an exported encoder; or None for all-MiniLM-L6-v2.
+    device, model_options
+        For a model given by name, as for `latelier.retrieve.Retriever`.
+    top_n
+        Maximum number of nodes; None: all.
+    metadata_mode
+        Which metadata is part of a node's text: those for embedding, as in other rerankers of LlamaIndex, or none.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If an argument is not of these.
+    ModelLoadError
+        If there is no such model.
+    InvalidArgumentError
+        If there is no query, or a node has an empty text.
+
+    Examples
+    --------
+    >>> from llama_index.core.schema import NodeWithScore, TextNode
+    >>> texts = ["The moon is far.", "Bananas are healthy."]
+    >>> nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
+    >>> reranker = LlamaIndexReranker(device="cpu", top_n=1)
+    >>> [best] = reranker.postprocess_nodes(nodes, query_str="fruit")
+    >>> best.text
+    'Bananas are healthy.'
+    """
+
+    model: Any = Field(default=None, repr=False)
+    device: str | None = None
+    model_options: dict[str, Any] | None = None
+    top_n: int | None = Field(default=None, ge=1)
+    metadata_mode: MetadataMode = MetadataMode.EMBED
+    _encoder: QueryModel = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Load the model."""
+        super().model_post_init(context)
+        self._encoder = given_model(self.model, self.device, self.model_options)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name in serialised components."""
+        return "LlamaIndexReranker"
+
+    @field_serializer("model")
+    def _name(self, model: Any) -> str | None:
+        if not isinstance(model, (str, PathLike, type(None))):
+            raise InvalidArgumentError(
+                f"a reranker is serialised with the name of its model, and this one has a {type(model).__name__}; give "
+                "the name or folder of the model."
+            )
+        return None if model is None else str(model)
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if query_bundle is None:
+            raise InvalidArgumentError("received no query; give query_str or query_bundle.")
+        texts = [node.node.get_content(metadata_mode=self.metadata_mode) for node in nodes]
+        ranked = rank_texts(self._encoder, query_bundle.query_str, texts, self.top_n)
+        return [NodeWithScore(node=nodes[hit.id].node, score=hit.score) for hit in ranked]
+
+
+def _node(result: Result) -> TextNode:
+    metadata = place_metadata(result)
+    return TextNode(
+        id_=str(result.id),
+        text=result_text(result),
+        metadata=metadata,
+        start_char_idx=result.start,
+        end_char_idx=result.end,
+        excluded_embed_metadata_keys=list(metadata),
+        excluded_llm_metadata_keys=[key for key in (ID_KEY, START_KEY, END_KEY) if key in metadata],
+    )
