@@ -312,3 +312,23 @@ def test_why_not_is_answered_for_the_best_passage(filled):
     assert (report.id, report.is_found) == (last, False)
     assert report.changes[0].arguments == {"k": 4}
     assert "stored as passages" in report.unexamined[-1]
+
+
+def test_documents_are_read_whole_whatever_they_were_cut_into(small):
+    texts = {"a": long_text(1), "gaps": "First part.\n\n  " * 40 + "End.", 1: "Short.", "#": "# Figs\n" + long_text(5)}
+    for overlap in (0, 8):
+        passages = Passages(24, overlap)
+        retriever = Retriever(small)
+        retriever.add(
+            [{"id": id, "text": text, "title": "Figs", "n": id} for id, text in texts.items()], passages=passages
+        )
+        stored = StoredDocuments(retriever.index)
+        assert len(stored.parts("a")) > 2
+        for id, text in texts.items():
+            (record,) = stored.get(id)
+            expected = text if id == "#" else f"Figs {text}"
+            assert (record.id, record.metadata, record.text.split()) == (id, {"n": id}, expected.split())
+            assert len(record.text) == len(expected)
+        assert [record.id for record in stored.get([1, "a", 1])] == [1, "a", 1]
+        with pytest.raises(UnknownIdError, match="'none'"):
+            stored.get(["a", "none"])

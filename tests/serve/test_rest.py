@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from latelier.retrieve import Retriever
 from latelier.scores import colbert_scores
 from latelier.serve import Access, Limits, create_app
+from latelier.serve.schemas import SearchResponse
 
 INDEX = "/v1/indexes/records"
 READ, WRITE = "r" * 20, "w" * 20
@@ -54,6 +55,37 @@ def test_queries_as_vectors(client, retriever):
     by_text = post(client, "/search", {"query": "apples", "k": 1})["results"][0][0]
     assert by_vectors["id"] == by_text["id"]
     assert by_vectors["score"] == pytest.approx(by_text["score"], rel=1e-5)
+
+
+def test_a_response_says_how_long_each_stage_took_and_has_the_form_that_is_documented(client):
+    answer = client.post(f"{INDEX}/search", json={"query": ["apples", "planets"], "k": 2})
+    milliseconds = SearchResponse.model_validate_json(answer.content).milliseconds
+    assert list(milliseconds) == ["queue", "encode", "search", "read", "total"]
+    assert 0 < sum(milliseconds[stage] for stage in ("encode", "search", "read")) < milliseconds["total"]
+    timing = [entry.split(";dur=") for entry in answer.headers["server-timing"].split(", ")]
+    assert {stage: float(time) for stage, time in timing} == milliseconds
+    keywords = post(client, "/search", {"query": "apples", "mode": "keywords"})
+    assert "encode" not in keywords["milliseconds"]
+    assert post(client, "/search", {"query": []}) == {"results": [], "milliseconds": {}}
+    metrics = client.get("/metrics").text
+    assert 'latelier_stage_seconds_count{index="records",stage="read"} 2.0' in metrics
+    assert 'latelier_stage_seconds_count{index="records",stage="encode"} 1.0' in metrics
+
+
+def test_documents_that_are_stored_as_passages_are_documents(shallow):
+    retriever = Retriever(shallow, device="cpu")
+    text = "Pears ripen in September. " * 12 + "Kings ruled."
+    retriever.add([{"id": "long", "text": text, "year": 2020}, {"id": 7, "text": "Seven."}], passages=40)
+    with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+        (found,) = post(client, "/search", {"query": "the republic and its kings", "k": 2})["results"]
+        assert [hit["id"] for hit in found] == ["long", 7]
+        assert text[found[0]["start"] : found[0]["end"]] == found[0]["text"]
+        assert client.get(f"{INDEX}/documents/long").json() == {"id": "long", "text": text, "metadata": {"year": 2020}}
+        assert [each["id"] for each in post(client, "/documents/get", {"ids": [7, "long"]})] == [7, "long"]
+        assert client.get(f"{INDEX}/documents/7").json()["id"] == 7
+        assert "is_found" in post(client, "/why-not", {"query": "kings", "id": "7"})
+        assert client.delete(f"{INDEX}/documents/long").json() == {"changed": 1, "documents": 1}
+        error(client.get(f"{INDEX}/documents/long"), 404)
 
 
 def test_documents_are_added_replaced_read_and_removed(client):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from latelier import indexes
@@ -122,12 +121,10 @@ class Retriever:
         model
             Name or folder of a model to load instead of the one that the index names; it is loaded with the options
             that the index stores. Or the folder of an exported encoder, which needs no torch.
-        device
-            Where to load the model.
+        device, max_memory
+            As for `Retriever`.
         read_only
             Open the index for reading only.
-        max_memory
-            As for `Retriever`.
         backend
             What encodes queries: ``"onnx"``, the encoder that `export_encoder` has put into the cache folder, without
             torch; ``"torch"``, the model; ``"auto"``, the exported encoder if there is one and ONNX Runtime is
@@ -171,6 +168,11 @@ class Retriever:
     def model(self) -> ColBERT:
         """The model; after `open` with an exported encoder it is loaded when it is first used."""
         return self._model.loaded
+
+    @property
+    def query_model(self) -> QueryModel:
+        """The model, or its exported encoder, as the functions of `latelier.retrieve` take it."""
+        return self._model
 
     @property
     def model_name(self) -> str | None:
@@ -490,9 +492,7 @@ class Retriever:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -1,51 +1,20 @@
-"""Searching an index by text: queries checked and encoded, options checked, and hits joined with their documents."""
+"""Searching an index by text, with the options of `Retriever.search`: results, and runs for an evaluation."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Index
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.results import Result, Results
+from latelier.retrieve.results import Result
+from latelier.retrieve.search_batch import EncodedSearches, Search, find_batch
 from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.utils.checks import check_count
-from latelier.utils.describing import describe, short
+from latelier.utils.describing import describe
 
-__all__ = ["check_index_options", "find_results", "find_run"]
-
-
-def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
-    """Check that the search of an index has some options, which every index names for itself.
-
-    Parameters
-    ----------
-    index
-        The index to search.
-    options
-        Further options of its `search`, such as ``effort`` of `latelier.indexes.IVF`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the index has no option of such a name; the message names those that it has.
-
-    Examples
-    --------
-    >>> from latelier import indexes
-    >>> check_index_options(indexes.IVF(), {"effort": 2.0})
-    >>> check_index_options(indexes.Flat(), {"effort": 2.0})
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: a search of Flat has no option 'effort'; it has none of its own.
-    """
-    known = _parameters(type(index).search) - _parameters(Index.search)
-    for name in options:
-        if name not in known:
-            named = f"its own are {', '.join(sorted(known))}" if known else "it has none of its own"
-            raise InvalidArgumentError(f"a search of {type(index).__name__} has no option {short(name)}; {named}.")
+__all__ = ["find_results", "find_run"]
 
 
 def find_run(
@@ -79,12 +48,12 @@ def find_run(
     if not isinstance(queries, Mapping):
         raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
     texts = checked_queries(queries.values())
-    given = _given_queries(model, index, texts, k, options)
-    if not texts:
-        return {}
+    encoded = EncodedSearches(model, index, [Search(texts, k, options)])
     with index.snapshot():
         stored = StoredDocuments(index)
-        hits = stored.search(lambda rows, most: _search(index, given, rows, most, options), len(texts), k)
+        (hits,) = encoded.find(stored)
+    if isinstance(hits, LatelierError):
+        raise hits
     return {
         query: _scores_by_id(Hit(stored.document(hit.id), hit.score) for hit in found)
         for query, found in zip(queries, hits, strict=True)
@@ -110,15 +79,10 @@ def find_results(
     list of list of Result
         One list per query, best first.
     """
-    given = _given_queries(model, index, queries, k, options)
-    if not queries:
-        return []
-    with index.snapshot():  # no document is removed between the search and the reading of its text
-        stored = StoredDocuments(index)
-        hits = stored.search(lambda rows, most: _search(index, given, rows, most, options), len(queries), k)
-        ids = list(dict.fromkeys(hit.id for found in hits for hit in found))
-        records = {record.id: record for record in index.get(ids)}
-    return [Results(stored.result(hit, records[hit.id]) for hit in found) for found in hits]
+    (found,) = find_batch(model, index, [Search(queries, k, options)])
+    if isinstance(found, LatelierError):
+        raise found
+    return found
 
 
 def _scores_by_id(hits: Iterable[Hit]) -> dict[str, float]:
@@ -132,32 +96,3 @@ def _scores_by_id(hits: Iterable[Hit]) -> dict[str, float]:
             )
         scores[str(hit.id)] = hit.score
     return scores
-
-
-def _given_queries(
-    model: QueryModel | None, index: Index, queries: Sequence[str], k: int, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Check the arguments of a search; return the vectors and texts of its queries that its mode needs."""
-    check_count("k", k)
-    check_index_options(
-        index, {name: value for name, value in options.items() if name not in _parameters(Index.search)}
-    )
-    mode = options["mode"]
-    needs_vectors = bool(queries) and mode != "keywords"
-    vectors = {"queries": model.encode_queries(queries)} if needs_vectors and model is not None else {}
-    return vectors if mode == "vectors" else {**vectors, "texts": list(queries)}
-
-
-def _search(
-    index: Index, given: Mapping[str, Any], rows: Sequence[int], k: int, options: Mapping[str, Any]
-) -> list[list[Hit]]:
-    """Search for some of the queries, given by position."""
-    texts: dict[str, Any] = {"texts": [given["texts"][row] for row in rows]} if "texts" in given else {}
-    vectors: dict[str, Any] = {"queries": given["queries"][rows]} if "queries" in given else {}
-    return index.search(k=k, **vectors, **texts, **options)
-
-
-def _parameters(search: Callable[..., Any]) -> set[str]:
-    """Return the names of the keyword-only parameters of an index's `search`."""
-    parameters = inspect.signature(search).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

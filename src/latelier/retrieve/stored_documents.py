@@ -63,6 +63,28 @@ class StoredDocuments:
         found = self.index.ids(passage_prefix(id)) if self.has_passages else []
         return found or ([id] if self._is_whole(id) else [])
 
+    def get(self, ids: Id | Iterable[Id]) -> list[Record]:
+        """Return the texts and metadata of documents, in the order of `ids`.
+
+        The text of a document that is stored as passages is put together from them: its title, its passages without
+        what overlaps, and spaces for the white space between two passages and before the first, which none of them
+        holds.
+
+        Raises
+        ------
+        UnknownIdError
+            If one is not in the index.
+        """
+        wanted = as_ids(ids)
+        with self.index.snapshot():
+            if not self.has_passages:
+                whole: list[Record] = self.index.get(wanted)
+                return whole
+            parts = [self.parts(id) for id in wanted]
+            check_known(wanted, [id for id, found in zip(wanted, parts, strict=True) if found])
+            records = iter(self.index.get([part for found in parts for part in found]))
+        return [_joined(id, [next(records) for _ in found]) for id, found in zip(wanted, parts, strict=True)]
+
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents with all their passages, all or none.
 
@@ -137,3 +159,18 @@ def _first_of_each(hits: Iterable[Hit]) -> Iterator[Hit]:
         if (type(document), document) not in seen:
             seen.add((type(document), document))
             yield hit
+
+
+def _joined(id: Id, records: Sequence[Record]) -> Record:
+    """Return a document from the records of its passages, in their order."""
+    first = decode_passage_id(records[0].id)
+    if first is None or records[0].text is None:
+        return records[0]
+    length = len(records[0].text) - (first.end - first.start)
+    title, text = records[0].text[:length], ""
+    for record in records:
+        passage = decode_passage_id(record.id)
+        if passage is not None and record.text is not None:
+            own = record.text[len(record.text) - (passage.end - passage.start) :]
+            text = text.ljust(passage.start) + own[max(len(text) - passage.start, 0) :]
+    return Record(id, title + text, records[0].metadata)

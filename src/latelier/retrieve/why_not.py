@@ -10,12 +10,12 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Cause, Change, Id, Index, Parameters, WhyNotReport
 from latelier.indexes.search_mode import Fusion, Mode, SearchMode
+from latelier.retrieve.index_options import check_index_options
 from latelier.retrieve.mode_misses import explain_mode_miss
 from latelier.retrieve.passage_misses import explain_passage_miss
 from latelier.retrieve.quantisation import find_quantisation_loss, rounds_vectors
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.searching import check_index_options
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.truncation import left_out_passages, truncation_cause, truncation_changes
 from latelier.utils.describing import describe

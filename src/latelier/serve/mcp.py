@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Explanation, Result, Retriever
+from latelier.retrieve.stored_documents import StoredDocuments
 
 __all__ = ["create_mcp_server"]
 
@@ -165,7 +166,7 @@ class _Tools:
         index: IndexName = None,
     ) -> list[Document]:
         """Return the whole texts and the metadata of documents."""
-        records = self._retriever(index).index.get(ids)
+        records = StoredDocuments(self._retriever(index).index).get(ids)
         return [Document(id=record.id, text=record.text, metadata=record.metadata) for record in records]
 
     def explain(self, query: str, id: Id, index: IndexName = None) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -57,12 +55,9 @@ class Metrics:
         """Count a batch of queries."""
         self._batches.labels(index).observe(queries)
 
-    @contextmanager
-    def stage(self, index: str, stage: str) -> Iterator[None]:
-        """Measure a stage of a batch."""
-        begin = perf_counter()
-        yield
-        self._stages.labels(index, stage).observe(perf_counter() - begin)
+    def stage(self, index: str, stage: str, seconds: float) -> None:
+        """Count the time of a stage of a batch."""
+        self._stages.labels(index, stage).observe(seconds)
 
     def watch(self, index: str, documents: Callable[[], int], waiting: dict[str, Callable[[], int]]) -> None:
         """Read some numbers of an index whenever the metrics are read."""

@@ -24,7 +24,7 @@ ACCESS_LOG = logging.getLogger("latelier.access")
 # Others are counted together, since anybody can make up methods.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"))
 # Pages show texts of documents: nothing in them may run or load, whatever they contain.
-_HEADERS = {
+_SAFE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -32,6 +32,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+_HEADERS = [(name.encode(), value.encode()) for name, value in _SAFE_HEADERS.items()]
 
 
 class BodyLimit:
@@ -124,8 +125,7 @@ class SafeHeaders:
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 present = {name for name, _ in message["headers"]}
-                added = ((name.encode(), value.encode()) for name, value in _HEADERS.items())
-                message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in present)]
+                message["headers"] = [*message["headers"], *(pair for pair in _HEADERS if pair[0] not in present)]
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -169,9 +169,10 @@ class Observed:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._metrics.request(method, route, status, seconds)
-            line = {"method": method, "route": route, "status": status, "ms": round(1e3 * seconds, 2)}
-            line |= {"bytes": size, "client": (scope.get("client") or ("",))[0]}
-            ACCESS_LOG.info(json.dumps(line))
+            if ACCESS_LOG.isEnabledFor(logging.INFO):
+                line = {"method": method, "route": route, "status": status, "ms": round(1e3 * seconds, 2)}
+                line |= {"bytes": size, "client": (scope.get("client") or ("",))[0]}
+                ACCESS_LOG.info(json.dumps(line))
 
 
 async def _reject(send: Send, status: int, kind: str, message: str) -> None:

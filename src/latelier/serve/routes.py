@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from latelier.errors import EmbeddingsError, UnknownIdError
 from latelier.indexes import Id
-from latelier.retrieve import Result, Retriever
+from latelier.retrieve import Retriever
+from latelier.retrieve.search_batch import Search
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.serve.access import Reading, Writing
 from latelier.serve.errors import UnknownIndexError
 from latelier.serve.limits import Limits
@@ -27,12 +29,12 @@ from latelier.serve.schemas import (
     RecordResponse,
     RerankRequest,
     RerankResponse,
-    ResultResponse,
     SearchRequest,
     SearchResponse,
     WhyNotRequest,
     WhyNotResponse,
 )
+from latelier.serve.search_response import search_response
 from latelier.serve.service import Service
 from latelier.utils.describing import short
 
@@ -49,14 +51,19 @@ def _limits(request: Request) -> Limits:
     return limits
 
 
-def _service(request: Request, index: Annotated[str, Path(description="Name of the index.")]) -> Service:
+# A coroutine, as FastAPI would call it in another thread otherwise, which takes longer than the look-up.
+async def _index(request: Request, index: Annotated[str, Path(description="Name of the index.")]) -> Service:
+    return _service(request, index)
+
+
+def _service(request: Request, name: str) -> Service:
     services: dict[str, Service] = request.app.state.services
-    if index not in services:
-        raise UnknownIndexError(f"there is no index {index!r}; there are: {', '.join(map(repr, services))}.")
-    return services[index]
+    if name not in services:
+        raise UnknownIndexError(f"there is no index {name!r}; there are: {', '.join(map(repr, services))}.")
+    return services[name]
 
 
-Index = Annotated[Service, Depends(_service)]
+Index = Annotated[Service, Depends(_index)]
 
 
 @router.get("/indexes", dependencies=[Reading])
@@ -71,8 +78,8 @@ async def get_index(service: Index) -> IndexResponse:
     return await service.ask(_describe(service))
 
 
-@router.post("/indexes/{index}/search", dependencies=[Reading])
-async def search(request: Request, service: Index, body: SearchRequest) -> SearchResponse:
+@router.post("/indexes/{index}/search", dependencies=[Reading], response_model=SearchResponse)
+async def search(request: Request, service: Index, body: SearchRequest) -> Response:
     """Find the best documents for one query or several."""
     limits = _limits(request)
     queries: list[Any]
@@ -84,10 +91,9 @@ async def search(request: Request, service: Index, body: SearchRequest) -> Searc
     limits.check_texts([query for query in queries if isinstance(query, str)])
     limits.check_hits(body.k)
     if not queries:
-        return SearchResponse(results=[], milliseconds={})
-    found = await service.search(queries, body.options())
-    rows = [[_result(result, body.include) for result in results] for results in found.results]
-    return SearchResponse(results=rows, milliseconds=found.milliseconds)
+        return search_response([], {}, body.include)
+    found = await service.search(Search(queries, body.k, body.options()))
+    return search_response(found.results, found.milliseconds, body.include)
 
 
 @router.post("/indexes/{index}/documents", status_code=201, dependencies=[Writing])
@@ -115,14 +121,14 @@ async def delete_documents(request: Request, service: Index, body: IdsRequest) -
 async def get_documents(request: Request, service: Index, body: IdsRequest) -> list[RecordResponse]:
     """Return the texts and metadata of documents."""
     _limits(request).check_batch(len(body.ids))
-    records = await service.ask(lambda retriever: retriever.index.get(body.ids))
+    records = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
     return [RecordResponse(id=record.id, text=record.text, metadata=record.metadata) for record in records]
 
 
 @router.get("/indexes/{index}/documents/{id:path}", dependencies=[Reading])
 async def get_document(service: Index, id: str) -> RecordResponse:
     """Return a document. An address has no integers: if no document has this string as its id, the integer is meant."""
-    record = await service.ask(lambda retriever: retriever.index.get(_spelled(retriever, id)))
+    (record,) = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(_spelled(retriever, id)))
     return RecordResponse(id=record.id, text=record.text, metadata=record.metadata)
 
 
@@ -154,8 +160,8 @@ async def why_not(request: Request, service: Index, body: WhyNotRequest) -> WhyN
     limits.check_hits(body.k)
 
     def examine(retriever: Retriever) -> WhyNotResponse:
-        id = body.id if body.id in retriever.index or isinstance(body.id, int) else _spelled_or_same(retriever, body.id)
-        return WhyNotResponse.of(retriever.why_not(body.query, id, **body.options()))
+        id = body.id if isinstance(body.id, int) else _spelled_or_same(retriever, body.id)
+        return WhyNotResponse.of(retriever.why_not(body.query, id, body.k, **body.options()))
 
     return await service.ask(examine)
 
@@ -207,13 +213,14 @@ def _spelled_or_same(retriever: Retriever, id: str) -> Id:
 
 def _spelled(retriever: Retriever, id: str) -> Id:
     """Return the id that is spelled so: the string, or the integer if there is only that."""
-    if id in retriever.index:
+    documents = StoredDocuments(retriever.index)
+    if id in documents:
         return id
     try:
         number = int(id) if id.lstrip("-").isdecimal() and id.isascii() else None
     except ValueError:  # too many digits
         number = None
-    if number is not None and -(2**63) <= number < 2**63 and number in retriever.index:
+    if number is not None and -(2**63) <= number < 2**63 and number in documents:
         return number
     raise UnknownIdError(f"document {short(id)} is not in the index.")
 
@@ -230,8 +237,3 @@ def _describe(service: Service) -> Callable[[Retriever], IndexResponse]:
         )
 
     return describe
-
-
-def _result(result: Result, include: Sequence[str]) -> ResultResponse:
-    given = {name: getattr(result, name) for name in include}
-    return ResultResponse(id=result.id, score=result.score, **given)

@@ -90,8 +90,8 @@ class _Options(_Body):
     """How much an approximate index searches; more effort, more recall."""
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of `Retriever.search`."""
-        given: dict[str, Any] = {"k": self.k, "filter": self.filter, "parameters": self.parameters}
+        """Return the arguments of `Retriever.search` besides the queries and `k`."""
+        given: dict[str, Any] = {"filter": self.filter, "parameters": self.parameters}
         if self.mode != "vectors":
             given["mode"] = self.mode
         if self.mode == "hybrid":
@@ -155,7 +155,12 @@ class ResultResponse(_Body):
     id: Id
     score: float
     text: str | None = None
+    """The document's text, or its best passage."""
     metadata: dict[str, Any] | None = None
+    start: int | None = None
+    """First character of the passage in the text that was stored; null for a whole document."""
+    end: int | None = None
+    """The character after its last."""
 
 
 class SearchResponse(_Body):
@@ -163,7 +168,8 @@ class SearchResponse(_Body):
 
     results: list[list[ResultResponse]]
     milliseconds: dict[str, float]
-    """Time of each stage of the batch that this search was part of, and of the whole request."""
+    """Time of this search in the queue, of each stage of the batch that it was part of (encode, search, read), and
+    of all of it (total)."""
 
 
 class DocumentBody(_Body):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from latelier.retrieve import Result, Retriever
+from latelier.retrieve.search_batch import Search, find_batch
 from latelier.serve.batching import Batcher
 from latelier.serve.errors import RequestTimeoutError
 from latelier.serve.limits import Limits
 from latelier.serve.metrics import Metrics
 
-__all__ = ["SearchAnswer", "SearchCall", "Service"]
+__all__ = ["SearchAnswer", "Service"]
 
 T = TypeVar("T")
 Work: TypeAlias = "Callable[[], Any]"
@@ -27,24 +28,16 @@ _GATHER_SECONDS = 0.003
 
 
 @dataclass(frozen=True)
-class SearchCall:
-    """The queries of one request, and the options that `Retriever.search` takes."""
-
-    queries: Sequence[Any]
-    options: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        """Equal for calls that one search can answer."""
-        return repr((isinstance(self.queries[0], str), sorted(self.options.items())))
-
-
-@dataclass(frozen=True)
 class SearchAnswer:
-    """The results of a call, and the milliseconds of each stage of its batch."""
+    """The results of each query of a search, and the milliseconds that its stages took."""
 
     results: list[list[Result]]
     milliseconds: dict[str, float]
+
+
+class _Call(NamedTuple):
+    search: Search
+    arrived: float
 
 
 class Service:
@@ -69,7 +62,7 @@ class Service:
     def __init__(self, name: str, retriever: Retriever, limits: Limits, metrics: Metrics) -> None:
         self.name, self.retriever = name, retriever
         self._limits, self._metrics, self._stack = limits, metrics, AsyncExitStack()
-        self._searches: Batcher[SearchCall, SearchAnswer] = Batcher(
+        self._searches: Batcher[_Call, SearchAnswer] = Batcher(
             self._search,
             name=f"search-{name}",
             max_batch=_BATCH_QUERIES,
@@ -93,15 +86,19 @@ class Service:
         """Finish what has been accepted."""
         await self._stack.aclose()
 
-    async def search(self, queries: Sequence[Any], options: dict[str, Any]) -> SearchAnswer:
+    async def search(self, search: Search) -> SearchAnswer:
         """Search one or several queries with the same options.
 
         Parameters
         ----------
-        queries
-            Texts, or matrices of token vectors.
-        options
-            The arguments of `Retriever.search`.
+        search
+            At least one query, and the arguments of `Retriever.search`.
+
+        Returns
+        -------
+        SearchAnswer
+            The results; the milliseconds of ``"queue"``, of the stages ``"encode"``, ``"search"`` and ``"read"`` of the
+            batch that it was part of, and ``"total"``.
 
         Raises
         ------
@@ -112,7 +109,10 @@ class Service:
         LatelierError
             If the search fails.
         """
-        return await self._within(self._searches.submit(SearchCall(queries, options), len(queries)))
+        begin = perf_counter()
+        answer: SearchAnswer = await self._within(self._searches.submit(_Call(search, begin), len(search.queries)))
+        answer.milliseconds["total"] = _milliseconds(perf_counter() - begin)
+        return answer
 
     async def write(self, change: Callable[[Retriever], T]) -> T:
         """Call a function that changes the index, after those that wait already; it has committed when this returns."""
@@ -134,38 +134,35 @@ class Service:
         name, waiting = f"{kind}-{self.name}", self._limits.waiting_writes
         return Batcher(lambda works: [work() for work in works], name=name, max_batch=1, max_waiting=waiting)
 
-    def _search(self, calls: list[SearchCall]) -> list[SearchAnswer | Exception]:
-        """Answer a batch of calls: one search for all calls with the same options."""
-        groups: dict[str, list[int]] = {}
-        for i, call in enumerate(calls):
-            groups.setdefault(call.key, []).append(i)
-        answers: dict[int, SearchAnswer | Exception] = {}
-        self._metrics.batch(self.name, sum(len(call.queries) for call in calls))
-        for members in groups.values():
-            queries = [query for i in members for query in calls[i].queries]
-            try:
-                found = self._search_together(queries, calls[members[0]].options)
-            except Exception as error:  # noqa: BLE001 (each call of the group raises it)
-                answers.update(dict.fromkeys(members, error))
-                continue
-            rows = iter(found.results)
-            for i in members:
-                answers[i] = SearchAnswer([next(rows) for _ in calls[i].queries], found.milliseconds)
-        return [answers[i] for i in range(len(calls))]
-
-    def _search_together(self, queries: list[Any], options: dict[str, Any]) -> SearchAnswer:
+    def _search(self, calls: list[_Call]) -> list[SearchAnswer | Exception]:
+        """Answer a batch of calls."""
         begin = perf_counter()
-        find = self.retriever.search if isinstance(queries[0], str) else self._search_by_vectors
-        with self._metrics.stage(self.name, "search"):
-            results = find(queries, **options)
-        return SearchAnswer(results, {"search": round(1e3 * (perf_counter() - begin), 3)})
+        milliseconds: dict[str, float] = {}
 
-    def _search_by_vectors(self, queries: list[Any], **options: Any) -> list[list[Result]]:
-        index = self.retriever.index
-        with index.snapshot():  # no document is removed between the search and the reading of its text
-            hits = index.search(queries, **options)
-            records = {record.id: record for record in index.get({hit.id for found in hits for hit in found})}
+        def count(stage: str, seconds: float) -> None:
+            self._metrics.stage(self.name, stage, seconds)
+            milliseconds[stage] = _milliseconds(seconds)
+
+        @contextmanager
+        def measured(stage: str) -> Iterator[None]:
+            start = perf_counter()
+            yield
+            count(stage, perf_counter() - start)
+
+        self._metrics.batch(self.name, sum(len(call.search.queries) for call in calls))
+        count("queue", begin - min(call.arrived for call in calls))
+        retriever = self.retriever
+        try:
+            found = find_batch(retriever.query_model, retriever.index, [call.search for call in calls], measured)
+        except Exception as error:  # noqa: BLE001 (what one call of a batch makes fail must not fail the others)
+            return [error] if len(calls) == 1 else [self._search([call])[0] for call in calls]
         return [
-            [Result(hit.id, hit.score, records[hit.id].text, records[hit.id].metadata) for hit in found]
-            for found in hits
+            each
+            if isinstance(each, Exception)
+            else SearchAnswer(each, {**milliseconds, "queue": _milliseconds(begin - call.arrived)})
+            for call, each in zip(calls, found, strict=True)
         ]
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
