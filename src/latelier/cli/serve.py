@@ -34,6 +34,9 @@ def serve(
     backend: Annotated[
         Backend, typer.Option(help="What encodes the queries; auto: the exported encoder (onnx) if there is one.")
     ] = Backend.AUTO,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory budget of each index, such as 512MB or 1GB.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     log: Annotated[bool, typer.Option("--log/--no-log", help="Write a line per request to standard error.")] = True,
 ) -> None:
@@ -60,9 +63,8 @@ def serve(
     access = Access(read_token or None, write_token or None, tuple(origin or ()))
     access.check_host(host)
     with ExitStack() as stack:
-        retrievers = open_named(
-            folders or (), stack, model=model, device=device, read_only=read_only, backend=backend.value
-        )
+        options = {"model": model, "device": device, "read_only": read_only, "max_memory": max_memory}
+        retrievers = open_named(folders or (), stack, backend=backend.value, **options)
         if demo:
             from latelier.demo.session import Session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import sys
@@ -90,6 +91,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and call `on_start`."""
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is loaded now stays until the end, so later collections need not look at it
         if self.started and self._on_start is not None:
             self._on_start(self._url)
 
