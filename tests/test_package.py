@@ -70,6 +70,7 @@ except SystemExit as stop:
             "from latelier.evaluation import evaluate; evaluate({'q': {'d': 1.0}}, {'q': {'d': 1}})",
         ),
         ("mteb", "mteb", "from latelier.integrations import MTEBSearch"),
+        ("haystack", "haystack", "from latelier.integrations import HaystackRetriever"),
         ("langchain", "langchain_core", "from latelier.integrations import LangChainRetriever"),
         ("llamaindex", "llama_index.core", "from latelier.integrations import LlamaIndexRetriever"),
         (

@@ -5,13 +5,23 @@ from typing import TYPE_CHECKING
 from latelier.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from latelier.integrations.haystack import HaystackRanker, HaystackRetriever
     from latelier.integrations.langchain import LangChainReranker, LangChainRetriever
     from latelier.integrations.llamaindex import LlamaIndexReranker, LlamaIndexRetriever
     from latelier.integrations.mteb import MTEBSearch
 
-__all__ = ["LangChainReranker", "LangChainRetriever", "LlamaIndexReranker", "LlamaIndexRetriever", "MTEBSearch"]
+__all__ = [
+    "HaystackRanker",
+    "HaystackRetriever",
+    "LangChainReranker",
+    "LangChainRetriever",
+    "LlamaIndexReranker",
+    "LlamaIndexRetriever",
+    "MTEBSearch",
+]
 __getattr__, __dir__ = lazy_names(
     __name__,
+    haystack=("HaystackRanker", "HaystackRetriever"),
     langchain=("LangChainReranker", "LangChainRetriever"),
     llamaindex=("LlamaIndexReranker", "LlamaIndexRetriever"),
     mteb=("MTEBSearch",),

@@ -1,0 +1,135 @@
+"""`haystack_filter`: the filters of Haystack's document stores as SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from latelier.errors import MissingExtraError
+from latelier.integrations.conditions import SqlCondition, combine, equals, in_order, metadata_field, negate, one_of
+from latelier.utils.describing import describe
+
+try:
+    from haystack.errors import FilterError
+except ImportError as error:
+    raise MissingExtraError("Searching from Haystack", "haystack") from error
+
+__all__ = ["haystack_filter"]
+
+# Fields of a document that an index stores under another name than its metadata.
+_COLUMNS = {"id": "id", "content": "text"}
+_COMPARISONS = ("==", "!=", ">", ">=", "<", "<=", "in", "not in")
+
+
+def haystack_filter(filters: Mapping[str, Any]) -> SqlCondition:
+    """Translate filters, in the form that Haystack documents for document stores.
+
+    Parameters
+    ----------
+    filters
+        A comparison, ``{"field", "operator", "value"}``, or a logical operation, ``{"operator", "conditions"}``. A text
+        that is an ISO 8601 date is compared as a point in time; one without a time zone is in UTC.
+
+    Returns
+    -------
+    SqlCondition
+        The condition; documents without the field of a comparison fulfil ``!=`` and ``not in`` only.
+
+    Raises
+    ------
+    haystack.errors.FilterError
+        If they have another form, or a value that the operator does not compare.
+
+    Examples
+    --------
+    >>> german = {"field": "meta.lang", "operator": "==", "value": "de"}
+    >>> haystack_filter({"operator": "NOT", "conditions": [german]})
+    SqlCondition(sql='(ifnull("lang" = ?, 0) = 0)', parameters=('de',))
+    """
+    if not isinstance(filters, Mapping):
+        raise FilterError(f"received {describe(filters)} as filters; expected a dict.")
+    return _comparison(filters) if "field" in filters else _operation(filters)
+
+
+def _operation(filters: Mapping[str, Any]) -> SqlCondition:
+    for key in ("operator", "conditions"):
+        if key not in filters:
+            raise FilterError(f"'{key}' key missing in {describe(filters)}; a comparison needs 'field' too.")
+    operator, given = filters["operator"], filters["conditions"]
+    if operator not in ("AND", "OR", "NOT"):
+        raise FilterError(f"received the operator {describe(operator)}; expected 'AND', 'OR' or 'NOT'.")
+    if not isinstance(given, (list, tuple)) or not given:
+        raise FilterError(f"received {describe(given)} as conditions; expected a list that is not empty.")
+    conditions = [haystack_filter(condition) for condition in given]
+    return combine("OR", conditions) if operator == "OR" else _all(conditions, is_negated=operator == "NOT")
+
+
+def _all(conditions: list[SqlCondition], *, is_negated: bool) -> SqlCondition:
+    every = combine("AND", conditions)
+    return negate(every) if is_negated else every
+
+
+def _comparison(filters: Mapping[str, Any]) -> SqlCondition:
+    for key in ("operator", "value"):
+        if key not in filters:
+            raise FilterError(f"'{key}' key missing in {describe(filters)}.")
+    operator, value = filters["operator"], filters["value"]
+    if operator not in _COMPARISONS:
+        raise FilterError(f"received the operator {describe(operator)}; expected one of {', '.join(_COMPARISONS)}.")
+    field = _field(filters["field"])
+    if operator in ("in", "not in"):
+        if not isinstance(value, list):
+            raise FilterError(f"received {describe(value)} as the value of '{operator}'; expected a list.")
+        found = _one_of(field, value)
+        return found if operator == "in" else negate(found)
+    if operator in ("==", "!="):
+        found = _one_of(field, [value])
+        return found if operator == "==" else negate(found)
+    return _in_order(field, operator, value)
+
+
+def _field(name: Any) -> SqlCondition:
+    if not isinstance(name, str) or not name:
+        raise FilterError(f"received {describe(name)} as a field; expected a text such as 'meta.year'.")
+    if name in _COLUMNS:
+        return SqlCondition(_COLUMNS[name])
+    # As in Haystack, names without "meta." are metadata keys too.
+    return metadata_field(*name.removeprefix("meta.").split("."))
+
+
+def _one_of(field: SqlCondition, values: list[Any]) -> SqlCondition:
+    plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+    dates = [value for value in plain if _is_date(value)]
+    found = equals(field, plain[0]) if len(plain) == 1 else one_of(field, plain)
+    if not dates:
+        return found
+    times = SqlCondition(
+        f"(typeof({field.sql}) = 'text' AND julianday({field.sql}) IN ({', '.join(['julianday(?)'] * len(dates))}))",
+        (*field.parameters * 2, *dates),
+    )
+    return combine("OR", [found, times])
+
+
+def _in_order(field: SqlCondition, operator: Any, value: Any) -> SqlCondition:
+    if value is None:
+        return SqlCondition("0")  # nothing is above or below None
+    if isinstance(value, (datetime, str)):
+        date = value.isoformat() if isinstance(value, datetime) else value
+        if not _is_date(date):
+            raise FilterError(f"received {describe(value)} for '{operator}'; expected a number or an ISO 8601 date.")
+        sql = f"(typeof({field.sql}) = 'text' AND julianday({field.sql}) {operator} julianday(?))"
+        return SqlCondition(sql, (*field.parameters * 2, date))
+    if not isinstance(value, (int, float)):
+        raise FilterError(f"received {describe(value)} for '{operator}'; expected a number or an ISO 8601 date.")
+    return in_order(field, operator, value)
+
+
+def _is_date(value: Any) -> bool:
+    if not isinstance(value, str) or not value[:4].isdigit() or value[4:5] != "-":
+        return False
+    try:
+        datetime.fromisoformat(value.replace("Z", "+00:00"))  # Python 3.10 does not read Z
+    except ValueError:
+        return False
+    return True

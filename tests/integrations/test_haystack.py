@@ -1,0 +1,316 @@
+"""`HaystackRetriever` and `HaystackRanker` in pipelines of haystack-ai, and its filters under its own tests."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+
+import numpy as np
+import pytest
+
+pytest.importorskip("haystack")
+from adapter_records import LONG
+from haystack import Document, Pipeline
+from haystack.components.builders import PromptBuilder
+from haystack.core.errors import DeserializationError, SerializationError
+from haystack.errors import FilterError
+from haystack.testing.document_store import FilterDocumentsTest
+from haystack.utils.filters import document_matches_filter
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.integrations.haystack import HaystackRanker, HaystackRetriever
+from latelier.integrations.haystack_filters import haystack_filter
+from latelier.retrieve import Retriever
+
+YEAR_2024 = {"field": "meta.year", "operator": "==", "value": 2024}
+NOT_ITALIAN = {"field": "meta.lang", "operator": "!=", "value": "it"}
+
+
+def ids(answer):
+    return [document.id for document in answer["documents"]]
+
+
+@pytest.fixture(scope="module")
+def fruit(searcher):
+    return HaystackRetriever(searcher, top_k=2)
+
+
+def make_pipeline(folder, minilm):
+    pipeline = Pipeline()
+    retriever = HaystackRetriever(
+        folder, device="cpu", top_k=5, search_options={"mode": "keywords", "filter": "year > ?", "parameters": [2000]}
+    )
+    pipeline.add_component("retriever", retriever)
+    pipeline.add_component("ranker", HaystackRanker(minilm, device="cpu", top_k=1))
+    template = "{% for document in documents %}{{ document.content }}{% endfor %}"
+    pipeline.add_component("prompt", PromptBuilder(template, required_variables=["documents"]))
+    pipeline.connect("retriever.documents", "ranker.documents")
+    pipeline.connect("ranker.documents", "prompt.documents")
+    return pipeline
+
+
+def test_documents_are_the_results(fruit, searcher):
+    results = searcher.search("which fruit is good for me?", k=2)
+    documents = fruit.run("which fruit is good for me?")["documents"]
+    assert [(document.content, document.score) for document in documents] == [(hit.text, hit.score) for hit in results]
+    own = {"year": 2019, "lang": "en", "score": 4.5}
+    assert (documents[0].id, documents[0].meta) == ("fruit", own | {"latelier_id": "fruit"})
+    [king] = fruit.run("kings of Rome", top_k=1)["documents"]
+    assert (king.id, king.meta["latelier_id"]) == ("7", 7)
+
+
+def test_passages_have_their_place(passages):
+    [sea] = HaystackRetriever(passages, top_k=1).run("how many hearts does an octopus have?")["documents"]
+    assert (sea.id, sea.meta["latelier_id"]) == ("sea", "sea")
+    assert sea.content == LONG[sea.meta["latelier_start"] : sea.meta["latelier_end"]]
+    assert "three hearts" in sea.content
+
+
+def test_runs_replace_or_merge_filters(searcher):
+    replacing = HaystackRetriever(searcher, filters=YEAR_2024)
+    assert set(ids(replacing.run("a trip"))) == {"pasta", "train"}
+    assert len(ids(replacing.run("a trip", filters=NOT_ITALIAN))) == 4
+    merging = HaystackRetriever(searcher, filters=YEAR_2024, filter_policy="merge")
+    assert ids(merging.run("a trip", filters=NOT_ITALIAN)) == ["train"]
+    sql = {"filter": "lang = ?", "parameters": ("it",)}
+    assert ids(replacing.run("a trip", search_options=sql)) == ["pasta"]
+    with pytest.raises(InvalidArgumentError, match="no option 'efort'"):
+        replacing.run("a trip", search_options={"efort": 2})
+    with pytest.raises(InvalidArgumentError, match="top_k=0"):
+        replacing.run("a trip", top_k=0)
+
+
+def test_a_pipeline_is_saved_as_yaml_and_loaded(folder, minilm):
+    pipeline = make_pipeline(folder, minilm)
+    query = "is the moon in the night sky?"
+    inputs = {"retriever": {"query": query}, "ranker": {"query": query}}
+    assert pipeline.run(inputs)["prompt"]["prompt"] == "The moon is far away from the earth."
+    saved = pipeline.dumps()
+    assert str(folder) in saved
+    with pytest.raises(DeserializationError, match="allowed_modules"):  # haystack trusts its own modules alone
+        Pipeline.loads(saved)
+    again = Pipeline.loads(saved, allowed_modules=["latelier"])
+    assert again.to_dict()["components"] == pipeline.to_dict()["components"]
+    retriever = again.get_component("retriever")
+    assert retriever._retriever is None  # not opened before it is needed
+    assert again.run(inputs)["prompt"]["prompt"] == "The moon is far away from the earth."
+    assert asyncio.run(again.run_async(inputs))["prompt"]["prompt"] == "The moon is far away from the earth."
+    for each in (pipeline, again):
+        each.get_component("retriever").close()
+
+
+def test_every_argument_survives_a_round_trip(folder, minilm):
+    retriever = HaystackRetriever(
+        str(folder), model=minilm, device="cpu", backend="torch", top_k=3, filters=YEAR_2024, filter_policy="merge"
+    )
+    ranker = HaystackRanker(minilm, device="cpu", model_options={"max_length_document": 64}, top_k=2)
+    for component in (retriever, ranker):
+        data = component.to_dict()
+        assert type(component).from_dict(data).to_dict() == data
+    assert retriever.to_dict()["init_parameters"]["filter_policy"] == "merge"
+    again = HaystackRetriever.from_dict(retriever.to_dict())
+    assert set(ids(again.run("a trip"))) == {"pasta", "train"}
+    again.close()
+
+
+def test_open_retrievers_and_models_are_not_serialised(fruit, searcher):
+    with pytest.raises(SerializationError, match="give its folder"):
+        fruit.to_dict()
+    with pytest.raises(SerializationError, match="given a ColBERT, which cannot be serialised; give its name"):
+        HaystackRanker(searcher.model).to_dict()
+
+
+def test_wrong_arguments_are_errors(searcher, tmp_path):
+    with pytest.raises(InvalidArgumentError, match="expected a Retriever or the folder"):
+        HaystackRetriever(5)
+    with pytest.raises(InvalidArgumentError, match="are for a folder"):
+        HaystackRetriever(searcher, device="cpu")
+    with pytest.raises(InvalidArgumentError, match="top_k=0"):
+        HaystackRetriever(searcher, top_k=0)
+    with pytest.raises(LatelierError, match="no index"):
+        HaystackRetriever(tmp_path / "missing").warm_up()
+
+
+def test_who_opens_the_index_closes_it(folder, fruit, searcher):
+    opened = HaystackRetriever(folder, device="cpu", top_k=1)
+    opened.warm_up()
+    first = opened._retriever
+    assert ids(opened.run("kings of Rome")) == ["7"]
+    assert opened._retriever is first
+    opened.close()
+    with pytest.raises(LatelierError, match="closed"):
+        first.search("kings of Rome")
+    fruit.close()
+    assert len(searcher.search("kings of Rome", k=1)) == 1
+
+
+def test_threads_open_the_folder_once(folder, minilm, monkeypatch):
+    opens = []
+    open_ = Retriever.open.__func__
+    monkeypatch.setattr(Retriever, "open", classmethod(lambda *given, **kw: opens.append(1) or open_(*given, **kw)))
+    component = HaystackRetriever(folder, device="cpu", top_k=1)
+    ranker = HaystackRanker(minilm, device="cpu")
+    documents = [Document(content="Kings."), Document(content="Bananas.")]
+
+    def work(_):
+        return ids(component.run("kings of Rome")), ranker.run("fruit", documents)["documents"][0].content
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, range(16))) == [(["7"], "Bananas.")] * 16
+    assert len(opens) == 1
+    component.close()
+
+
+def test_async_runs_leave_the_loop_free(fruit, monkeypatch):
+    """The loop goes on while a search is held up in its thread."""
+    entered, released = threading.Event(), threading.Event()
+    search = Retriever.search
+
+    def held(self, *arguments, **options):
+        entered.set()
+        assert released.wait(30)
+        return search(self, *arguments, **options)
+
+    monkeypatch.setattr(Retriever, "search", held)
+
+    async def main():
+        task = asyncio.ensure_future(fruit.run_async("kings of Rome", top_k=1))
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        released.set()  # never, if the search held the loop
+        return await task
+
+    assert ids(asyncio.run(main())) == ["7"]
+
+
+def test_ranked_documents_are_copies_with_new_scores(searcher):
+    texts = ["The moon is far.", "Bananas are healthy.", "Bananas are healthy."]
+    documents = [Document(id=str(i), content=text, meta={"score": i}, score=9.0) for i, text in enumerate(texts)]
+    ranker = HaystackRanker(searcher.model)
+    ranked = ranker.run("fruit", documents)["documents"]
+    expected = searcher.rerank("fruit", texts)
+    assert [(document.id, document.score) for document in ranked] == [(str(hit.id), hit.score) for hit in expected]
+    assert [document.meta["score"] for document in ranked] == [1, 2, 0]
+    assert [document.score for document in documents] == [9.0] * 3
+    assert asyncio.run(ranker.run_async("fruit", documents, top_k=1))["documents"] == ranked[:1]
+    assert ranker.run("fruit", [])["documents"] == []
+    with pytest.raises(InvalidArgumentError, match=r"texts\[0\] is None|received None"):
+        ranker.run("fruit", [Document(content=None)])
+
+
+class Store:
+    """As much of a document store as Haystack's tests of filters call."""
+
+    def __init__(self):
+        self.index, self.documents = indexes.Flat(), {}
+
+    def write_documents(self, documents):
+        self.documents |= {document.id: document for document in documents}
+        texts, metadata = [d.content for d in documents], [d.meta for d in documents]
+        vectors = [np.ones((1, 2), "float32")] * len(documents)
+        self.index.add([d.id for d in documents], vectors, texts=texts, metadata=metadata)
+
+    def filter_documents(self, filters=None):
+        condition = haystack_filter(filters) if filters else None
+        if not self.documents:
+            return []
+        given = {} if condition is None else {"filter": condition.sql, "parameters": condition.parameters}
+        [hits] = self.index.search([np.ones((1, 2), "float32")], k=1000, **given)
+        return [self.documents[hit.id] for hit in hits]
+
+
+class TestFilters(FilterDocumentsTest):
+    @pytest.fixture
+    def document_store(self):
+        return Store()
+
+
+DOCUMENTS = [
+    {"number": 2, "date": "2024-05-01", "tags": ["x"], "author": {"name": "Ada", "born": 1815}, "open": True},
+    {"number": -2.5, "date": "2024-05-01T00:00:00+00:00", "name": "a", "id": "inner", "text": "own"},
+    {"number": None, "date": "2023-01-01T10:00:00Z", "author": {"name": None}, "name": "2024-05-01"},
+    {"number": "2", "date": "no date", "tags": [], "name": "2020", "author": "Ada"},
+    {"name": "b", "open": False},
+]
+COMPARISONS = [
+    *[("meta.number", operator, 2) for operator in ("==", "!=")],
+    *[("meta.date", operator, "2024-05-01") for operator in ("==", "!=")],
+    ("meta.date", "in", ["2024-05-01", None]),
+    ("meta.date", "not in", ["2024-05-01T00:00"]),
+    ("meta.name", "in", ["a", "2020", "2024-05-01T00:00:00"]),
+    ("meta.author.name", "==", "Ada"),
+    ("meta.author.name", "!=", "Ada"),
+    ("meta.author.born", ">", 1800),
+    ("meta.tags", "==", ["x"]),
+    ("meta.tags", "in", [["x"], []]),
+    ("meta.open", "==", True),
+    ("meta.id", "==", "inner"),
+    ("meta.text", "==", "own"),
+    ("content", "==", "Text 2"),
+    ("id", "in", ["0", "3"]),
+    ("name", "==", "b"),
+    ("meta.number", ">", None),
+]
+
+
+@pytest.fixture(scope="module")
+def store():
+    store = Store()
+    store.write_documents([Document(id=str(i), content=f"Text {i}", meta=meta) for i, meta in enumerate(DOCUMENTS)])
+    return store
+
+
+@pytest.mark.parametrize("given", COMPARISONS, ids=lambda given: " ".join(map(str, given)))
+def test_filters_select_what_haystack_selects(store, given):
+    comparison = dict(zip(("field", "operator", "value"), given, strict=True))
+    other = {"field": "meta.name", "operator": "!=", "value": "a"}
+    nested = {"operator": "OR", "conditions": [comparison, {"operator": "NOT", "conditions": [other, comparison]}]}
+    negated = {"operator": "NOT", "conditions": [comparison]}
+    both = {"operator": "AND", "conditions": [comparison, other]}
+    for filters in (comparison, negated, both, nested):
+        expected = {id_ for id_, document in store.documents.items() if document_matches_filter(filters, document)}
+        assert {document.id for document in store.filter_documents(filters)} == expected, filters
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "expected"),
+    [
+        (">", 0, {"0"}),  # haystack itself has no answer for documents of another type: here they do not match
+        ("<=", 2, {"0", "1"}),
+        (">", "2024-01-01", set()),
+    ],
+)
+def test_values_of_another_type_do_not_match(store, operator, value, expected):
+    found = store.filter_documents({"field": "meta.number", "operator": operator, "value": value})
+    assert {document.id for document in found} == expected
+
+
+@pytest.mark.parametrize(
+    "value", ["2024-01-01", "2024-05-01T01:59:00+02:00", datetime(2024, 1, 1, tzinfo=timezone.utc)]
+)
+def test_dates_are_points_in_time(store, value):
+    found = store.filter_documents({"field": "meta.date", "operator": ">", "value": value})
+    assert {document.id for document in found} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"field": "meta.x", "operator": "~", "value": 1}, "expected one of ==, !="),
+        ({"field": "", "operator": "==", "value": 1}, "expected a text such as 'meta.year'"),
+        ({"operator": "XOR", "conditions": [{}]}, "expected 'AND', 'OR' or 'NOT'"),
+        ({"operator": "AND", "conditions": []}, "a list that is not empty"),
+        ({"operator": "AND", "conditions": ["a"]}, "expected a dict"),
+        ({"field": "meta.date", "operator": "<", "value": "2024"}, "a number or an ISO 8601 date"),
+        ({"field": "meta.date", "operator": "<", "value": [1]}, "a number or an ISO 8601 date"),
+    ],
+)
+def test_malformed_filters_are_errors(store, filters, message):
+    with pytest.raises(FilterError, match=message):
+        store.filter_documents(filters)
+
+
+def test_unknown_fields_are_errors_that_name_the_known_ones(store):
+    with pytest.raises(InvalidArgumentError, match="unknown field 'nubmer'"):
+        store.filter_documents({"field": "meta.nubmer", "operator": "==", "value": 1})
