@@ -196,7 +196,7 @@ def test_every_bit_of_offsets_and_ranges_is_rejected_or_harmless(folder):
                         lists = InvertedLists.from_arrays(arrays)
                         table = DocumentTable(parts, codec, lists.numbers)
                         probed = probe_lists(lists.centroids, query, 9)
-                        found = find_candidates(lists, table, probed, np.zeros(0, "uint8"), 50)
+                        found = find_candidates(lists, table, probed, np.zeros(0, "uint8"), 50).documents
                         assert ((found >= 0) & (found < len(table.numbers))).all()
                         outcomes[name, "harmless"] += 1
                     except CorruptedIndexError:
@@ -296,7 +296,7 @@ def count_candidates(entries, offsets, seed, documents, block):
     excess = -np.sort(-rng.integers(1, 1000, size=(tokens, 4)), axis=1).astype("int32")
     guard = 4096
     sums = np.full(block + 2 * guard, 0xABABABAB, dtype="uint32")
-    best = np.full(30 + 2 * guard, -77, dtype="int64")
+    best, best_sums = np.full((2, 30 + 2 * guard), -77, dtype="int64")
     allowed = np.ones(documents + 2 * guard, dtype="uint8")  # beyond the end everything is allowed
     own = allowed[guard : guard + documents]
     own[:] = rng.integers(0, 2, documents)
@@ -309,9 +309,10 @@ def count_candidates(entries, offsets, seed, documents, block):
         documents,
         sums[guard : guard + block],
         best[guard : guard + 30],
+        best_sums[guard : guard + 30],
     )
     assert (np.delete(sums, slice(guard, guard + block)) == 0xABABABAB).all()
-    assert (np.delete(best, slice(guard, guard + 30)) == -77).all()
+    assert (np.delete([best, best_sums], slice(guard, guard + 30), axis=1) == -77).all()
     assert (allowed[:guard] == 1).all()
     assert (allowed[guard + documents :] == 1).all()
     found = best[guard : guard + count]

@@ -48,8 +48,9 @@ def lost_in(index, query, id, k, options, *, filtered):
     if len(listed) > (2 + widening) * parameters.candidates:
         while widening <= 16:
             probed = probe_lists(lists.centroids, quantise_query(query), parameters.nprobe * widening)
-            found = find_candidates(lists, table, probed, allowed, parameters.candidates)
-            if len(found) >= (parameters.rerank or max(k, parameters.candidates // 2)):
+            candidates = find_candidates(lists, table, probed, allowed, parameters.candidates)
+            found = candidates.near(k, parameters.share)
+            if len(candidates.documents) >= (parameters.rerank or max(k, parameters.candidates // 2)):
                 held = {
                     d for i in probed.lists.ravel() for d in lists.documents[lists.offsets[i] : lists.offsets[i + 1]]
                 }
@@ -138,7 +139,8 @@ def test_imputed_sums_are_those_that_candidates_are_selected_by(filled):
                 naive[document] += held[0] if held else 0
         assert (sums == naive).all()
         found = find_candidates(lists, table, probed, np.zeros(0, "uint8"), 402)
-        assert set(found) == set(np.flatnonzero(sums))
+        assert found.documents.tolist() == np.flatnonzero(sums).tolist()
+        assert (found.sums == sums[found.documents]).all()
 
 
 def test_search_parameters_are_checked(filled):

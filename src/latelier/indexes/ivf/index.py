@@ -183,6 +183,7 @@ class IVF(StoredIndex):
             Number of inverted lists probed per query token.
         candidates
             Number of documents from the probed lists that enter the sign stage, which scores them by their sign codes.
+            By default, these are at most 500 whose imputed score is not far below that of the k-th; more for k > 25.
         rerank
             Number of documents that leave the sign stage and are scored by their codes. By default, these are all
             documents that may be among the `k` best according to their sign codes.

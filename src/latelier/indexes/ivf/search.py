@@ -1,9 +1,9 @@
 """The search of one query, in stages; each stage passes fewer documents to the next.
 
 1. Probing: each query token finds its best inverted lists, by two levels of centroids.
-2. Candidates: documents in these lists with the highest sums of imputed scores.
+2. Candidates: documents in these lists with the highest sums of imputed scores, if these are near that of the k-th.
 3. Sign stage: MaxSim of the query with the candidates' sign codes.
-4. Reranking: MaxSim of the codes with the query in 8 bits, and of the few best with the query in single precision.
+4. Reranking: MaxSim of the codes with the query in 8 bits, and for the few best in single precision.
 
 If few documents are eligible, because the index is small, has no inverted lists yet or a filter selects few, then stage
 3 takes all of them, which is faster than probing and misses none. Any other filter is applied in stage 2; the more
@@ -26,11 +26,12 @@ from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
-from latelier.indexes.ivf.sign_stage import keep_best, keep_by_signs
+from latelier.indexes.ivf.sign_stage import keep_by_signs
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 
 __all__ = [
+    "Candidates",
     "Found",
     "ProbedLists",
     "Scope",
@@ -91,6 +92,19 @@ class ProbedLists(NamedTuple):
     excess: np.ndarray
 
 
+class Candidates(NamedTuple):
+    """Documents in the probed lists, ascending, and their sums of excesses, both ``(documents,)`` int64."""
+
+    documents: np.ndarray
+    sums: np.ndarray
+
+    def near(self, k: int, share: float) -> np.ndarray:
+        """Return the documents with at least this share of the k-th highest sum."""
+        if len(self.sums) <= k or share <= 0:
+            return self.documents
+        return self.documents[self.sums >= share * np.partition(self.sums, -k)[-k]]
+
+
 class Stages(NamedTuple):
     """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all.
 
@@ -103,13 +117,16 @@ class Stages(NamedTuple):
     reranked
         Documents that leave it, to be scored with the query in 8 bits.
     scored
-        The best of these, to be scored with the query in single precision.
+        The best of these so far when they were scored so, which are then scored with the query in single precision.
+    scores
+        Their scores in single precision, float32.
     """
 
     probed: ProbedLists | None
     candidates: np.ndarray
     reranked: np.ndarray
     scored: np.ndarray
+    scores: np.ndarray
 
 
 def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Found:
@@ -132,16 +149,14 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
         Sorted by falling score; documents with equal scores by catalog number.
     """
     table, query = scope.table, quantise_query(vectors)
-    chosen = run_stages(scope, query, k, parameters).scored
-    if not len(chosen):
-        return Found(np.zeros(0, dtype="float32"), np.zeros(0, dtype="int64"))
-    scores, numbers = _score_codes(table, chosen, query, all_digits=True), table.numbers[chosen]
+    stages = run_stages(scope, query, k, parameters)
+    scores, numbers = stages.scores, table.numbers[stages.scored]
     order = np.lexsort((numbers, -scores))[:k]
     return Found(scores[order], numbers[order])
 
 
 def run_stages(scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters) -> Stages:
-    """Select the documents of one query that are scored in single precision.
+    """Run the stages of one query, the last of which scores documents in single precision.
 
     Parameters
     ----------
@@ -165,10 +180,7 @@ def run_stages(scope: Scope, query: QuantisedQuery, k: int, parameters: SearchPa
     reranked = candidates
     if len(candidates) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
         reranked = keep_by_signs(table, candidates, query.vectors, k, parameters)
-    scored = reranked
-    if len(reranked) > k + _MARGIN:
-        scored = keep_best(reranked, _score_codes(table, reranked, query, all_digits=False), k + _MARGIN)
-    return Stages(probed, candidates, reranked, scored)
+    return Stages(probed, candidates, reranked, *_score_codes(table, reranked, query, k + _MARGIN))
 
 
 def _candidates(
@@ -187,8 +199,9 @@ def _candidates(
     while widening <= _MAX_WIDENING:
         probed = probe_lists(scope.lists.centroids, query, parameters.nprobe * widening)
         found = find_candidates(scope.lists, table, probed, scope.allowed, parameters.candidates)
-        if len(found) >= enough:
-            return probed, np.concatenate([found, eligible[listed:]])
+        if len(found.documents) >= enough:
+            near = found.near(k, parameters.share)
+            return probed, np.concatenate([near, eligible[listed:]])
         widening *= 4
     return None, eligible
 
@@ -228,8 +241,8 @@ def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> Pro
 
 def find_candidates(
     lists: InvertedLists, table: DocumentTable, probed: ProbedLists, allowed: np.ndarray, most: int
-) -> np.ndarray:
-    """Return the documents in the probed lists with the highest imputed scores, ascending.
+) -> Candidates:
+    """Return the documents in the probed lists with the highest imputed scores.
 
     Parameters
     ----------
@@ -244,7 +257,7 @@ def find_candidates(
     most
         Maximum number of documents to return.
     """
-    best = np.empty(most, dtype="int64")
+    best, best_sums = np.empty(most, dtype="int64"), np.empty(most, dtype="int64")
     numbers, entries = lists.entries(probed.lists)
     count = select_candidates(
         numbers,
@@ -255,8 +268,9 @@ def find_candidates(
         len(table.numbers),
         _sums(),
         best,
+        best_sums,
     )
-    return best[:count]
+    return Candidates(best[:count], best_sums[:count])
 
 
 def _sums() -> np.ndarray:
@@ -266,10 +280,13 @@ def _sums() -> np.ndarray:
     return _SCRATCH.sums
 
 
-def _score_codes(table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, *, all_digits: bool) -> np.ndarray:
-    """Return MaxSim of the codes with the query in single precision (all digits) or in 8 bits, float32."""
-    scores, isa = np.empty(len(chosen), dtype="float32"), instruction_set().argument
-    shape = tuple(table.codec.shape)
+def _score_codes(
+    table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the documents among the `most` best so far with the query in 8 bits, and their MaxSim, float32."""
+    isa, shape = instruction_set().argument, tuple(table.codec.shape)
+    scores, highest = np.empty((len(chosen), 2), dtype="float32"), np.full(most, -np.inf, dtype="float32")
     for some, documents, places in table.windows(chosen, *table.codec.arrays):
-        rerank_scores(isa, tuple(documents), places, shape, tuple(query), all_digits, scores[some])
-    return scores
+        rerank_scores(isa, tuple(documents), places, shape, tuple(query), highest, scores[some])
+    best = np.flatnonzero(scores[:, 1] == scores[:, 1])
+    return chosen[best], scores[best, 1]

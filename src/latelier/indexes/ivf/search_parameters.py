@@ -29,12 +29,13 @@ Effort: TypeAlias = "EffortName | float"
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # nprobe and candidates of effort 1.0, for k <= 25 and dim >= 128; benchmarks/index.py measures the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
-# The sign stage is left out for at most _FEW + _FEW_PER_HIT * k documents: they are reranked at once.
-_FEW, _FEW_PER_HIT = 80, 8
+# The sign stage is left out for at most _FEW + _FEW_PER_HIT * k documents: reranking them at once is as fast.
+_FEW, _FEW_PER_HIT = 20, 4
 # Sign codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
 _SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
-# `SearchParameters.slack` of effort 1.0.
-_SLACK = 2.0
+# `SearchParameters.slack` of effort 1.0, and `share`, which is `_SHARE ** effort` for k <= 25. Beyond, the k-th imputed
+# score is less above those of all documents, and the exponent grows with k.
+_SLACK, _SHARE = 2.0, 0.5
 # Collections above 10 million tokens: with s = tokens / 10 million, candidates grow by s ** 0.3, which doubles them at
 # 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
 _LARGE, _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 10_000_000, 0.3, 0.18
@@ -57,12 +58,16 @@ class SearchParameters:
     nprobe
         Number of inverted lists probed per query token.
     candidates
-        Number of documents from the probed lists that enter the sign stage, which scores them by their sign codes.
+        Maximum number of documents from the probed lists that enter the sign stage, which scores them by their sign
+        codes.
     rerank
         Number of documents that leave the sign stage and are scored by their codes; ``None`` for all documents
         within `slack` of the k-th best.
     slack
         Tolerance of the sign stage, in standard deviations of its scores; used if `rerank` is None.
+    share
+        Only documents enter the sign stage whose imputed score exceeds that of a document in no probed list by at least
+        this share of what the k-th best one's does.
     exact
         Score all documents by their codes, and ignore the other parameters.
     """
@@ -71,6 +76,7 @@ class SearchParameters:
     candidates: int
     rerank: int | None
     slack: float = _SLACK
+    share: float = 0.0
     exact: bool = False
 
 
@@ -112,9 +118,9 @@ def choose_search_parameters(
     Examples
     --------
     >>> choose_search_parameters(10, 128, "balanced")
-    SearchParameters(nprobe=40, candidates=500, rerank=None, slack=2.0, exact=False)
+    SearchParameters(nprobe=40, candidates=500, rerank=None, slack=2.0, share=0.5, exact=False)
     >>> choose_search_parameters(10, 128, 4.0, rerank=50)
-    SearchParameters(nprobe=160, candidates=2000, rerank=50, slack=4.0, exact=False)
+    SearchParameters(nprobe=160, candidates=2000, rerank=50, slack=4.0, share=0.0, exact=False)
     >>> large = choose_search_parameters(10, 128, 1.0, tokens=100_000_000)
     >>> large.nprobe, large.candidates
     (61, 998)
@@ -129,6 +135,7 @@ def choose_search_parameters(
     size = size_factor(tokens)
     nprobe_factor, factor = factor * size**_NPROBE_EXPONENT, factor * size**_CANDIDATES_EXPONENT
     candidates_factor = factor * max(1.0, min(_MAX_DIM_FACTOR, _SIGN_BITS / max(1, dim)))
+    share = _SHARE ** (factor * max(1.0, _CANDIDATES_PER_HIT * k / _CANDIDATES))
     reranked = None if rerank is None else max(k, _count_or_default(rerank, "rerank", k))
     default = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
     return SearchParameters(
@@ -136,6 +143,8 @@ def choose_search_parameters(
         candidates=max(reranked or k, _count_or_default(candidates, "candidates", default)),
         rerank=reranked,
         slack=_SLACK * factor**0.5,
+        # If a number of documents is given, so many are scored.
+        share=share if candidates is None and rerank is None else 0.0,
         exact=effort == "exact",
     )
 
@@ -146,7 +155,7 @@ def most_without_signs(k: int) -> int:
     Examples
     --------
     >>> most_without_signs(10)
-    160
+    60
     """
     return _FEW + _FEW_PER_HIT * k
 

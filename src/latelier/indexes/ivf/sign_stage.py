@@ -23,7 +23,7 @@ __all__ = ["keep_best", "keep_by_signs", "keep_near_best"]
 def keep_by_signs(
     table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, k: int, parameters: SearchParameters
 ) -> np.ndarray:
-    """Return the documents that may be among the best, in the given order.
+    """Return the documents that may be among the best, those with the highest sign scores first.
 
     Parameters
     ----------
@@ -43,9 +43,12 @@ def keep_by_signs(
         scores = _score(table, chosen, vectors, some)
         chosen = keep_near_best(chosen, scores, parameters.rerank or k, tolerance(vectors, some, parameters))
     scores = _score(table, chosen, vectors, words)
+    everything = np.arange(len(chosen))
     if parameters.rerank is not None:
-        return keep_best(chosen, scores, parameters.rerank)
-    return keep_near_best(chosen, scores, k, tolerance(vectors, words, parameters))
+        kept = keep_best(everything, scores, parameters.rerank)
+    else:
+        kept = keep_near_best(everything, scores, k, tolerance(vectors, words, parameters))
+    return chosen[kept[np.argsort(-scores[kept], kind="stable")]]
 
 
 def _score(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:

@@ -37,39 +37,45 @@ def find_loss(
         return None
     documents = len(scope.eligible)
     if ordinal not in stages.candidates and stages.probed is not None and scope.lists is not None:
-        return _loss_in_lists(scope, scope.lists, stages.probed, parameters, ordinal)
+        return _loss_in_lists(scope, scope.lists, stages.probed, stages.candidates, parameters.nprobe, ordinal)
     if ordinal not in stages.reranked:
         candidates, kept = len(stages.candidates), len(stages.reranked)
         text = f"its sign codes score too low: {kept:,} of {candidates:,} documents leave the sign stage"
         cause = Cause("sign_stage", text, {"candidates": candidates, "reranked": kept})
         return StageLoss(cause, "rerank", max(k, kept), documents)
     reranked, kept = len(stages.reranked), len(stages.scored)
-    text = f"with the query in 8 bits it is not among the best {kept:,} of {reranked:,} reranked documents"
+    text = f"with the query in 8 bits it is not among the best of {reranked:,} reranked documents; {kept:,} are"
     return StageLoss(Cause("query_rounding", text, {"reranked": reranked, "scored": kept}), "k", k, documents)
 
 
 def _loss_in_lists(
-    scope: Scope, lists: InvertedLists, probed: ProbedLists, parameters: SearchParameters, ordinal: int
+    scope: Scope,
+    lists: InvertedLists,
+    probed: ProbedLists,
+    candidates: np.ndarray,
+    nprobe: int,
+    ordinal: int,
 ) -> StageLoss:
     """Return the loss of a document that is none of the candidates: no probed list holds it, or too many others."""
     sums = imputed_sums(lists, probed, len(scope.table.numbers))
-    nprobe, count = probed.lists.shape[1], len(lists.offsets) - 1
+    per_token, count = probed.lists.shape[1], len(lists.offsets) - 1
     if not sums[ordinal]:
         holding = np.searchsorted(lists.offsets, np.flatnonzero(lists.documents == ordinal), side="right") - 1
         text = (
-            f"no query token probes an inverted list that holds it: {nprobe} of {count:,} lists are probed per token, "
-            f"the document is in {len(holding)} others"
+            f"no query token probes an inverted list that holds it: {per_token} of {count:,} lists are probed per "
+            f"token, the document is in {len(holding)} others"
         )
-        cause = Cause("not_probed", text, {"nprobe": nprobe, "lists": count, "document_lists": holding.tolist()})
-        return StageLoss(cause, "nprobe", parameters.nprobe, count)
+        cause = Cause("not_probed", text, {"nprobe": per_token, "lists": count, "document_lists": holding.tolist()})
+        return StageLoss(cause, "nprobe", nprobe, count)
     allowed = scope.eligible[sums[scope.eligible] > 0]
     better = int(np.count_nonzero(sums[allowed] > sums[ordinal]))
+    kept = int(np.searchsorted(candidates, scope.table.listed))
     text = (
         f"by imputed scores it is number {better + 1:,} of the {len(allowed):,} documents in the probed lists; the "
-        f"best {parameters.candidates:,} are candidates"
+        f"best {kept:,} are candidates"
     )
-    details = {"imputed_rank": better + 1, "in_probed_lists": len(allowed), "candidates": parameters.candidates}
-    return StageLoss(Cause("not_candidate", text, details), "candidates", parameters.candidates, len(scope.eligible))
+    details = {"imputed_rank": better + 1, "in_probed_lists": len(allowed), "candidates": kept}
+    return StageLoss(Cause("not_candidate", text, details), "candidates", kept, len(scope.eligible))
 
 
 def imputed_sums(lists: InvertedLists, probed: ProbedLists, documents: int) -> np.ndarray:

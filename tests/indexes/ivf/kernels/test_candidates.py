@@ -11,15 +11,15 @@ pytestmark = pytest.mark.processor
 
 
 def select(probed, excess, lists, allowed, documents, block, most, dtype="int32"):
-    """The documents that `select_candidates` finds, with scratch memory that was used before."""
+    """The documents that `select_candidates` finds, and their sums, with scratch memory that was used before."""
     offsets = np.cumsum([0, *map(len, lists)])
     entries = np.concatenate([*lists, np.zeros(0)]).astype(dtype)
-    best, sums = np.full(most, -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
+    best, best_sums, sums = *np.full((2, most), -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
     rows = np.asarray(probed, dtype="int32"), np.asarray(excess, dtype="int32")
     lists = tuple(ListEntries(offsets, entries.view("uint8"), entries.itemsize))
-    count = select_candidates(*rows, lists, sum_bits(len(probed)), allowed, documents, sums, best)
+    count = select_candidates(*rows, lists, sum_bits(len(probed)), allowed, documents, sums, best, best_sums)
     assert (best[count:] == -7).all()
-    return best[:count].tolist()
+    return best[:count].tolist(), best_sums[:count].tolist()
 
 
 @settings(max_examples=100, deadline=None)
@@ -43,7 +43,8 @@ def test_candidates_equal_a_dict(seed, masked, block, most):
         for d, added in first.items():
             wanted[d] = wanted.get(d, 0) + added
     best = sorted(wanted, key=lambda d: (-wanted[d], d))[:most]
-    assert select(probed, excess, lists, allowed, 400, block, most, dtype) == sorted(best)
+    found = select(probed, excess, lists, allowed, 400, block, most, dtype)
+    assert found == (sorted(best), [wanted[d] for d in sorted(best)])
 
 
 @settings(max_examples=40, deadline=None)
@@ -65,8 +66,9 @@ def test_the_best_of_very_many_documents_are_found_to_within_a_bin(seed, most, m
     allowed = rng.integers(0, 2, n).astype("uint8") if masked else np.zeros(0, "uint8")
     counts = sums > 0
     counts &= allowed > 0 if masked else True
-    found = select([range(len(lists))], [excess], lists, allowed, n, 4096, most)
+    found, found_sums = select([range(len(lists))], [excess], lists, allowed, n, 4096, most)
     assert len(found) == min(most, counts.sum())
+    assert found_sums == sums[found].tolist()
     assert found == sorted(set(found))
     assert counts[found].all()
     left = np.setdiff1d(np.flatnonzero(counts), found)
@@ -79,6 +81,6 @@ def test_all_tokens_of_a_long_query_are_told_apart(tokens):
     probed = [[0, 1]] * (tokens - 1) + [[0, -1]]
     excess = np.ones((tokens, 2))
     excess[-1] = 2 ** sum_bits(tokens) - tokens
-    assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 1) == [0]
-    assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 2) == ([0] if tokens == 1 else [0, 1])
+    assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 1)[0] == [0]
+    assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 2)[0] == ([0] if tokens == 1 else [0, 1])
     assert int(excess[:, 0].sum()) == 2 ** sum_bits(tokens) - 1

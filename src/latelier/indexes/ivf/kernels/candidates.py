@@ -71,6 +71,7 @@ def select_candidates(
     documents: int,
     sums: np.ndarray,
     best: np.ndarray,
+    best_sums: np.ndarray,
 ) -> int:
     """Find the documents in the probed lists with the highest imputed scores.
 
@@ -95,6 +96,8 @@ def select_candidates(
     best
         ``(most,)`` int64, written: the documents with the highest sums, ascending. Sums are sorted into 4,096 bins; of
         the documents in the lowest bin that is needed, the first are taken.
+    best_sums
+        ``(most,)`` int64, written: their sums.
 
     Returns
     -------
@@ -126,7 +129,7 @@ def select_candidates(
     if count > most:
         count, threshold = _keep_best(found, values, count, most, bits)
     for i in range(count):
-        best[i] = found[i]
+        best[i], best_sums[i] = found[i], values[i]
     return count
 
 

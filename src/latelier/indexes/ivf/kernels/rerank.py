@@ -1,8 +1,9 @@
-"""Reranking: MaxSim of document codes with a query, whose numbers are taken in 8 bits or in single precision.
+"""Reranking: MaxSim of document codes with a query, whose numbers are taken in 8 bits, then in single precision.
 
-For single precision, the products in 8 bits come first. They are wrong by a bounded amount, so only few document tokens
-can have the highest product with a query token, and only these are multiplied with all digits of its numbers. The
-scores are those of all products with all digits, and equal for all instruction sets.
+The products in 8 bits are wrong by a bounded amount, so only few document tokens can have the highest product with a
+query token, and only these are multiplied with all digits of its numbers. The scores in single precision are those of
+all products with all digits, and equal for all instruction sets. They are computed for the documents with the best
+scores in 8 bits, while the products in 8 bits are at hand.
 """
 
 from __future__ import annotations
@@ -117,10 +118,10 @@ def rerank_scores(
     chosen: np.ndarray,
     shape: CodeShape,
     query: QuantisedQuery,
-    all_digits: bool,
+    highest: np.ndarray,
     scores: np.ndarray,
 ) -> None:
-    """Write the MaxSim of the chosen documents' codes with one query.
+    """Write the MaxSim of the chosen documents' codes with one query in 8 bits, and of the best in single precision.
 
     Parameters
     ----------
@@ -129,15 +130,17 @@ def rerank_scores(
     documents
         `CodedDocuments`, as a plain tuple.
     chosen
-        ``(n,)`` int64: documents to score.
+        ``(n,)`` int64: documents to score. The earlier the best ones come, the fewer others are scored twice.
     shape
         `CodeShape`, as a plain tuple.
     query
         `QuantisedQuery`, as a plain tuple.
-    all_digits
-        Use all three digits of the query's numbers, in single precision, rather than the first, in 8 bits.
+    highest
+        ``(most,)`` float32, minus infinity before the first call for a query: the highest scores in 8 bits so far.
+        A document is scored in single precision if its score in 8 bits is among them. With `most` 0, all are.
     scores
-        ``(n,)`` float32, written; minus infinity for a document without tokens.
+        ``(n, 2)`` float32, written: in 8 bits, and in single precision, NaN if the document is not scored so. Minus
+        infinity for a document without tokens.
     """
     documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), QuantisedQuery(*query)
     groups, longest = query.packed.shape[1], ROWS
@@ -146,7 +149,7 @@ def rerank_scores(
     scales, best = np.empty(longest, dtype=np.float32), np.empty(groups * LANES, dtype=np.float32)
     products = np.empty((longest, min(groups, _GROUPS) * LANES), dtype=np.float32)
     row, edges = np.empty(32 * shape.sign_words, dtype=np.uint8), np.empty(products.shape[1], dtype=np.float32)
-    margins = _margins(query) if all_digits else best
+    margins = _margins(query)
     for n in range(len(chosen)):
         d, ahead = chosen[n], chosen[min(n + 1, len(chosen) - 1)]
         tokens = documents.lengths[d]
@@ -156,22 +159,45 @@ def rerank_scores(
         if tokens > 0:
             load_scales(documents.scales[d], tokens, scales)
         for first in range(0, groups, _GROUPS):
+            some = (first, min(_GROUPS, groups - first))
+            _raise_by_document(isa, documents, (d, ahead), shape, query, some, scales, products, best)
+        score = _add_up(best, query.scales)
+        scores[n, 0], scores[n, 1] = score, np.nan
+        if not _enters(highest, score):
+            continue
+        for first in range(0, groups if tokens > 0 else 0, _GROUPS):
             count = min(_GROUPS, groups - first)
-            _raise_by_document(isa, documents, (d, ahead), shape, query, (first, count), scales, products, best)
-            if all_digits and tokens > 0:
-                largest = scales[:tokens].max()
-                for i in range(count * LANES):
-                    t = first * LANES + i
-                    edges[i] = best[t] - margins[t] * largest if t < len(query.scales) else np.inf
-                    best[t] = -np.inf
-                here = token_addresses(documents, d, 0, shape)
-                _multiply_all_digits(here, shape, query, first, scales[:tokens], products, (row, edges), best)
-        total = np.float32(0)
-        for i in range(len(query.scales)):
-            total += best[i] * query.scales[i]
-        # The selection after this stage does not accept NaN, the score of a document without tokens or with damaged
-        # scales.
-        scores[n] = total if total == total else -np.inf
+            if groups > _GROUPS:  # these products were overwritten
+                _raise_by_document(isa, documents, (d, d), shape, query, (first, count), scales, products, best)
+            largest = scales[:tokens].max()
+            for i in range(count * LANES):
+                t = first * LANES + i
+                edges[i] = best[t] - margins[t] * largest if t < len(query.scales) else np.inf
+                best[t] = -np.inf
+            here = token_addresses(documents, d, 0, shape)
+            _multiply_all_digits(here, shape, query, first, scales[:tokens], products, (row, edges), best)
+        scores[n, 1] = _add_up(best, query.scales)
+
+
+@kernel()
+def _enters(highest: np.ndarray, score: float) -> bool:
+    """Whether a score is among the highest, of which it then replaces the lowest; always for an empty array."""
+    if len(highest) > 0:
+        lowest = highest.argmin()
+        if score < highest[lowest]:
+            return False
+        highest[lowest] = score
+    return True
+
+
+@kernel()
+def _add_up(best: np.ndarray, scales: np.ndarray) -> float:
+    """Return the score of a document, given the highest product of each query token."""
+    total = np.float32(0)
+    for i in range(len(scales)):
+        total += best[i] * scales[i]
+    # The selection of the best does not accept NaN, the score of a document without tokens or with damaged scales.
+    return total if total == total else np.float32(-np.inf)
 
 
 @kernel()
