@@ -2,6 +2,7 @@
 
 import pytest
 from index_helpers import on_device
+from ray_processes import reused_processes
 
 from latelier import indexes
 from latelier.kernels.first_use import FirstUse
@@ -15,7 +16,31 @@ KINDS = {
     "ivf-memory": lambda folder: indexes.IVF(),
     "ivf-disk": lambda folder: indexes.IVF(folder),
     "ivf-disk-4-bit": lambda folder: indexes.IVF(folder, nbits=4),
+    "sharded-flat": lambda folder: indexes.Sharded(folder, shards=2, index="flat"),
+    "sharded-ivf": lambda folder: indexes.Sharded(folder, shards=3, index="ivf"),
 }
+# These start processes, which takes long beside what they test.
+SHARDED = [name for name in KINDS if name.startswith("sharded")]
+
+
+def kinds(names):
+    """Return the names as parameters; those of sharded indexes are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SHARDED else name for name in names]
+
+
+@pytest.fixture(scope="session")
+def shard_processes():
+    """Processes of shards for all tests of the session."""
+    with reused_processes():
+        yield
+
+
+def make(request, folder):
+    """Return an empty index of the kind that a fixture's parameter names."""
+    if request.param in SHARDED:
+        pytest.importorskip("ray")
+        request.getfixturevalue("shard_processes")
+    return KINDS[request.param](folder)
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +50,15 @@ def _kernels_at_once(monkeypatch):
     monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=0))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=kinds(KINDS))
 def index(request, tmp_path):
     """An empty index of each kind."""
-    with KINDS[request.param](tmp_path / "index") as index:
+    with make(request, tmp_path / "index") as index:
         yield index
 
 
-@pytest.fixture(params=[name for name in KINDS if "memory" not in name])
+@pytest.fixture(params=kinds(name for name in KINDS if "memory" not in name))
 def disk_index(request, tmp_path):
     """An empty index of each kind that has a folder."""
-    with KINDS[request.param](tmp_path / "index") as index:
+    with make(request, tmp_path / "index") as index:
         yield index

@@ -5,6 +5,7 @@ from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
 from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
+from latelier.indexes.sharded import Sharded
 from latelier.indexes.single_vectors import FixedDimensionalEncodings, MeanVectors, SingleVectors
 from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
@@ -24,6 +25,7 @@ __all__ = [
     "MeanVectors",
     "Parameters",
     "Record",
+    "Sharded",
     "SingleVectors",
     "TokenDifference",
     "VerifyReport",

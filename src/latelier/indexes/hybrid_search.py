@@ -6,6 +6,7 @@ The filter, the keywords and the vectors are those of one commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +24,14 @@ from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage
 from latelier.scores.topk import TopK
 
-__all__ = ["SearchParts", "hits_of", "rank_with_keywords"]
+__all__ = [
+    "SearchParts",
+    "check_queries",
+    "combine_sides",
+    "hits_of",
+    "rank_with_keywords",
+    "score_documents",
+]
 
 # Searches the documents in parts of a snapshot for queries, and adds the best ones to a TopK.
 SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
@@ -69,28 +77,49 @@ def rank_with_keywords(
     # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the vectors.
     with storage.held():
         snapshot = storage.snapshot()
-        vectors = None if mode.name == "keywords" else _check_queries(queries, snapshot, mode)
+        vectors = None if mode.name == "keywords" else check_queries(queries, snapshot.dim, mode)
         allowed = None if filter is None else storage.select(filter, parameters, timeout)[1]
         depth = k if vectors is None else mode.depth
         by_keywords = storage.rank_by_keywords(mode.texts, depth, allowed)
     if vectors is None or not by_keywords:
         return snapshot, by_keywords
-    if mode.name == "rerank":
-        found = [_score(search, snapshot, vectors[i : i + 1], own.numbers) for i, own in enumerate(by_keywords)]
-        return snapshot, [Ranking.sorted(*ranking, k) for ranking in found]
     best = TopK(len(vectors), min(mode.depth, max(1, snapshot.documents)))
-    search(snapshot, snapshot.parts(allowed), vectors, best)
+    if mode.name == "hybrid":
+        search(snapshot, snapshot.parts(allowed), vectors, best)
     rankings = []
     for i, own in enumerate(by_keywords):
-        by_vectors = Ranking(best.numbers[i], best.scores[i])
-        if mode.fusion == "rrf":
-            rankings.append(fuse_ranks([by_vectors, own], mode.weights, k))
-            continue
-        missing = np.setdiff1d(own.numbers, by_vectors.numbers)
-        scored = _score(search, snapshot, vectors[i : i + 1], missing)
-        every = Ranking(*(np.concatenate(pair) for pair in zip(by_vectors, scored, strict=True)))
-        rankings.append(fuse_scores([every, own], mode.weights, k))
+        score = partial(score_documents, search, snapshot, vectors[i : i + 1])
+        rankings.append(combine_sides(mode, Ranking(best.numbers[i], best.scores[i]), own, score, k))
     return snapshot, rankings
+
+
+def combine_sides(
+    mode: SearchMode,
+    by_vectors: Ranking,
+    by_keywords: Ranking,
+    score: Callable[[np.ndarray], Ranking],
+    k: int,
+) -> Ranking:
+    """Return the best documents of one query from those that vectors and those that keywords have found.
+
+    Parameters
+    ----------
+    mode
+        ``"rerank"`` or ``"hybrid"``, and its arguments.
+    by_vectors, by_keywords
+        Up to `mode.depth` documents each; ``"rerank"`` needs none by vectors.
+    score
+        Returns the MaxSim scores of documents, given by number.
+    k
+        Maximum number of documents.
+    """
+    if mode.name == "rerank":
+        return Ranking.sorted(*score(by_keywords.numbers), k)
+    if mode.fusion == "rrf":
+        return fuse_ranks([by_vectors, by_keywords], mode.weights, k)
+    scored = score(np.setdiff1d(by_keywords.numbers, by_vectors.numbers))
+    every = Ranking(*(np.concatenate(pair) for pair in zip(by_vectors, scored, strict=True)))
+    return fuse_scores([every, by_keywords], mode.weights, k)
 
 
 def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
@@ -100,12 +129,21 @@ def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     return [[Hit(next(ids), float(score)) for score in ranking.scores] for ranking in rankings]
 
 
-def _check_queries(queries: Any, snapshot: Snapshot, mode: SearchMode) -> TokenEmbeddings:
+def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings:
+    """Return the vectors of the queries of a search in a mode that uses both, packed.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are none, or not as many as texts.
+    EmbeddingsError
+        See `latelier.indexes.inputs.prepare_queries`.
+    """
     if queries is None:
         raise InvalidArgumentError(
             f"mode={mode.name!r} needs the vectors of the queries too; only 'keywords' does not."
         )
-    vectors = prepare_queries(queries, snapshot.dim)
+    vectors = prepare_queries(queries, dim)
     if len(vectors) != len(mode.texts):
         raise InvalidArgumentError(
             f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."
@@ -113,7 +151,7 @@ def _check_queries(queries: Any, snapshot: Snapshot, mode: SearchMode) -> TokenE
     return vectors
 
 
-def _score(search: SearchParts, snapshot: Snapshot, query: TokenEmbeddings, numbers: np.ndarray) -> Ranking:
+def score_documents(search: SearchParts, snapshot: Snapshot, query: TokenEmbeddings, numbers: np.ndarray) -> Ranking:
     """Return the MaxSim scores of some documents, given by number, for one query."""
     if not len(numbers):
         return Ranking(numbers, np.zeros(0, "float32"))

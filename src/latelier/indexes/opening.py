@@ -9,6 +9,7 @@ from latelier.indexes.base import Index, PathLike
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
+from latelier.indexes.sharded import Sharded
 from latelier.indexes.storage.storage import stored_settings
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["open"]
 
-_KINDS: dict[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
+_KINDS: dict[str, type[Flat] | type[IVF] | type[Sharded]] = {each.kind: each for each in (Flat, IVF, Sharded)}
 
 
 def open(

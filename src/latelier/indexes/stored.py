@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,7 +32,9 @@ from latelier.indexes.storage.scratch import Scratch
 from latelier.indexes.storage.segments import Arrays, Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage, StoredSizes
+from latelier.indexes.storage.transaction import Transaction
 from latelier.indexes.warning import warn_of_damage
+from latelier.kernels.first_use import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_count
@@ -68,7 +71,7 @@ class StoredIndex(Index):
     ``_search``
         Finds the best documents for queries among the documents that a filter has selected.
 
-    It can also override ``_after_write`` (maintenance of ANN data), ``_gpu_dtype`` and ``_describe``.
+    It can also override ``after_write`` (maintenance of ANN data), ``_gpu_dtype`` and ``_describe``.
 
     A write calls ``add -> _write -> DocumentBatches -> _encode -> Transaction.insert`` and returns after its commit. A
     search calls ``search -> _find -> _search``; `_find` evaluates the filter first, and makes hits of the found
@@ -93,6 +96,8 @@ class StoredIndex(Index):
 
     kind: ClassVar[str]
     _choices: ClassVar[dict[str, tuple[Any, ...]]]
+    # Decides whether kernels or numpy answer a search.
+    _first_use: ClassVar[FirstUse]
     # Maximum size of the segments that are merged from smaller ones, and of the batches in which documents are written,
     # both as vectors of the index's dtype; a memory budget makes the batches smaller.
     _segment_bytes: int = _SEGMENT_BYTES
@@ -158,7 +163,7 @@ class StoredIndex(Index):
     def _plan(self, sizes: StoredSizes) -> MemoryReport:
         """Divide the memory budget of an index that stores so much; raise an error if it is not enough."""
 
-    def _after_write(self) -> None:
+    def after_write(self) -> None:
         """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
 
     @property
@@ -169,6 +174,62 @@ class StoredIndex(Index):
     def _describe(self) -> str:
         """Return the description of the stored numbers in `repr`."""
         return self.dtype
+
+    # The steps of writes and searches, for an index whose documents are divided among several such as this.
+
+    @property
+    def storage(self) -> Storage:
+        """Where the documents are stored."""
+        return self._storage
+
+    @property
+    def batch_bytes(self) -> int:
+        """Size of the vectors that a write holds in memory at a time, in bytes."""
+        if self._max_memory is None:
+            return self._segment_bytes
+        return min(self._segment_bytes, self.memory.working // _BATCH_SHARE)
+
+    def encode(self, embeddings: TokenEmbeddings) -> Arrays:
+        """Return the token arrays of some documents, each with one row per token."""
+        return self._encode(embeddings)
+
+    def budget_check(self) -> Callable[[DocumentBatch], DocumentBatch]:
+        """Return a function that returns each batch of a write that it is called with.
+
+        It raises `InvalidArgumentError` when the index with these batches could not be searched within the memory
+        budget.
+        """
+        documents, arrays, ann_data = self._storage.sizes()
+        total = Counter(arrays)
+
+        def check(batch: DocumentBatch) -> DocumentBatch:
+            nonlocal documents
+            documents += len(batch.documents)
+            total.update({name: array.nbytes for name, array in batch.arrays.items()})
+            if self._max_memory is not None:
+                self._plan(StoredSizes(documents, total, ann_data))
+            return batch
+
+        return check
+
+    def insert(
+        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, numbers: np.ndarray | None = None
+    ) -> None:
+        """Insert documents in a transaction; see `Transaction.insert`."""
+        most = self._max_segment_tokens(batch.dim)
+        transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
+
+    def searcher(self, **options: Any) -> SearchParts:
+        """Return the function that searches, with options of this index's own `search`."""
+        if options:
+            raise InvalidArgumentError(
+                f"received {', '.join(options)}, but the search of {type(self).__name__} has no such option."
+            )
+        return self._search
+
+    def search_by_kernels(self) -> None:
+        """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
+        self._first_use.is_over(sys.maxsize, lambda: None)
 
     # Public methods.
 
@@ -372,40 +433,20 @@ class StoredIndex(Index):
     ) -> None:
         """Store documents, given as ids, embeddings, texts and metadata, in one transaction, and run maintenance."""
         self._insert(given, replace=replace, prefixes=prefixes, show_progress=show_progress)
-        self._after_write()
+        self.after_write()
 
     def _insert(
         self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
     ) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
-        batch_bytes = self._segment_bytes
-        if self._max_memory is not None:
-            batch_bytes = min(batch_bytes, self.memory.working // _BATCH_SHARE)
-        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=batch_bytes, show_progress=show_progress)
+        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
         with self._storage.transaction() as transaction:
-            read = transaction.prepare(self._within_budget(batches.read(self.dim, self._encode)))
+            read = transaction.prepare(map(self.budget_check(), batches.read(self.dim, self._encode)))
             for batch in forks.iterate_outside(read):
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
-                transaction.insert(batch, replace=replace, max_tokens=self._max_segment_tokens(batch.dim))
+                self.insert(transaction, batch, replace=replace)
             transaction.remove_prefixed(prefixes)  # if there is nothing to insert
-
-    def _within_budget(self, batches: Iterator[DocumentBatch]) -> Iterator[DocumentBatch]:
-        """Yield batches, as long as the index with them can be searched within the memory budget.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it cannot; the write that reads the batches then changes nothing.
-        """
-        documents, arrays, ann_data = self._storage.sizes()
-        total = Counter(arrays)
-        for batch in batches:
-            documents += len(batch.documents)
-            total.update({name: array.nbytes for name, array in batch.arrays.items()})
-            if self._max_memory is not None:
-                self._plan(StoredSizes(documents, total, ann_data))
-            yield batch
 
     def _find(
         self,

@@ -211,7 +211,7 @@ def test_no_batch_of_documents_is_held_in_memory_during_maintenance(tmp_path, mo
         insert(transaction, batch, **options)
 
     monkeypatch.setattr(Transaction, "insert", note)
-    monkeypatch.setattr(indexes.IVF, "_after_write", lambda _: held.extend(ref() for ref in inserted))
+    monkeypatch.setattr(indexes.IVF, "after_write", lambda _: held.extend(ref() for ref in inserted))
     with indexes.IVF(tmp_path / "index") as index:
         index.add(range(50), collection(50)[0])
         index.update(range(30), collection(30)[0])

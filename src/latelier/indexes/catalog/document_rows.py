@@ -16,6 +16,7 @@ from latelier.indexes.results import Id, Record
 __all__ = [
     "StoredDocument",
     "all_ids",
+    "all_numbers",
     "document_checksum",
     "find_numbers",
     "find_prefixed",
@@ -72,6 +73,11 @@ def all_ids(connection: sqlite3.Connection) -> list[Id]:
     return _check_ids(connection.execute("SELECT id FROM document ORDER BY number"))
 
 
+def all_numbers(connection: sqlite3.Connection) -> list[int]:
+    """Return the numbers of all documents, ascending."""
+    return [number for (number,) in connection.execute("SELECT number FROM document ORDER BY number")]
+
+
 def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[Id]:
     """Return the ids of the documents with the numbers `first` to `last`."""
     rows = connection.execute("SELECT id FROM document WHERE number BETWEEN ? AND ? ORDER BY number", (first, last))
@@ -126,16 +132,19 @@ def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
     return found
 
 
-def insert_documents(connection: sqlite3.Connection, first: int, documents: Sequence[StoredDocument]) -> None:
-    """Insert documents under the numbers from `first` on; new metadata keys get columns."""
+def insert_documents(
+    connection: sqlite3.Connection, numbers: Sequence[int], documents: Sequence[StoredDocument]
+) -> None:
+    """Insert documents under their numbers; new metadata keys get columns."""
     make_fields(connection, (key for document in documents for key in document.fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
-    rows = ((n, document.id, *_field_values(document, columns)) for n, document in enumerate(documents, first))
+    pairs = list(zip(numbers, documents, strict=True))
+    rows = ((number, document.id, *_field_values(document, columns)) for number, document in pairs)
     write_document_rows(connection, list(columns.values()), rows)
-    contents = ((number, d.id, d.metadata, d.text) for number, d in enumerate(documents, first))
+    contents = ((number, document.id, document.metadata, document.text) for number, document in pairs)
     write_content_rows(connection, contents)
     if stored_tokenizer(connection) is not None:
-        insert_texts(connection, ((number, document.text) for number, document in enumerate(documents, first)))
+        insert_texts(connection, ((number, document.text) for number, document in pairs))
 
 
 def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:

@@ -21,7 +21,7 @@ from latelier.indexes.catalog.rows import damaged, insert_rows, read_rows
 from latelier.indexes.catalog.values import INT64, as_key, dump_json, encode_json, plain_str
 from latelier.indexes.results import Id
 
-__all__ = ["RESERVED", "Field", "SqlValue", "encode_metadata", "fold_name", "known_fields", "make_fields"]
+__all__ = ["RESERVED", "Field", "SqlValue", "encode_metadata", "fold_name", "known_fields", "make_fields", "new_fields"]
 
 SqlValue: TypeAlias = "int | float | str | None"
 
@@ -103,15 +103,29 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
 
 def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
     """Add columns for keys without one, up to 500 in all."""
-    known = {field.folded for field in known_fields(connection)}
-    for key in dict.fromkeys(keys):
-        folded = fold_name(key)
-        if folded in known or not _is_nameable(folded) or len(known) == _MOST_FIELDS:
-            continue
-        column = f"f{len(known)}"
+    fields = known_fields(connection)
+    for number, key in enumerate(new_fields((field.spelling for field in fields), keys), len(fields)):
+        column = f"f{number}"
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
-        insert_rows(connection, "field", [(folded, key, column)])
-        known.add(folded)
+        insert_rows(connection, "field", [(fold_name(key), key, column)])
+
+
+def new_fields(known: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Return those of some keys that become fields beside the known ones, up to 500 in all.
+
+    Examples
+    --------
+    >>> new_fields(["lang"], ["Lang", "id", "year", "Year"])
+    ['year']
+    """
+    folded = {fold_name(key) for key in known}
+    found = []
+    for key in dict.fromkeys(keys):
+        name = fold_name(key)
+        if name not in folded and _is_nameable(name) and len(folded) < _MOST_FIELDS:
+            folded.add(name)
+            found.append(key)
+    return found
 
 
 def _is_nameable(folded: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from latelier.indexes.catalog.rows import damaged, decode_json, insert_rows, read_rows
 from latelier.indexes.catalog.values import as_key, encode_json, is_unicode
 
-__all__ = ["UserSettings", "read_setting", "read_settings", "read_stamp", "write_setting"]
+__all__ = ["UserSettings", "find_setting", "read_setting", "read_settings", "read_stamp", "write_setting"]
 
 
 def read_setting(connection: sqlite3.Connection, name: str) -> Any:
@@ -26,9 +26,23 @@ def read_setting(connection: sqlite3.Connection, name: str) -> Any:
     CorruptedIndexError
         If it is missing or damaged.
     """
+    found = find_setting(connection, name)
+    if found is None:
+        raise damaged(f"its setting {name!r} is missing")
+    return found[0]
+
+
+def find_setting(connection: sqlite3.Connection, name: str) -> tuple[Any] | None:
+    """Return one value of the configuration, or a counter, in a tuple; ``None`` if there is none of this name.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If it is damaged.
+    """
     for _, value in read_rows(connection, "setting", "WHERE name = ?", (name,)):
-        return decode_json(value, f"setting {name!r}")
-    raise damaged(f"its setting {name!r} is missing")
+        return (decode_json(value, f"setting {name!r}"),)
+    return None
 
 
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -20,20 +19,20 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, StorageError
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.catalog import forks
+from latelier.indexes.hybrid_search import SearchParts
 from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.maintenance import Maintenance, Thresholds, due_maintenance
 from latelier.indexes.ivf.memory import LISTS, plan_ivf_memory
+from latelier.indexes.ivf.recall import check_efforts
 from latelier.indexes.ivf.search_parameters import (
     Effort,
     SearchParameters,
-    advise,
     choose_search_parameters,
     wider_efforts,
 )
 from latelier.indexes.memory import MemoryReport
-from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id
 from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
 from latelier.indexes.storage.segments import Part, TokenArray
@@ -60,8 +59,6 @@ __all__ = ["IVF"]
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
 _WINDOW_SHARE, _TRAINING_SHARE = 8, 3
-# Efforts that `check` tries besides the default.
-_EFFORTS = (0.5, 2.0, 4.0)
 # Arguments of every index's search, in order.
 _SEARCH_ARGUMENTS = ("k", "filter", "parameters", "filter_timeout")
 _BALANCED = partial(choose_search_parameters, effort="balanced")
@@ -195,13 +192,8 @@ class IVF(StoredIndex):
 
         Raises
         ------
-        EmbeddingsError
-            If a query has no token, holds NaN or infinity, or differs in dim from the index.
         InvalidArgumentError
-            If `k` or a search parameter is not a positive integer, the effort is unknown, or the filter is rejected
-            or cannot be evaluated.
-        FilterTimeoutError
-            If the filter takes too long.
+            If a search parameter is not a positive integer, or the effort is unknown; for others see `Index.search`.
 
         Examples
         --------
@@ -212,10 +204,15 @@ class IVF(StoredIndex):
         ['a', 'b']
         """
         chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
-        choose = partial(choose_search_parameters, effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
-        choose(k, dim=1)  # raises for wrong arguments, also while the index is empty
-        search = partial(self._search, choose=choose)
+        search = self.searcher(effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
         return self._find(search, queries, k, filter, parameters, filter_timeout, chosen)
+
+    def searcher(self, **options: Any) -> SearchParts:
+        """See `StoredIndex.searcher`; the options are those of `choose_search_parameters`."""
+        chosen: dict[str, Any] = {"effort": "balanced", **options}
+        choose: Callable[..., SearchParameters] = partial(choose_search_parameters, **chosen)
+        choose(1, dim=1)  # raises for wrong arguments, also while the index is empty
+        return partial(self._search, choose=choose)
 
     def why_not(
         self,
@@ -298,10 +295,8 @@ class IVF(StoredIndex):
 
         Parameters
         ----------
-        k
-            Number of hits to compare.
-        queries
-            Number of documents to use as queries. Each query is compared with every document.
+        k, queries
+            See `Index.check`.
 
         Returns
         -------
@@ -309,11 +304,8 @@ class IVF(StoredIndex):
             The recall at default effort; prints as one line. Its `advice` recommends an effort.
         """
         k, queries = check_count("k", k), check_count("queries", queries)
-        ways = [partial(self.search, effort=effort) for effort in (1.0, *_EFFORTS)]
         with self.snapshot():
-            report, *others = measure_recall(self, k, queries, ways)
-        recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
-        return replace(report, advice=advise(recalls))
+            return check_efforts(self, self.search, k, queries)
 
     def close(self) -> None:
         """See `Index.close`."""
@@ -453,7 +445,7 @@ class IVF(StoredIndex):
         # Lists may have another dim if all their documents were removed before the present ones were added.
         return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None
 
-    def _after_write(self) -> None:
+    def after_write(self) -> None:
         """Bring the inverted lists up to date after a write; if that fails, only warn: the write has succeeded."""
         try:
             self._maintain()

@@ -26,13 +26,21 @@ from latelier.indexes.catalog.connection import Connection, make_catalog
 from latelier.indexes.catalog.filters.cache import selection_key
 from latelier.indexes.catalog.filters.evaluation import matching_numbers, read_filter
 from latelier.indexes.catalog.folder import check_index_folder
-from latelier.indexes.catalog.keyword_search import rank_by_keywords
-from latelier.indexes.catalog.keywords import is_merged, keyword_damage, make_keywords, stored_tokenizer
+from latelier.indexes.catalog.keyword_search import rank_by_keywords, searched_words
+from latelier.indexes.catalog.keyword_statistics import KeywordStatistics, read_statistics
+from latelier.indexes.catalog.keywords import (
+    check_config,
+    is_merged,
+    keyword_damage,
+    make_keywords,
+    stored_tokenizer,
+    translate_damage,
+)
 from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.pool import ConnectionPool, FilePool, MemoryPool
 from latelier.indexes.catalog.rows import CATALOG
 from latelier.indexes.catalog.segment_rows import count_documents, read_ann_data, read_segments
-from latelier.indexes.catalog.settings import UserSettings, read_setting
+from latelier.indexes.catalog.settings import UserSettings, find_setting, read_setting, read_stamp
 from latelier.indexes.catalog.values import check_known
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Id, Record, VerifyReport
@@ -45,7 +53,7 @@ from latelier.indexes.storage.transaction import Transaction
 from latelier.indexes.storage.verification import verify
 from latelier.indexes.storage.views import Views
 
-__all__ = ["Storage", "StoredSizes", "stored_settings"]
+__all__ = ["Storage", "StoredSizes", "stored_settings", "without_texts"]
 
 
 class StoredSizes(NamedTuple):
@@ -155,7 +163,13 @@ class Storage:
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
-    def rank_by_keywords(self, texts: Sequence[str], k: int, allowed: np.ndarray | None) -> list[Ranking]:
+    def rank_by_keywords(
+        self,
+        texts: Sequence[str],
+        k: int,
+        allowed: np.ndarray | None,
+        statistics: KeywordStatistics | None = None,
+    ) -> list[Ranking]:
         """Return the best documents of each query by keywords.
 
         Parameters
@@ -166,26 +180,42 @@ class Storage:
             Maximum number of documents per query.
         allowed
             Numbers of the documents that may be found, ascending; None for all.
+        statistics
+            See `latelier.indexes.catalog.keyword_search.rank_by_keywords`.
 
         Raises
         ------
         CorruptedIndexError
             If the keyword index is damaged.
         LatelierError
-            If there is no keyword index.
+            If there is no keyword index, or, without `statistics`, no document has a text.
         """
         with self._views.open() as (connection, snapshot):
             k = min(k, max(1, snapshot.documents))
-            if snapshot.documents and not document_rows.has_texts(connection):
-                raise LatelierError(
-                    "no document of this index has a text, so keywords cannot find any; add documents with texts=, or "
-                    "search with mode='vectors'."
-                )
-            rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
+            if statistics is None and snapshot.documents and not document_rows.has_texts(connection):
+                raise without_texts()
+            rankings = [rank_by_keywords(connection, text, k, allowed, statistics) for text in texts]
             numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
             if len(snapshot.keep_living(numbers)) < len(numbers):
                 raise keyword_damage("it names documents that the index does not have")
         return rankings
+
+    def keyword_statistics(self, texts: Sequence[str]) -> KeywordStatistics:
+        """Return what BM25 needs of this index, with the frequencies of the words of some queries.
+
+        Raises
+        ------
+        LatelierError
+            If there is no keyword index.
+        """
+
+        def read(connection: Connection) -> KeywordStatistics:
+            words = dict.fromkeys(word for text in texts for word in searched_words(connection, text))
+            with translate_damage():
+                check_config(connection)
+                return read_statistics(connection, words)
+
+        return self._views.ask(read)
 
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
         """Return the snapshot of the commit, and the numbers of documents in the order of `ids`.
@@ -223,6 +253,26 @@ class Storage:
     def ids_with_prefix(self, prefix: str) -> list[Id]:
         """Return the ids that are strings and begin with a prefix, in the order of insertion."""
         return list(self._views.ask(document_rows.find_prefixed, prefix))
+
+    def numbers(self, ids: Sequence[Id]) -> dict[Id, int]:
+        """Return the numbers of documents by id; ids that are not in the index are left out."""
+        return self._views.ask(document_rows.find_numbers, ids)
+
+    def numbered_ids(self, prefix: str | None = None) -> tuple[list[Id], list[int]]:
+        """Return ids and numbers in the order of insertion: of all documents, or of strings with a prefix."""
+        if prefix is not None:
+            found = self._views.ask(document_rows.find_prefixed, prefix)
+            return list(found), list(found.values())
+        return self._views.ask(lambda c: (document_rows.all_ids(c), document_rows.all_numbers(c)))
+
+    def setting(self, name: str) -> Any:
+        """Return one of the index's own settings; ``None`` if there is none of this name."""
+        found = self._views.ask(find_setting, name)
+        return None if found is None else found[0]
+
+    def stamp(self) -> Any:
+        """Return a value that differs between commits, which takes less time than reading a setting."""
+        return self._views.ask(read_stamp)
 
     def count(self) -> int:
         """Return the number of documents."""
@@ -359,6 +409,14 @@ class Storage:
                 "indexes.open(path) opens both kinds."
             )
         return stored
+
+
+def without_texts() -> LatelierError:
+    """Return the error for a search by keywords in an index of documents without texts."""
+    return LatelierError(
+        "no document of this index has a text, so keywords cannot find any; add documents with texts=, or search with "
+        "mode='vectors'."
+    )
 
 
 def stored_settings(path: Path) -> dict[str, Any]:

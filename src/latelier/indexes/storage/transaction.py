@@ -27,10 +27,11 @@ from latelier.indexes.catalog.keywords import (
     merge_keywords,
     stored_tokenizer,
 )
+from latelier.indexes.catalog.metadata import make_fields
 from latelier.indexes.catalog.pool import ConnectionPool
 from latelier.indexes.catalog.rows import damaged
 from latelier.indexes.catalog.segment_rows import AnnDataRow, SegmentRow
-from latelier.indexes.catalog.settings import read_setting, write_setting
+from latelier.indexes.catalog.settings import find_setting, read_setting, write_setting
 from latelier.indexes.catalog.upgrade import upgrade
 from latelier.indexes.catalog.values import check_known, duplicate_ids
 from latelier.indexes.inputs import DocumentBatch
@@ -123,7 +124,9 @@ class Transaction:
         """
         return iter(list(items)) if isinstance(self._store, MemoryStore) else iter(items)
 
-    def insert(self, batch: DocumentBatch, *, replace: bool, max_tokens: int) -> None:
+    def insert(
+        self, batch: DocumentBatch, *, replace: bool, max_tokens: int, numbers: np.ndarray | None = None
+    ) -> None:
         """Insert documents as a segment, merged with small segments before it.
 
         Parameters
@@ -134,6 +137,9 @@ class Transaction:
             Remove documents with the same ids that were in the index before this transaction.
         max_tokens
             Maximum number of tokens of a merged segment.
+        numbers
+            ``(documents,)`` int64, ascending and above those of all documents before: the documents' numbers. None
+            takes the next ones.
 
         Raises
         ------
@@ -146,11 +152,14 @@ class Transaction:
         ids = [document.id for document in batch.documents]
         self._check_dim(batch.dim, ids[0])
         self._remove(self._find_replaced(ids, replace).values())
-        numbers = np.arange(self._next_number, self._next_number + len(ids))
+        if numbers is None:
+            numbers = np.arange(self._next_number, self._next_number + len(ids))
+        elif numbers[0] < self._next_number or (np.diff(numbers) <= 0).any():
+            raise damaged(f"its next number is {self._next_number}, but documents with lower ones are inserted")
         segment = Segment.build(numbers, ids, batch.lengths, batch.arrays)
         small = self._take_small_segments(segment.tokens, max_tokens)
-        document_rows.insert_documents(connection, self._next_number, batch.documents)
-        self._next_number += len(ids)
+        document_rows.insert_documents(connection, numbers.tolist(), batch.documents)
+        self._next_number = int(numbers[-1]) + 1
         self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))], self._scratch) if small else segment)
         # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
         self._store.delete(name for name in self.dropped[dropped:] if name in self.written)
@@ -192,6 +201,19 @@ class Transaction:
             row = AnnDataRow(*self._store.write(arrays))
             self.written.append(row.name)
         segment_rows.write_ann_data(connection, row)
+
+    def setting(self, name: str) -> Any:
+        """Return one of the index's own settings; ``None`` if there is none of this name."""
+        found = find_setting(self._start(), name)
+        return None if found is None else found[0]
+
+    def set_setting(self, name: str, value: Any) -> None:
+        """Set one of the index's own settings, a JSON value, in the same commit as all other changes."""
+        write_setting(self._start(), name, value)
+
+    def make_fields(self, keys: Iterable[str]) -> None:
+        """Let filters name metadata keys that no document has yet."""
+        make_fields(self._start(), keys)
 
     def upgrade(self) -> None:
         """Convert a catalog of an older format to the newest one."""

@@ -1,0 +1,92 @@
+"""The connection to a Ray cluster: the running one, or a local one that is started, and the resources of its nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from latelier.errors import InvalidArgumentError, MissingExtraError
+
+__all__ = ["connect_ray", "node_resources", "require_ray", "threads_of_node"]
+
+# The share of a node's resource that a process asks for, only to be started on that node.
+_SHARE = 0.0001
+
+
+def require_ray() -> ModuleType:
+    """Return the module ``ray``.
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not installed.
+    """
+    # Ray would report to its makers that it was started.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("A sharded index", "ray") from error
+    return ray
+
+
+def connect_ray() -> ModuleType:
+    """Return the module ``ray``, connected to a cluster; without one, a local one is started.
+
+    Raises
+    ------
+    MissingExtraError
+        If Ray is not installed.
+    """
+    ray = require_ray()
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    return ray
+
+
+def node_resources(ray: ModuleType, node: str | None) -> dict[str, float]:
+    """Return the resources to ask for, so that a process is started on a node.
+
+    Parameters
+    ----------
+    ray
+        The connected module.
+    node
+        The IP address of a node, or the name of a custom resource that a node was started with; None: this node.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the cluster has no such node now.
+    """
+    known = ray.cluster_resources()
+    name = f"node:{ray.util.get_node_ip_address()}" if node is None else node
+    for each in (name, f"node:{name}"):
+        if each in known:
+            return {each: _SHARE}
+    if node is None:
+        return {}
+    nodes = ", ".join(sorted(each.removeprefix("node:") for each in known if each.startswith("node:")))
+    raise InvalidArgumentError(
+        f"received {node!r} as a node; the Ray cluster has the nodes {nodes}, and no resource of this name."
+    )
+
+
+def threads_of_node(ray: ModuleType, node: str | None, processes: int) -> int:
+    """Return the number of threads of each of some processes that share the processors of a node.
+
+    Parameters
+    ----------
+    ray
+        The connected module.
+    node
+        As for `node_resources`.
+    processes
+        Number of processes on the node.
+    """
+    wanted = node_resources(ray, node)
+    alive: Sequence[dict[str, Any]] = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    cpus = max((each.get("CPU", 1) for each in alive if wanted.keys() <= each.keys()), default=1)
+    return max(1, int(cpus) // max(1, processes))

@@ -1,0 +1,180 @@
+"""`Replica`: one copy of a shard, in an actor of Ray, which is opened again after its process has died."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from latelier.errors import LatelierError, StorageError
+from latelier.indexes.sharded.ray_session import require_ray
+from latelier.indexes.sharded.shard import Shard, ShardOptions
+
+__all__ = ["Replica", "ReplicaDownError", "ShardProcess"]
+
+# Reads that a process answers at the same time; those of one commit wait for each other.
+_READS = 32
+# How long to wait until a process that has died is running again, and between two attempts.
+_RESTART_SECONDS, _PAUSE_SECONDS = 60.0, 0.1
+
+
+class ReplicaDownError(StorageError):
+    """The process of a replica has died since it was called, or since the commit that it was asked about was held."""
+
+
+class ShardProcess:
+    """The actor: an open shard. After Ray has started it again, no shard is open."""
+
+    def __init__(self) -> None:
+        self._shard: Shard | None = None
+
+    def open(self, options: ShardOptions) -> int:
+        """Open a shard, in place of another one, if any; return the number of the process."""
+        self.close()
+        self._shard = Shard(options)
+        return os.getpid()
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Return the result of a method of the shard."""
+        if self._shard is None:
+            raise ReplicaDownError("the process of this shard was started again.")
+        return getattr(self._shard, method)(*arguments, **options)
+
+    def read(self, commit: str, method: str, *arguments: Any) -> Any:
+        """Return the result of `Shard.read`, if the commit is held."""
+        if self._shard is None or not self._shard.holds(commit):
+            raise ReplicaDownError("the process of this shard was started again.")
+        return self._shard.read(commit, method, *arguments)
+
+    def close(self) -> None:
+        """Close the shard."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.close()
+
+
+class Replica:
+    """One copy of a shard.
+
+    Parameters
+    ----------
+    options
+        How its process opens it.
+    resources
+        Resources of Ray that its process asks for.
+    """
+
+    def __init__(self, options: ShardOptions, resources: dict[str, float]) -> None:
+        self.options = options
+        self._opening = threading.Lock()
+        self._opened = 0
+        self._ray = require_ray()
+        self._actor = start_process(resources)
+        self._started = self._actor.open.options(concurrency_group="write").remote(options)
+
+    def wait_until_open(self) -> None:
+        """Wait until the process has opened the shard; after that it is never made, only opened."""
+        try:
+            self.result(self._started)
+        except ReplicaDownError:
+            self.reopen(self._opened)
+        self.options = self.options._replace(create=False)
+
+    @property
+    def opened(self) -> int:
+        """How often the shard was opened again, to be given to `reopen`."""
+        return self._opened
+
+    def write(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Begin a call of a method of `Shard`, after those that were begun before; `result` returns its result."""
+        return self._actor.call.options(concurrency_group="write").remote(method, *arguments, **options)
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Begin a call of a method of `Shard` that waits for no other one."""
+        return self._actor.call.options(concurrency_group="read").remote(method, *arguments, **options)
+
+    def read(self, commit: str, method: str, *arguments: Any) -> Any:
+        """Begin a read of a commit that `Shard.pin` holds."""
+        return self._actor.read.options(concurrency_group="read").remote(commit, method, *arguments)
+
+    def result(self, reference: Any) -> Any:
+        """Wait for a call that was begun, and return its result, or raise its error.
+
+        Raises
+        ------
+        ReplicaDownError
+            If the process has died.
+        """
+        return fetch(self._ray, reference)
+
+    def reopen(self, opened: int) -> None:
+        """Wait until Ray has started the process again, and open the shard.
+
+        Parameters
+        ----------
+        opened
+            The value of the attribute before the call that has failed: another thread may have opened it since.
+
+        Raises
+        ------
+        StorageError
+            If the process does not run again in time.
+        """
+        with self._opening:
+            if self._opened != opened:
+                return
+            deadline = time.monotonic() + _RESTART_SECONDS
+            while True:
+                try:
+                    self.result(self._actor.open.options(concurrency_group="write").remote(self.options))
+                    break
+                except ReplicaDownError:
+                    if time.monotonic() > deadline:
+                        raise StorageError(
+                            f"the process of the shard in {self.options.folder} has died and was not started again "
+                            f"within {_RESTART_SECONDS:g} seconds. Nothing is lost; see that its node is running, and "
+                            "try again."
+                        ) from None
+                    time.sleep(_PAUSE_SECONDS)
+            self._opened += 1
+
+    def persist(self, begin: Callable[[], Any]) -> Any:
+        """Begin a call that may be repeated and return its result; if the process dies, open it again and repeat."""
+        while True:
+            opened = self._opened
+            try:
+                return self.result(begin())
+            except ReplicaDownError:
+                self.reopen(opened)
+
+    def stop(self) -> None:
+        """Close the shard and end its process."""
+        with suppress(LatelierError):  # it has died
+            self.result(self._actor.close.options(concurrency_group="write").remote())
+        stop_process(self._actor)
+
+
+def start_process(resources: dict[str, float]) -> Any:
+    """Start a process without a shard, and return its actor."""
+    # It asks for no processor: shards are idle between searches, and would block those that encode documents.
+    groups = {"read": _READS, "write": 1}
+    make = require_ray().remote(num_cpus=0, resources=resources, max_restarts=-1, concurrency_groups=groups)
+    return make(ShardProcess).remote()
+
+
+def stop_process(actor: Any) -> None:
+    """End a process."""
+    require_ray().kill(actor)
+
+
+def fetch(ray: Any, reference: Any) -> Any:
+    """Return the result of a call, or raise its error as the shard raised it."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+        raise ReplicaDownError(f"the process of a shard has died: {str(error)[:200]}") from None

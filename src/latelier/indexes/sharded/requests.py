@@ -1,0 +1,135 @@
+"""Reads of one shard: a search request, what the shard finds, and `ShardReader`, which answers for one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.base import Parameters
+from latelier.indexes.catalog.keyword_statistics import KeywordStatistics
+from latelier.indexes.hybrid_search import score_documents
+from latelier.indexes.ranking import Ranking
+from latelier.indexes.results import Id, Record
+from latelier.indexes.search_mode import SearchMode
+from latelier.indexes.stored import StoredIndex
+from latelier.scores.topk import TopK
+
+__all__ = ["ShardFindings", "ShardReader", "ShardRequest"]
+
+
+class ShardRequest(NamedTuple):
+    """The checked arguments of a search, as all shards get them.
+
+    Attributes
+    ----------
+    queries
+        The vectors of the queries; None for ``"keywords"``.
+    k, mode, filter, parameters, timeout, options
+        See `latelier.indexes.Index.search`; `options` are those of the shards' own search.
+    statistics
+        Keyword statistics of the whole index; None for ``"vectors"``.
+    """
+
+    queries: TokenEmbeddings | None
+    k: int
+    mode: SearchMode
+    filter: str | Sequence[str] | None
+    parameters: Parameters
+    timeout: float | None
+    options: Mapping[str, Any]
+    statistics: KeywordStatistics | None
+
+
+class ShardFindings(NamedTuple):
+    """What a shard finds for one query, by number of the documents.
+
+    Attributes
+    ----------
+    by_vectors, by_keywords
+        The best documents of each side; empty if the mode does not use the side.
+    scored
+        MaxSim of the documents that keywords have found, for the modes that use both.
+    ids
+        The id of each of these documents.
+    """
+
+    by_vectors: Ranking
+    by_keywords: Ranking
+    scored: Ranking
+    ids: dict[int, Id]
+
+
+class ShardReader:
+    """Reads an index within its `snapshot`.
+
+    Parameters
+    ----------
+    index
+        The index of the shard.
+    """
+
+    def __init__(self, index: StoredIndex) -> None:
+        self._index, self._storage = index, index.storage
+
+    def search(self, request: ShardRequest) -> list[ShardFindings]:
+        """Return what is found for each query."""
+        search = self._index.searcher(**request.options)
+        snapshot, allowed = self._storage.snapshot(), None
+        if request.filter is not None:
+            allowed = self._storage.select(request.filter, request.parameters, request.timeout)[1]
+        mode, queries, count = request.mode, request.queries, len(request.mode.texts)
+        depth = request.k if mode.name in ("vectors", "keywords") else mode.depth
+        by_keywords = [_nothing()] * count
+        if mode.name != "vectors":
+            by_keywords = self._storage.rank_by_keywords(mode.texts, depth, allowed, request.statistics)
+        if queries is None:
+            return [self._found(_nothing(), own, _nothing()) for own in by_keywords]
+        # Arrays from another process are read-only, which compiled kernels treat as another type.
+        queries = TokenEmbeddings(np.array(queries.vectors), np.array(queries.offsets))
+        best = TopK(len(queries), min(depth, max(1, snapshot.documents)))
+        if mode.name != "rerank":
+            search(snapshot, snapshot.parts(allowed), queries, best)
+        found = []
+        for i in range(len(queries)):
+            own = by_keywords[i] if count else _nothing()
+            scored = score_documents(search, snapshot, queries[i : i + 1], own.numbers)
+            found.append(self._found(Ranking(best.numbers[i], best.scores[i]), own, scored))
+        return found
+
+    def keyword_statistics(self, texts: Sequence[str]) -> KeywordStatistics:
+        """See `Storage.keyword_statistics`."""
+        return self._storage.keyword_statistics(texts)
+
+    def records(self, ids: Sequence[Id]) -> dict[Id, Record]:
+        """Return texts and metadata by id; ids that are not in the shard are left out."""
+        known = list(self._storage.numbers(ids))
+        return {record.id: record for record in self._storage.records(known)}
+
+    def embeddings(self, ids: Sequence[Id]) -> tuple[list[Id], TokenEmbeddings]:
+        """Return vectors, and the ids that they are of; ids that are not in the shard are left out."""
+        known = list(self._storage.numbers(ids))
+        return known, self._index.get_embeddings(known)
+
+    def known(self, ids: Sequence[Id]) -> list[Id]:
+        """Return those of some ids that are in the shard."""
+        return list(self._storage.numbers(ids))
+
+    def numbered_ids(self, prefix: str | None) -> tuple[list[Id], list[int]]:
+        """See `Storage.numbered_ids`."""
+        return self._storage.numbered_ids(prefix)
+
+    def tokenizer(self) -> str | None:
+        """See `StoredIndex.tokenizer`."""
+        return self._index.tokenizer
+
+    def _found(self, by_vectors: Ranking, by_keywords: Ranking, scored: Ranking) -> ShardFindings:
+        numbers = np.unique(np.concatenate([by_vectors.numbers, by_keywords.numbers]))
+        ids = self._storage.snapshot().ids(numbers)
+        return ShardFindings(by_vectors, by_keywords, scored, dict(zip(numbers.tolist(), ids, strict=True)))
+
+
+def _nothing() -> Ranking:
+    return Ranking(np.zeros(0, "int64"), np.zeros(0, "float32"))

@@ -1,0 +1,95 @@
+"""Searches of all shards: the request that each of them gets, and the hits of all of them merged.
+
+The numbers of documents ascend in the order of insertion over all shards, so sorting by score and number gives the
+order that one index gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from latelier.indexes.base import Parameters
+from latelier.indexes.catalog.filters.bounds import check_timeout
+from latelier.indexes.catalog.keyword_statistics import KeywordStatistics
+from latelier.indexes.hybrid_search import check_queries, combine_sides
+from latelier.indexes.inputs import prepare_queries
+from latelier.indexes.ranking import Ranking
+from latelier.indexes.results import Hit
+from latelier.indexes.search_mode import SearchMode
+from latelier.indexes.sharded.requests import ShardFindings, ShardRequest
+from latelier.indexes.sharded.views import ShardsView
+from latelier.indexes.storage.storage import without_texts
+from latelier.utils.checks import check_count
+
+__all__ = ["search_view"]
+
+
+def search_view(
+    view: ShardsView,
+    queries: Any,
+    k: int,
+    mode: SearchMode,
+    filter: str | Sequence[str] | None,
+    parameters: Parameters,
+    timeout: float | None,
+    options: Mapping[str, Any],
+) -> list[list[Hit]]:
+    """Return the best documents of all shards.
+
+    Parameters
+    ----------
+    view
+        The commit to search.
+    queries, k, filter, parameters, timeout
+        As users gave them, see `latelier.indexes.Index.search`.
+    mode
+        The mode and its arguments.
+    options
+        Options of the shards' own search.
+    """
+    k, seconds = check_count("k", k), check_timeout(timeout)
+    vectors, statistics = None, None
+    if mode.name == "vectors":
+        vectors = prepare_queries(queries, view.dim)
+    elif mode.name != "keywords":
+        vectors = check_queries(queries, view.dim, mode)
+    if mode.name != "vectors":
+        if view.documents and not view.has_texts and _has_keywords(view):
+            raise without_texts()
+        statistics = KeywordStatistics.total(view.ask("keyword_statistics", mode.texts))
+    request = ShardRequest(vectors, k, mode, filter, parameters, seconds, options, statistics)
+    by_shard: list[list[ShardFindings]] = view.ask("search", request)
+    return [_merge(found, mode, k) for found in zip(*by_shard, strict=True)]
+
+
+def _has_keywords(view: ShardsView) -> bool:
+    return view.ask_some("tokenizer", {0: ()})[0] is not None
+
+
+def _merge(found: Sequence[ShardFindings], mode: SearchMode, k: int) -> list[Hit]:
+    """Return the best documents of one query from those of each shard."""
+    if mode.name == "vectors":
+        ranking = _best([each.by_vectors for each in found], k)
+    elif mode.name == "keywords":
+        ranking = _best([each.by_keywords for each in found], k)
+    else:
+        by_vectors = _best([each.by_vectors for each in found], mode.depth)
+        by_keywords = _best([each.by_keywords for each in found], mode.depth)
+        scored = _best([each.scored for each in found])
+
+        def score(numbers: np.ndarray) -> Ranking:
+            kept = np.isin(scored.numbers, numbers)
+            return Ranking(scored.numbers[kept], scored.scores[kept])
+
+        ranking = combine_sides(mode, by_vectors, by_keywords, score, k)
+    ids = {number: id for each in found for number, id in each.ids.items()}
+    return [Hit(ids[int(number)], float(score)) for number, score in zip(*ranking, strict=True)]
+
+
+def _best(rankings: Sequence[Ranking], k: int | None = None) -> Ranking:
+    """Return the best documents of several rankings; without `k` all of them."""
+    numbers, scores = (np.concatenate(column) for column in zip(*rankings, strict=True))
+    return Ranking.sorted(numbers, scores, len(numbers) if k is None else k)

@@ -1,0 +1,360 @@
+"""`Shard`: one shard in its process: an ordinary index, its staged transactions, and the commits that readers hold."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import CorruptedIndexError, IndexDamageWarning
+from latelier.indexes.catalog.document_rows import StoredDocument
+from latelier.indexes.flat import Flat
+from latelier.indexes.inputs import DocumentBatch
+from latelier.indexes.ivf import IVF
+from latelier.indexes.memory import MemoryReport
+from latelier.indexes.results import Id, VerifyReport
+from latelier.indexes.search_mode import Tokenizer
+from latelier.indexes.sharded.requests import ShardReader
+from latelier.indexes.sharded.staging import Manifest, StagedBatch, StagedTransaction, staged_versions
+from latelier.indexes.statistics import IndexStatistics
+from latelier.indexes.stored import StoredIndex
+
+__all__ = ["KINDS", "Duplicates", "Pinned", "Shard", "ShardOptions"]
+
+T = TypeVar("T")
+
+# The kinds of index that a shard can be.
+KINDS: Mapping[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
+# The setting of a shard's catalog with the version of the last transaction that was applied.
+_APPLIED = "applied"
+
+
+class ShardOptions(NamedTuple):
+    """How to open a shard.
+
+    Attributes
+    ----------
+    folder
+        Its folder, on a disk of the machine where it is opened.
+    kind
+        A key of `KINDS`.
+    options
+        Options of the index: `nbits` or `dtype`, `keywords` and `tokenizer`; used if it is made.
+    create
+        Make it if it does not exist.
+    read_only, max_memory
+        See `latelier.indexes.Flat`.
+    threads
+        Number of threads that it computes with.
+    """
+
+    folder: str
+    kind: str
+    options: Mapping[str, Any]
+    create: bool
+    read_only: bool
+    max_memory: int | None
+    threads: int
+
+
+class Duplicates(NamedTuple):
+    """Ids of staged documents that were staged before in the same transaction, and that are in the shard already."""
+
+    twice: list[Id]
+    present: list[Id]
+
+
+class Pinned(NamedTuple):
+    """A commit of a shard that is held for readers.
+
+    Attributes
+    ----------
+    name
+        Names it in `Shard.read`; empty if the shard has another version, and nothing is held.
+    applied
+        The version of the shard.
+    documents, tokens, dim
+        What the commit holds.
+    has_texts, has_metadata
+        Whether a document of it has a text, and whether one has metadata.
+    """
+
+    name: str
+    applied: str
+    documents: int = 0
+    tokens: int = 0
+    dim: int | None = None
+    has_texts: bool = False
+    has_metadata: bool = False
+
+
+class Shard:
+    """One shard.
+
+    Parameters
+    ----------
+    options
+        How to open it.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If it does not exist, and may not be made.
+    """
+
+    def __init__(self, options: ShardOptions) -> None:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read by `latelier.kernels.threads`
+        self._folder = Path(options.folder)
+        given: dict[str, Any] = {"read_only": options.read_only, "max_memory": options.max_memory}
+        if not (self._folder / "catalog.sqlite").is_file():
+            if not options.create:
+                raise CorruptedIndexError(
+                    f"the shard in {self._folder} is missing. Restore its folder from a replica of it or from a "
+                    "backup, or start it on the machine that holds it."
+                )
+            given |= options.options
+        self._index: StoredIndex = KINDS[options.kind](self._folder, **given)
+        self._index.search_by_kernels()
+        self._staging: dict[str, _Staging] = {}
+        self._held: dict[str, _Held] = {}
+
+    # Writing.
+
+    @property
+    def applied(self) -> str:
+        """The version of the shard."""
+        return str(self._index.storage.setting(_APPLIED) or "")
+
+    def stage(
+        self,
+        version: str,
+        documents: Sequence[StoredDocument],
+        numbers: np.ndarray,
+        embeddings: TokenEmbeddings,
+    ) -> Duplicates:
+        """Check documents, encode them, and write them to disk for a later `apply`.
+
+        Parameters
+        ----------
+        version
+            The version that the shard will have.
+        documents, numbers, embeddings
+            The documents, their numbers and their vectors, packed and in the dtype of the index.
+
+        Returns
+        -------
+        Duplicates
+            The documents are staged even if there are some.
+        """
+        staging = self._staging.get(version)
+        if staging is None:
+            staging = self._staging[version] = _Staging(self._folder, version, self._index)
+        ids = [document.id for document in documents]
+        present = self._index.storage.numbers(ids)
+        # Arrays from another process are read-only, which compiled kernels treat as another type.
+        vectors = TokenEmbeddings(np.array(embeddings.vectors), np.array(embeddings.offsets))
+        batch = DocumentBatch(list(documents), vectors.lengths, vectors.dim, self._index.encode(vectors))
+        staging.check(batch)
+        staging.transaction.add(StagedBatch(batch, np.array(numbers)))
+        return Duplicates(staging.take_twice(ids), [id for id in ids if id in present])
+
+    def finish_staging(self, version: str, manifest: Manifest) -> bool:
+        """Complete a staged transaction; return whether it changes the shard."""
+        staging = self._staging.pop(version, None)
+        storage = self._index.storage
+        has_prefixed = any(storage.numbered_ids(prefix)[0] for prefix in manifest.prefixes)
+        if staging is None and not (manifest.remove or manifest.fields or has_prefixed):
+            return False
+        transaction = StagedTransaction(self._folder, version) if staging is None else staging.transaction
+        transaction.finish(manifest)
+        return True
+
+    def drop_staged(self, version: str) -> None:
+        """Delete a staged transaction."""
+        self._staging.pop(version, None)
+        StagedTransaction(self._folder, version).drop()
+
+    def apply(self, version: str) -> bool:
+        """Apply a staged transaction in one commit, unless that has been done; then delete it.
+
+        Returns
+        -------
+        bool
+            Whether maintenance followed as a further commit.
+        """
+        staged = StagedTransaction(self._folder, version)
+        has_maintained = False
+        if self.applied < version:
+            manifest = staged.manifest()
+            self._commit(staged, manifest)
+            if manifest.batches:
+                before = self._index.storage.stamp()
+                self._index.after_write()
+                has_maintained = self._index.storage.stamp() != before
+        staged.drop()
+        return has_maintained
+
+    def catch_up(self, version: str, *, drop_others: bool) -> str:
+        """Apply the staged transaction of a committed version, if there is one; return the version of the shard.
+
+        Parameters
+        ----------
+        version
+            The version that the shard has according to the commit record.
+        drop_others
+            Delete all other staged transactions, which no commit record names; only the writer may know that.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the shard has an older version, and the staged transaction is missing.
+        """
+        if self.applied < version:
+            if not StagedTransaction(self._folder, version).is_complete and self.applied < version:
+                raise CorruptedIndexError(
+                    f"the shard in {self._folder} lacks the transaction {version}, which was committed. Restore its "
+                    "folder from a replica of it or from a backup."
+                )
+            self.apply(version)
+        if drop_others:
+            for other in staged_versions(self._folder):
+                self.drop_staged(other)
+        return self.applied
+
+    def compact(self, keywords: bool | None, tokenizer: Tokenizer | None) -> list[str]:
+        """Compact the index; return the messages about damage."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self._index.compact(keywords=keywords, tokenizer=tokenizer)
+        return [str(each.message) for each in caught if issubclass(each.category, IndexDamageWarning)]
+
+    # Reading.
+
+    def pin(self, version: str) -> Pinned:
+        """Hold the latest commit for readers, if the shard has this version."""
+        held = _Held(self._index)
+        try:
+            pinned = held.run(self._describe)
+        except BaseException:
+            held.close()
+            raise
+        if pinned.applied != version:
+            held.close()
+            return pinned._replace(name="")
+        self._held[pinned.name] = held
+        return pinned
+
+    def release(self, name: str) -> None:
+        """Give up a commit that `pin` has held."""
+        held = self._held.pop(name, None)
+        if held is not None:
+            held.close()
+
+    def holds(self, name: str) -> bool:
+        """Whether a commit is held."""
+        return name in self._held
+
+    def read(self, name: str, method: str, *arguments: Any) -> Any:
+        """Return the result of a method of `ShardReader` for a commit that is held."""
+        return self._held[name].run(getattr(ShardReader(self._index), method), *arguments)
+
+    def statistics(self) -> IndexStatistics:
+        """See `StoredIndex.statistics`."""
+        return self._index.statistics()
+
+    def memory(self) -> MemoryReport:
+        """See `StoredIndex.memory`."""
+        return self._index.memory
+
+    def verify(self) -> VerifyReport:
+        """See `Index.verify`."""
+        return self._index.verify()
+
+    def close(self) -> None:
+        """Give up all commits that are held, and close the index."""
+        for name in list(self._held):
+            self.release(name)
+        self._index.close()
+
+    def _describe(self) -> Pinned:
+        storage = self._index.storage
+        snapshot = storage.snapshot()
+        counts = (snapshot.documents, snapshot.tokens, snapshot.dim)
+        return Pinned(secrets.token_hex(8), self.applied, *counts, *storage.has_contents())
+
+    def _commit(self, staged: StagedTransaction, manifest: Manifest) -> None:
+        with self._index.storage.transaction() as transaction:
+            if str(transaction.setting(_APPLIED) or "") >= staged.version:
+                return  # another process has applied it meanwhile
+            transaction.make_fields(manifest.fields)
+            transaction.remove(manifest.remove)
+            transaction.remove_prefixed(manifest.prefixes)
+            for batch, numbers in _merged(staged.batches(), self._index.batch_bytes):
+                self._index.insert(transaction, batch, replace=manifest.replace, numbers=numbers)
+            transaction.set_setting(_APPLIED, staged.version)
+
+
+class _Staging:
+    """A transaction that is being staged: what has been written, and the ids of its documents."""
+
+    def __init__(self, folder: Path, version: str, index: StoredIndex) -> None:
+        self.transaction = StagedTransaction(folder, version)
+        self.check = index.budget_check()
+        self._ids: set[Id] = set()
+
+    def take_twice(self, ids: Sequence[Id]) -> list[Id]:
+        """Add ids; return those that were added before."""
+        twice = []
+        for id in ids:
+            if id in self._ids:
+                twice.append(id)
+            self._ids.add(id)
+        return twice
+
+
+class _Held:
+    """A thread that holds one commit of an index; whatever runs in it reads this commit."""
+
+    def __init__(self, index: StoredIndex) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="latelier-commit")
+        self._snapshot = index.snapshot()
+        self.run(self._snapshot.__enter__)
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function that is called in the thread."""
+        return self._thread.submit(function, *arguments).result()
+
+    def close(self) -> None:
+        """Give up the commit after the calls that are running."""
+        self._thread.submit(self._snapshot.__exit__, None, None, None)
+        self._thread.shutdown(wait=False)
+
+
+def _merged(staged: Iterator[StagedBatch], batch_bytes: int) -> Iterator[StagedBatch]:
+    """Yield staged batches in order, small ones merged up to a size in bytes."""
+    waiting: list[StagedBatch] = []
+    size = 0
+    for each in staged:
+        waiting.append(each)
+        size += sum(array.nbytes for array in each.batch.arrays.values())
+        if size >= batch_bytes:
+            yield _merge(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _merge(waiting)
+
+
+def _merge(staged: Sequence[StagedBatch]) -> StagedBatch:
+    batches = [each.batch for each in staged]
+    arrays = {name: np.concatenate([batch.arrays[name] for batch in batches]) for name in batches[0].arrays}
+    documents = [document for batch in batches for document in batch.documents]
+    lengths = np.concatenate([batch.lengths for batch in batches])
+    merged = DocumentBatch(documents, lengths, batches[0].dim, arrays)
+    return StagedBatch(merged, np.concatenate([each.numbers for each in staged]))

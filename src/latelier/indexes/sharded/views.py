@@ -1,0 +1,349 @@
+"""`ShardsViews`: the commits of all shards that readers see, which agree on one commit record.
+
+Every replica holds the commit of its shard, see `Shard.pin`, so a read can go to any replica. After another commit, new
+views are made of the shards that it has changed. While a writer is applying it, and the shards do not agree, readers
+stay with the view before it: they never wait for a writer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from latelier.errors import LatelierError, StorageError
+from latelier.indexes.sharded.commit_record import RECORD_SETTING, CommitRecord
+from latelier.indexes.sharded.replica import Replica, ReplicaDownError
+from latelier.indexes.sharded.replicas import Replicas, persist
+from latelier.indexes.sharded.shard import Pinned
+from latelier.indexes.storage.storage import Storage
+
+__all__ = ["ShardsView", "ShardsViews", "read_record"]
+
+T = TypeVar("T")
+
+# How long the first view waits until the shards agree, and between two attempts.
+_AGREE_SECONDS, _PAUSE_SECONDS = 10.0, 0.02
+
+
+class _ChangedError(Exception):
+    """A shard has another version than a view, so that the view cannot be used any more."""
+
+
+class HeldShard:
+    """One version of a shard, which its replicas hold.
+
+    Parameters
+    ----------
+    replicas
+        The replicas.
+    key
+        The version, the epoch and the generation.
+    pinned
+        What each replica holds.
+    """
+
+    _turn = itertools.count()
+
+    def __init__(self, replicas: Sequence[Replica], key: tuple[Any, ...], pinned: Sequence[Pinned]) -> None:
+        self.key = key
+        self.pinned = pinned[0]
+        self.users = 0
+        self._replicas = replicas
+        # For each replica: what it holds, None if its process has died; and how often it was opened before.
+        self._names: list[str | None] = [each.name for each in pinned]
+        self._opened = [replica.opened for replica in replicas]
+        self._repairing = [threading.Lock() for _ in replicas]
+
+    def begin(self, method: str, arguments: tuple[Any, ...]) -> tuple[int, str, Any]:
+        """Begin a read of one of the replicas that are running, each in its turn; repair one if none is running."""
+        first = next(self._turn)
+        while True:
+            for place in range(len(self._replicas)):
+                chosen = (first + place) % len(self._replicas)
+                name = self._names[chosen]
+                if name is not None:
+                    return chosen, name, self._replicas[chosen].read(name, method, *arguments)
+            self.repair(first % len(self._replicas))
+
+    def finish(self, begun: tuple[int, str, Any], method: str, arguments: tuple[Any, ...]) -> Any:
+        """Return the result of a read; if the process has died, read from another replica."""
+        while True:
+            chosen, name, reference = begun
+            try:
+                return self._replicas[chosen].result(reference)
+            except ReplicaDownError:
+                self._mark_down(chosen, name)
+                begun = self.begin(method, arguments)
+
+    def repair(self, place: int) -> None:
+        """Open a replica again, and let it hold this version.
+
+        Raises
+        ------
+        _ChangedError
+            If the shard has another version by now.
+        StorageError
+            If its process does not run again in time.
+        """
+        with self._repairing[place]:
+            while self._names[place] is None:
+                replica, version = self._replicas[place], self.key[0]
+                try:
+                    replica.reopen(self._opened[place])
+                    self._opened[place] = replica.opened
+                    pinned = replica.result(replica.call("pin", version))
+                    if pinned.applied < version and not replica.options.read_only:
+                        replica.result(replica.write("catch_up", version, drop_others=False))
+                        continue
+                except ReplicaDownError:
+                    continue
+                if not pinned.name:
+                    raise _ChangedError
+                self._names[place] = pinned.name
+
+    def release(self) -> None:
+        """Let the replicas give this version up."""
+        for replica, name in zip(self._replicas, self._names, strict=True):
+            if name is not None:
+                replica.call("release", name)
+
+    def _mark_down(self, place: int, name: str) -> None:
+        if self._names[place] == name:
+            self._names[place] = None
+        if any(self._names):  # others answer meanwhile
+            threading.Thread(target=self._try_repair, args=(place,), daemon=True).start()
+
+    def _try_repair(self, place: int) -> None:
+        with suppress(_ChangedError, LatelierError):
+            self.repair(place)
+
+
+class ShardsView:
+    """One commit of all shards.
+
+    Parameters
+    ----------
+    record
+        The commit.
+    shards
+        The version of each shard.
+    """
+
+    def __init__(self, record: CommitRecord, shards: Sequence[HeldShard]) -> None:
+        self.record, self.shards = record, shards
+        self.users = 0
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return sum(shard.pinned.documents for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Number of token vectors."""
+        return sum(shard.pinned.tokens for shard in self.shards)
+
+    @property
+    def dim(self) -> int | None:
+        """Dimension of the vectors; None without documents."""
+        return next((shard.pinned.dim for shard in self.shards if shard.pinned.documents), None)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether a document has a text."""
+        return any(shard.pinned.has_texts for shard in self.shards)
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether a document has metadata."""
+        return any(shard.pinned.has_metadata for shard in self.shards)
+
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Return the result of a method of `ShardReader` for every shard."""
+        return list(self.ask_some(method, dict.fromkeys(range(len(self.shards)), arguments)).values())
+
+    def ask_some(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Return the result of a method of `ShardReader` for some shards, by shard; each has its own arguments."""
+        begun = {shard: self.shards[shard].begin(method, given) for shard, given in arguments.items()}
+        return {shard: self.shards[shard].finish(begun[shard], method, given) for shard, given in arguments.items()}
+
+
+class ShardsViews:
+    """Gives each read the view of the latest commit, or the one that its thread holds.
+
+    Parameters
+    ----------
+    storage
+        The catalog of the sharded index.
+    replicas
+        All shards.
+    initial
+        The record of an index without a commit.
+    """
+
+    def __init__(self, storage: Storage, replicas: Replicas, initial: CommitRecord) -> None:
+        self._storage, self._replicas, self._initial = storage, replicas, initial
+        self._latest: ShardsView | None = None
+        self._stamp: Any = None
+        self._lock, self._refreshing = threading.Lock(), threading.RLock()
+        self._by_thread = threading.local()
+
+    def record(self) -> CommitRecord:
+        """Return the latest commit."""
+        return read_record(self._storage, self._initial)
+
+    def run(self, read: Callable[[ShardsView], T]) -> T:
+        """Return the result of a function that reads a view; it is called again if the view cannot be used any more.
+
+        Raises
+        ------
+        StorageError
+            If this thread holds the view, and a shard has died and has another version by now.
+        """
+        while True:
+            with self.open() as view:
+                try:
+                    return read(view)
+                except _ChangedError:
+                    if getattr(self._by_thread, "view", None) is not None:
+                        raise StorageError(
+                            "the process of a shard has died within snapshot(), and the shard has changed meanwhile; "
+                            "begin the snapshot again."
+                        ) from None
+            self._forget(view)
+
+    @contextmanager
+    def open(self) -> Iterator[ShardsView]:
+        """Yield the view that this thread holds, or else one of the latest commit that all shards agree on."""
+        held: ShardsView | None = getattr(self._by_thread, "view", None)
+        if held is not None:
+            yield held
+            return
+        view = self._take(self._current)
+        try:
+            yield view
+        finally:
+            self._give_back(view)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Within the ``with`` block, let all reads of this thread see one commit, and no write begin."""
+        if getattr(self._by_thread, "view", None) is not None:
+            yield
+            return
+        mine = self._by_thread.__dict__  # belongs to the thread that begins the block, even if another one ends it
+        with self._storage.held(), self.open() as view:
+            mine["view"] = view
+            try:
+                yield
+            finally:
+                del mine["view"]
+
+    def refresh(self) -> ShardsView:
+        """Make a view of the latest commit, and wait until the shards agree on it."""
+        with self._refreshing:
+            return self._refresh(wait=True)
+
+    def close(self) -> None:
+        """Forget all views."""
+        with self._lock:
+            self._latest = None
+
+    def _current(self) -> ShardsView:
+        stamp, latest = self._storage.stamp(), self._latest
+        if latest is not None and stamp == self._stamp:
+            return latest
+        # Only one thread makes the new view; the others stay with the one before.
+        if not self._refreshing.acquire(blocking=latest is None):
+            return latest  # type: ignore[return-value]
+        try:
+            return self._refresh(wait=False)
+        finally:
+            self._refreshing.release()
+
+    def _refresh(self, *, wait: bool) -> ShardsView:
+        deadline = time.monotonic() + _AGREE_SECONDS
+        while True:
+            stamp, record, latest = self._storage.stamp(), self.record(), self._latest
+            if latest is not None and latest.record == record:
+                self._stamp = stamp
+                return latest
+            shards = self._pin(record, latest)
+            if shards is not None:
+                return self._replace(ShardsView(record, shards), stamp)
+            if latest is not None and not wait:
+                return latest
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    "the shards of this index do not agree on a commit: a write was interrupted after its commit, and "
+                    "has not been completed. Open the index once without read_only=True, which completes it."
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+    def _pin(self, record: CommitRecord, latest: ShardsView | None) -> list[HeldShard] | None:
+        """Return the versions of a record, held; None if a shard has another one."""
+        known = {} if latest is None else dict(enumerate(latest.shards))
+        shards, made = [], []
+        for number, version in enumerate(record.versions):
+            key = (version, record.epoch, record.generation)
+            if number in known and known[number].key == key:
+                shards.append(known[number])
+                continue
+            replicas = self._replicas.shards[number]
+            pinned = persist(replicas, lambda replica, version=version: replica.call("pin", version))  # type: ignore[misc]
+            held = HeldShard(replicas, key, pinned)
+            made.append(held)
+            shards.append(held)
+            if not all(each.name for each in pinned):
+                for each in made:
+                    each.release()
+                return None
+        return shards
+
+    def _replace(self, view: ShardsView, stamp: Any) -> ShardsView:
+        with self._lock:
+            before, self._latest, self._stamp = self._latest, view, stamp
+            view.users += 1
+            for shard in view.shards:
+                shard.users += 1
+        if before is not None:
+            self._give_back(before)
+        return view
+
+    def _take(self, choose: Callable[[], ShardsView]) -> ShardsView:
+        while True:
+            view = choose()
+            with self._lock:
+                if view.users:  # otherwise it was replaced and given up meanwhile
+                    view.users += 1
+                    return view
+
+    def _give_back(self, view: ShardsView) -> None:
+        released = []
+        with self._lock:
+            view.users -= 1
+            if not view.users:
+                for shard in view.shards:
+                    shard.users -= 1
+                    if not shard.users:
+                        released.append(shard)
+        for shard in released:
+            shard.release()
+
+    def _forget(self, view: ShardsView) -> None:
+        """Make a new view at the next read."""
+        with self._lock:
+            if self._latest is not view:
+                return
+            self._latest = None
+        self._give_back(view)
+
+
+def read_record(storage: Storage, initial: CommitRecord) -> CommitRecord:
+    """Return the commit record of an index; `initial` if there was no commit yet."""
+    stored = storage.setting(RECORD_SETTING)
+    return initial if stored is None else CommitRecord.from_json(stored)
