@@ -12,10 +12,13 @@ from typer.core import TyperGroup
 
 from latelier.cli.check import check
 from latelier.cli.compare import compare
+from latelier.cli.copy import copy
 from latelier.cli.demo import demo
 from latelier.cli.evaluate import evaluate
 from latelier.cli.explain import explain
+from latelier.cli.export import export
 from latelier.cli.failures import messages, prepare_streams
+from latelier.cli.import_ import import_
 from latelier.cli.index import index
 from latelier.cli.info import info
 from latelier.cli.mcp import mcp
@@ -61,11 +64,17 @@ _COMMANDS = (
     compare,
     info,
     check,
+    export,
+    import_,
+    copy,
     warmup,
     demo,
 )
 for _command in _COMMANDS:
-    app.command(no_args_is_help=_command not in (demo, warmup))(_command)
+    # Without a name, typer calls import_ "import-".
+    app.command(_command.__name__.strip("_").replace("_", "-"), no_args_is_help=_command not in (demo, warmup))(
+        _command
+    )
 
 
 def _print_version(asked: bool) -> None:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
@@ -20,6 +21,7 @@ from latelier.utils.control_characters import escape_json, printable
 from latelier.utils.describing import cut
 
 if TYPE_CHECKING:
+    from latelier.indexes import TransferReport
     from latelier.retrieve import Explanation, Result
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "escape_json",
     "is_terminal",
     "print_json",
+    "print_transfer",
     "printable",
     "quiet_loading",
     "result_lines",
@@ -44,6 +47,14 @@ def print_json(value: Any) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     plain = encoding.lower().replace("-", "") not in ("utf8", "utf8sig")
     typer.echo(escape_json(json.dumps(value, ensure_ascii=plain, indent=2)))
+
+
+def print_transfer(report: TransferReport, as_json: bool) -> None:
+    """Print what was moved, as one line or as JSON."""
+    if as_json:
+        print_json({**asdict(report), "kept": report.kept})
+    else:
+        typer.echo(printable(str(report)))
 
 
 def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:

@@ -8,6 +8,7 @@ from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, Verif
 from latelier.indexes.sharded import Sharded
 from latelier.indexes.single_vectors import FixedDimensionalEncodings, MeanVectors, SingleVectors
 from latelier.indexes.statistics import IndexStatistics
+from latelier.indexes.transfer import Export, TransferReport, copy_documents, export_documents, import_documents
 from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Change",
     "CheckReport",
     "Damage",
+    "Export",
     "FixedDimensionalEncodings",
     "Flat",
     "Hit",
@@ -28,7 +30,11 @@ __all__ = [
     "Sharded",
     "SingleVectors",
     "TokenDifference",
+    "TransferReport",
     "VerifyReport",
     "WhyNotReport",
+    "copy_documents",
+    "export_documents",
+    "import_documents",
     "open",
 ]

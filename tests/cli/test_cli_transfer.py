@@ -1,0 +1,80 @@
+"""The commands that move documents: what they print, what a search finds afterwards, and wrong usage."""
+
+import json
+
+import numpy as np
+import pytest
+
+from latelier import indexes
+from latelier.retrieve import Retriever
+
+
+def found(run, folder):
+    result = run("search", folder, "far away", "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    return [(row["id"], row["text"], row["metadata"]) for row in json.loads(result.stdout)["results"]]
+
+
+def test_an_imported_index_is_searched_with_the_same_model(run, folder, tmp_path):
+    result = run("export", folder, tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert (facts["documents"], facts["written"], facts["kept"]) == (3, 3, 0)
+    assert run("export", folder, tmp_path / "out").stdout.startswith("3 documents with ")
+    for name, options in {"same": (), "ivf": ("--kind", "ivf", "--nbits", 4)}.items():
+        result = run("import", tmp_path / "out", tmp_path / name, *options)
+        assert result.exit_code == 0, result.output
+        assert ": 3 written to " in result.stdout
+        assert found(run, tmp_path / name) == found(run, folder)
+        with Retriever.open(tmp_path / name, device="cpu") as copied, Retriever.open(folder, device="cpu") as original:
+            assert (copied.model_name, copied.index.tokenizer) == (original.model_name, "porter")
+            assert dict(copied.index.settings) == dict(original.index.settings)
+    assert "4-bit" in repr(indexes.open(tmp_path / "ivf", read_only=True))
+    assert ": 0 written to " in run("import", tmp_path / "out", tmp_path / "ivf").stdout
+
+
+def test_copy(run, folder, tmp_path):
+    facts = json.loads(run("copy", folder, tmp_path / "ivf", "--kind", "ivf", "--json").stdout)
+    assert (facts["documents"], facts["written"]) == (3, 3)
+    assert found(run, tmp_path / "ivf") == found(run, folder)
+    assert json.loads(run("copy", folder, tmp_path / "ivf", "--json").stdout)["kept"] == 3
+
+
+def test_a_new_index_is_as_the_source(run, tmp_path):
+    with indexes.Flat(tmp_path / "half", dtype="float16", tokenizer="trigram") as index:
+        index.add("a", np.eye(4), "text")
+    with indexes.IVF(tmp_path / "two", nbits=2, keywords=False) as index:
+        index.add("a", np.eye(4))
+    for name, expected in {"half": ("trigram", "float16"), "two": (None, "2-bit")}.items():
+        run("export", tmp_path / name, tmp_path / f"{name}-out")
+        run("import", tmp_path / f"{name}-out", tmp_path / f"{name}-imported")
+        run("copy", tmp_path / name, tmp_path / f"{name}-copy")
+        for folder in ("imported", "copy"):
+            with indexes.open(tmp_path / f"{name}-{folder}") as index:
+                assert index.tokenizer == expected[0]
+                assert f", {expected[1]}, " in repr(index)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (("--kind", "ivf"), 1, "has kind=flat, not ivf; leave --kind out"),
+        (("--nbits", 4), 1, "has nbits=None, not 4; leave --nbits out"),
+        (("--kind", "tree"), 2, "'tree' is not one of"),
+    ],
+)
+def test_options_that_do_not_fit_an_existing_index(options, status, message, run, folder, tmp_path):
+    indexes.Flat(tmp_path / "index").close()
+    result = run("copy", folder, tmp_path / "index", *options)
+    assert result.exit_code == status
+    assert message in result.stderr
+
+
+def test_wrong_usage(run, folder, tmp_path):
+    result = run("copy", folder, tmp_path / "new", "--nbits", 4)
+    assert result.exit_code == 2
+    assert "only an ivf index is quantised; add --kind ivf" in result.stderr
+    result = run("import", folder, tmp_path / "new")
+    assert result.exit_code == 1
+    assert "there is no export in" in result.stderr
+    assert not (tmp_path / "new").exists()
