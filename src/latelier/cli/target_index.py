@@ -57,5 +57,8 @@ def open_target(folder: Path, kind: Kind | None, nbits: int | None, *, like: Ind
         raise typer.BadParameter("only an ivf index is quantised; add --kind ivf.", param_hint="--nbits")
     options: dict[str, Any] = {"keywords": source["tokenizer"] is not None, "tokenizer": source["tokenizer"]}
     if kind is Kind.IVF:
-        return indexes.IVF(folder, **options, **{"nbits": nbits or source["nbits"]})
-    return indexes.Flat(folder, **options, dtype=source["dtype"] if source["kind"] == Kind.FLAT.value else None)
+        options["nbits"] = nbits or source["nbits"]
+        return indexes.IVF(folder, **options)
+    if source["kind"] == Kind.FLAT.value:
+        options["dtype"] = source["dtype"]
+    return indexes.Flat(folder, **options)

@@ -168,8 +168,10 @@ def test_damage_is_an_error_and_earlier_chunks_stay(name, folder):
     assert target.ids() in ([], [0, "doc 1"], [0, "doc 1", "x"])  # a document per transaction, in order
 
 
-def test_a_document_of_others_needs_only_an_id(folder):
+def test_exports_of_other_programs_need_only_ids_and_vectors(folder):
     lines(folder, {"id": "x"}, {"metadata": None, "id": 7, "text": None})
+    for name in ("kind", "nbits", "tokenizer", "settings", "ids_sha256"):
+        edit(folder, lambda manifest, name=name: manifest.pop(name))
     target = indexes.Flat()
     indexes.import_documents(folder, target)
     assert target.ids() == [0, "doc 1", "x", 7]

@@ -76,7 +76,7 @@ class Manifest:
     settings
         The settings of the index: its model, how its documents were prepared, and those of users.
     ids_sha256
-        Checksum of all ids in the order of insertion.
+        Checksum of all ids in the order of insertion; None if another program wrote the export.
     chunks
         The finished chunks.
     """
@@ -89,7 +89,7 @@ class Manifest:
     nbits: int | None
     tokenizer: str | None
     settings: dict[str, Any]
-    ids_sha256: str
+    ids_sha256: str | None
     chunks: tuple[ExportedChunk, ...] = ()
 
     @classmethod
@@ -196,11 +196,11 @@ def _checked(stored: dict[str, Any]) -> Manifest:
         documents=_count(stored, "documents"),
         dim=None if stored["dim"] is None else _count(stored, "dim", 1, _MOST_DIMENSIONS),
         dtype=_one_of(stored, "dtype", DTYPES),
-        kind=_of_type(stored, "kind", str),
+        kind=_of_type(stored, "kind", str) if "kind" in stored else "flat",
         nbits=None if stored.get("nbits") is None else _count(stored, "nbits", 1, 64),
-        tokenizer=_one_of(stored, "tokenizer", (*TOKENIZERS, None)),
-        settings=_of_type(stored, "settings", dict),
-        ids_sha256=_checksum(stored, "ids_sha256"),
+        tokenizer=_one_of(stored, "tokenizer", (*TOKENIZERS, None)) if "tokenizer" in stored else None,
+        settings=_of_type(stored, "settings", dict) if "settings" in stored else {},
+        ids_sha256=None if stored.get("ids_sha256") is None else _checksum(stored, "ids_sha256"),
         chunks=chunks,
     )
     documents = sum(chunk.documents for chunk in chunks)
