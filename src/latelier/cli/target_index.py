@@ -11,12 +11,12 @@ from latelier.cli.index import Kind
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
-    from latelier.indexes.transfer.manifest import Manifest
+    from latelier.indexes.transfer.manifest import ExportManifest
 
 __all__ = ["open_target"]
 
 
-def open_target(folder: Path, kind: Kind | None, nbits: int | None, *, like: Index | Manifest) -> Index:
+def open_target(folder: Path, kind: Kind | None, nbits: int | None, *, like: Index | ExportManifest) -> Index:
     """Open the index in a folder, or make a new one.
 
     Parameters

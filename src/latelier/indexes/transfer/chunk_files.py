@@ -19,7 +19,7 @@ from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, dump_json
 from latelier.indexes.storage.files import read_error
 from latelier.indexes.transfer.batches import PART_BYTES, TransferBatch
-from latelier.indexes.transfer.manifest import ChunkFile, ExportedChunk, Manifest, chunk_paths
+from latelier.indexes.transfer.manifest import ChunkFile, ExportedChunk, ExportManifest, chunk_paths
 from latelier.utils.describing import describe, short
 from latelier.utils.reading import parse_json
 from latelier.utils.writing import write_bytes
@@ -68,7 +68,7 @@ def has_files(folder: Path, number: int, chunk: ExportedChunk) -> bool:
     return all(path.is_file() and path.stat().st_size == file.size for path, file in files)
 
 
-def read_chunk(folder: Path, number: int, manifest: Manifest) -> Iterator[TransferBatch]:
+def read_chunk(folder: Path, number: int, manifest: ExportManifest) -> Iterator[TransferBatch]:
     """Yield the documents of a chunk, in parts of about `PART_BYTES`, after both files were compared with the manifest.
 
     Whether vectors are finite and ids are unique is checked by the index that they are added to.
@@ -105,7 +105,7 @@ def _check_file(path: Path, expected: ChunkFile) -> None:
 
 
 def _read_parts(
-    vectors_path: Path, lines_path: Path, chunk: ExportedChunk, manifest: Manifest
+    vectors_path: Path, lines_path: Path, chunk: ExportedChunk, manifest: ExportManifest
 ) -> Iterator[TransferBatch]:
     from safetensors import SafetensorError, safe_open
 
@@ -133,7 +133,7 @@ def _read_parts(
             first = last
 
 
-def _offsets(tensors: Any, path: Path, chunk: ExportedChunk, manifest: Manifest) -> np.ndarray:
+def _offsets(tensors: Any, path: Path, chunk: ExportedChunk, manifest: ExportManifest) -> np.ndarray:
     """Return the offsets of a chunk, after the names, dtypes and shapes of its tensors and the offsets were checked."""
     expected = {
         "vectors": (_SAFETENSORS[manifest.dtype], [chunk.tokens, manifest.dim]),

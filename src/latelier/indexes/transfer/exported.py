@@ -10,7 +10,7 @@ from latelier.indexes.base import PathLike
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.transfer.batches import TransferBatch
 from latelier.indexes.transfer.chunk_files import read_chunk
-from latelier.indexes.transfer.manifest import Manifest
+from latelier.indexes.transfer.manifest import ExportManifest
 from latelier.utils.progress import progress_bar
 
 __all__ = ["Export"]
@@ -55,7 +55,7 @@ class Export:
 
     def __init__(self, folder: PathLike) -> None:
         self.path = as_folder(folder)
-        self.manifest = Manifest.read(self.path)
+        self.manifest = ExportManifest.read(self.path)
         if not self.manifest.complete:
             raise InvalidArgumentError(f"the export in {self.path} was interrupted; export again to go on.")
 

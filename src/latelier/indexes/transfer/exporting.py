@@ -16,7 +16,7 @@ from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.results import Id
 from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, read_index
 from latelier.indexes.transfer.chunk_files import chunk_contents, describe_chunk, has_files, write_chunk
-from latelier.indexes.transfer.manifest import DTYPES, MANIFEST, Manifest, digest_ids
+from latelier.indexes.transfer.manifest import DTYPES, MANIFEST, ExportManifest, digest_ids
 from latelier.indexes.transfer.report import TransferReport
 from latelier.utils.describing import describe
 from latelier.utils.progress import progress_bar
@@ -91,7 +91,7 @@ def export_documents(
     path = as_folder(folder)
     with index.snapshot():
         ids = index.ids()
-        wanted = Manifest.of(index, ids, dtype or _stored_dtype(index, ids))
+        wanted = ExportManifest.of(index, ids, dtype or _stored_dtype(index, ids))
         manifest = _begin(path, wanted)
         with progress_bar(shown=show_progress, total=len(ids), unit=" documents") as progress:
             written = kept = 0
@@ -122,7 +122,7 @@ def _stored_dtype(index: Index, ids: list[Id]) -> str:
     return found if found in DTYPES else "float32"
 
 
-def _begin(folder: Path, wanted: Manifest) -> Manifest:
+def _begin(folder: Path, wanted: ExportManifest) -> ExportManifest:
     """Return the manifest of the interrupted export in a folder, or make the folder and write the one that is wanted.
 
     Chunks that are not whole, and all after them, are not in it.
@@ -144,7 +144,7 @@ def _begin(folder: Path, wanted: Manifest) -> Manifest:
             )
         wanted.write(folder)
         return wanted
-    found = Manifest.read(folder)
+    found = ExportManifest.read(folder)
     if replace(found, complete=False, chunks=()) != wanted:
         raise _changed(folder)
     whole = 0
@@ -153,7 +153,7 @@ def _begin(folder: Path, wanted: Manifest) -> Manifest:
     return found if whole == len(found.chunks) else replace(found, complete=False, chunks=found.chunks[:whole])
 
 
-def _kept_batches(index: Index, ids: list[Id], manifest: Manifest, folder: Path) -> Iterator[TransferBatch]:
+def _kept_batches(index: Index, ids: list[Id], manifest: ExportManifest, folder: Path) -> Iterator[TransferBatch]:
     """Yield the documents of the finished chunks from the index; raise an error for one that has changed since."""
     first = 0
     for chunk in manifest.chunks:

@@ -1,4 +1,4 @@
-"""`Manifest`: the file ``manifest.json`` of an export, which describes the documents and each chunk.
+"""`ExportManifest`: the file ``manifest.json`` of an export, which describes the documents and each chunk.
 
 No name of a file is stored: the files of a chunk are named by its number. So a manifest of a stranger cannot point
 outside of its folder. All values are checked when it is read.
@@ -24,7 +24,7 @@ from latelier.utils.describing import describe, short
 from latelier.utils.reading import parse_json, read_text
 from latelier.utils.writing import write_bytes
 
-__all__ = ["MANIFEST", "ChunkFile", "ExportedChunk", "Manifest", "chunk_paths", "digest_ids"]
+__all__ = ["MANIFEST", "ChunkFile", "ExportManifest", "ExportedChunk", "chunk_paths", "digest_ids"]
 
 MANIFEST = "manifest.json"
 DTYPES = ("float32", "float16")
@@ -58,7 +58,7 @@ class ExportedChunk:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ExportManifest:
     """The description of an export.
 
     Parameters
@@ -93,7 +93,7 @@ class Manifest:
     chunks: tuple[ExportedChunk, ...] = ()
 
     @classmethod
-    def of(cls, index: Index, ids: list[Id], dtype: str) -> Manifest:
+    def of(cls, index: Index, ids: list[Id], dtype: str) -> ExportManifest:
         """Return the description of an index, without chunks."""
         kind, nbits, tokenizer = (getattr(index, name, None) for name in ("kind", "nbits", "tokenizer"))
         return cls(
@@ -114,7 +114,7 @@ class Manifest:
         return sum(chunk.tokens for chunk in self.chunks)
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> ExportManifest:
         """Return the manifest of the export in a folder.
 
         Raises
@@ -188,10 +188,10 @@ def digest_ids(ids: Iterable[Id]) -> str:
     return digest.hexdigest()
 
 
-def _checked(stored: dict[str, Any]) -> Manifest:
+def _checked(stored: dict[str, Any]) -> ExportManifest:
     """Return a manifest from its JSON values; raise KeyError, TypeError or ValueError if they do not fit together."""
     chunks = tuple(_chunk(chunk) for chunk in _of_type(stored, "chunks", list))
-    manifest = Manifest(
+    manifest = ExportManifest(
         complete=_of_type(stored, "complete", bool),
         documents=_count(stored, "documents"),
         dim=None if stored["dim"] is None else _count(stored, "dim", 1, _MOST_DIMENSIONS),
