@@ -42,7 +42,8 @@ class FixedDimensionalEncodings(SingleVectors):
     k_sim
         Random projections per repetition, 0 to 8; with 0, all tokens are in one bucket.
     d_proj
-        Dimension to which token vectors are projected; those of at most `d_proj` dimensions are kept as they are.
+        Dimension to which token vectors are projected; those of at most `d_proj` dimensions are kept as they are. The
+        defaults are the paper's for vectors of 128 dimensions; those of more need a larger `d_proj`.
     r_reps
         Number of repetitions.
     d_final
