@@ -36,7 +36,9 @@ def check_hits(hits, expected):
 
 def keeps_vectors(index):
     """Whether an index keeps vectors as they are: exact ones do, a coded index rounds each number."""
-    return isinstance(index, indexes.Flat) or (isinstance(index, indexes.Sharded) and index.nbits is None)
+    return isinstance(index, (indexes.Flat, indexes.Qdrant)) or (
+        isinstance(index, indexes.Sharded) and index.nbits is None
+    )
 
 
 def about(index, score):

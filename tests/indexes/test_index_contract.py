@@ -207,7 +207,7 @@ def test_settings_are_kept_with_the_index(filled):
     filled.compact()
     assert filled.settings["model"]["name"] == "m"
     del filled.settings["generation"]
-    assert repr(filled.settings) == "UserSettings({'model': {'name': 'm', 'options': [1, None]}})"
+    assert repr(filled.settings).endswith("Settings({'model': {'name': 'm', 'options': [1, None]}})")
     for missing in (lambda: filled.settings["x"], lambda: filled.settings.pop("x")):
         with pytest.raises(KeyError, match="x"):
             missing()

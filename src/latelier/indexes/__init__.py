@@ -4,6 +4,7 @@ from latelier.indexes.base import Index, Parameters
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
+from latelier.indexes.qdrant import Qdrant
 from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
 from latelier.indexes.sharded import Sharded
 from latelier.indexes.single_vectors import FixedDimensionalEncodings, MeanVectors, SingleVectors
@@ -26,6 +27,7 @@ __all__ = [
     "IndexStatistics",
     "MeanVectors",
     "Parameters",
+    "Qdrant",
     "Record",
     "Sharded",
     "SingleVectors",

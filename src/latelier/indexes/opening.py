@@ -1,4 +1,4 @@
-"""`open`: opens the index in a folder, of any kind."""
+"""`open`: opens the index in a folder, of any kind that is safe to open."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open(
     max_memory: int | str | None = None,
     device: str | torch.device | None = None,
 ) -> Index:
-    """Open the index in a folder, of any kind.
+    """Open the index in a folder, of any kind but `Qdrant`, whose local mode would run code of a hostile folder.
 
     Parameters
     ----------
@@ -60,7 +60,13 @@ def open(
     ...     type(index).__name__, len(index)
     ('Flat', 0)
     """
-    kind = stored_settings(as_folder(path)).get("kind")
+    folder = as_folder(path)
+    if (folder / "collection").is_dir() and (folder / "meta.json").is_file():
+        raise IndexFormatError(
+            f"{path} is a folder of Qdrant's local mode: open it with indexes.Qdrant({str(path)!r}), if you trust it, "
+            "since it holds pickles."
+        )
+    kind = stored_settings(folder).get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise IndexFormatError(
             f"the index in {path} is of kind {kind!r}, but this version of latelier knows {', '.join(_KINDS)}; upgrade "

@@ -21,7 +21,17 @@ from latelier.indexes.catalog.rows import damaged, insert_rows, read_rows
 from latelier.indexes.catalog.values import INT64, as_key, dump_json, encode_json, plain_str
 from latelier.indexes.results import Id
 
-__all__ = ["RESERVED", "Field", "SqlValue", "encode_metadata", "fold_name", "known_fields", "make_fields", "new_fields"]
+__all__ = [
+    "RESERVED",
+    "Field",
+    "SqlValue",
+    "encode_metadata",
+    "fold_name",
+    "is_nameable",
+    "known_fields",
+    "make_fields",
+    "new_fields",
+]
 
 SqlValue: TypeAlias = "int | float | str | None"
 
@@ -122,13 +132,14 @@ def new_fields(known: Iterable[str], keys: Iterable[str]) -> list[str]:
     found = []
     for key in dict.fromkeys(keys):
         name = fold_name(key)
-        if name not in folded and _is_nameable(name) and len(folded) < _MOST_FIELDS:
+        if name not in folded and is_nameable(name) and len(folded) < _MOST_FIELDS:
             folded.add(name)
             found.append(key)
     return found
 
 
-def _is_nameable(folded: str) -> bool:
+def is_nameable(folded: str) -> bool:
+    """Whether filters can name a key of the metadata, given as `fold_name` returns it."""
     # A null character would end the statement.
     return folded not in RESERVED and folded not in _CONSTANTS and "\0" not in folded
 

@@ -21,7 +21,7 @@ from latelier.indexes.catalog.filters.tokens import rejection, shorten
 from latelier.indexes.catalog.metadata import RESERVED, Field, fold_name, known_fields
 from latelier.utils.describing import short
 
-__all__ = ["matching_numbers", "read_filter"]
+__all__ = ["matching_numbers", "read_filter", "reject_field"]
 
 # SQLite's messages about the file of the catalog begin with these; all others are about the filter.
 _FILE_ERRORS = ("database ", "disk I/O", "file is not", "unable to open")
@@ -117,15 +117,25 @@ def _condition(filter: Filter, fields: Sequence[Field]) -> str:
     """Return the SQL of a filter, in which the names of fields are replaced by the columns of this index."""
     columns = {field.folded: f"document.{field.column}" for field in fields} | _DOCUMENT_COLUMNS
     return " ".join(
-        piece if isinstance(piece, str) else columns.get(fold_name(piece.token.text)) or _reject(piece, fields)
+        piece
+        if isinstance(piece, str)
+        else columns.get(fold_name(piece.token.text)) or reject_field(piece, [field.spelling for field in fields])
         for piece in filter.pieces
     )
 
 
-def _reject(name: FieldName, fields: Sequence[Field]) -> NoReturn:
-    """Raise the error for a field that the index does not have."""
+def reject_field(name: FieldName, fields: Sequence[str]) -> NoReturn:
+    """Raise the error for a field that the index does not have.
+
+    Parameters
+    ----------
+    name
+        The field, in the filter.
+    fields
+        The fields of the index, as the first document spells each.
+    """
     spelled = name.token.source if name.token.kind == "word" else name.token.text
-    spellings = [*(field.spelling for field in fields), *RESERVED]
+    spellings = [*fields, *RESERVED]
     near = difflib.get_close_matches(fold_name(spelled), map(fold_name, spellings), n=1)
     hint = f". Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else "."
     shown = ", ".join(spellings[:30]) + (f" and {len(spellings) - 30} more" if len(spellings) > 30 else "")

@@ -1,0 +1,137 @@
+"""The connection of an index to Qdrant: a server, or its local mode in a folder or in memory; and its errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latelier.errors import (
+    FilterTimeoutError,
+    IndexFormatError,
+    InvalidArgumentError,
+    LatelierError,
+    MissingExtraError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
+__all__ = ["QdrantConnection"]
+
+_REFUSED = (401, 403)
+_TIMED_OUT = (408, 504)
+
+
+class QdrantConnection:
+    """A client of Qdrant, used within ``with connection.use() as client``.
+
+    Parameters
+    ----------
+    path
+        Folder of the local mode; None for a server, or for the local mode in memory.
+    url, api_key, prefer_grpc, timeout
+        Those of a server; without a URL, the local mode is used.
+
+    Raises
+    ------
+    MissingExtraError
+        If qdrant-client is not installed.
+    StorageError
+        If another process uses the folder.
+    """
+
+    def __init__(
+        self, path: Path | None, *, url: str | None, api_key: str | None, prefer_grpc: bool, timeout: int
+    ) -> None:
+        try:
+            from qdrant_client import QdrantClient
+        except ImportError as error:
+            raise MissingExtraError("indexes.Qdrant", "qdrant") from error
+        self.is_local = url is None
+        self.place = url or ("memory" if path is None else str(path))
+        self.closed = False
+        # The local mode is Python lists without a lock of their own.
+        self._lock = threading.RLock() if self.is_local else nullcontext()
+        with self._translate():
+            if url is not None:
+                # The first request of an index checks the server, and its error is one of this library.
+                options: dict[str, Any] = {"url": url, "api_key": api_key, "timeout": timeout}
+                self._client = QdrantClient(**options, prefer_grpc=prefer_grpc, check_compatibility=False)
+            elif path is not None:
+                self._client = QdrantClient(path=str(path), force_disable_check_same_thread=True)
+            else:
+                self._client = QdrantClient(location=":memory:")
+
+    @contextmanager
+    def use(self, *, filter: str | None = None) -> Iterator[QdrantClient]:
+        """Return a context with the client, whose errors become those of this library.
+
+        Parameters
+        ----------
+        filter
+            The filter of a search: a request that takes too long raises `FilterTimeoutError`, which names it.
+        """
+        if self.closed:
+            raise InvalidArgumentError(f"the index in {self.place} is closed; open it again with indexes.Qdrant().")
+        with self._lock, self._translate(filter):
+            yield self._client
+
+    def close(self) -> None:
+        """Close the client; closing twice is allowed."""
+        if not self.closed:
+            self.closed = True
+            with self._lock:
+                self._client.close()
+
+    @contextmanager
+    def _translate(self, filter: str | None = None) -> Iterator[None]:
+        """Turn errors of the client within a ``with`` block into errors of this library."""
+        try:
+            yield
+        except (LatelierError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise self._explain(error, filter) from error
+
+    def _explain(self, error: Exception, filter: str | None) -> Exception:
+        status = getattr(error, "status_code", None)  # of an HTTP answer
+        code = getattr(error, "code", lambda: None)()  # of a gRPC call
+        name = getattr(code, "name", "")
+        source = getattr(error, "source", error)  # what kept httpx from getting an answer
+        reason = _first_line(source)
+        if status in _REFUSED or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+            return StorageError(
+                f"the Qdrant server at {self.place} refuses this access ({reason}); give an api_key that may read and "
+                "write the collection."
+            )
+        if status in _TIMED_OUT or name == "DEADLINE_EXCEEDED" or "Timeout" in type(source).__name__:
+            if filter is not None:
+                return FilterTimeoutError(
+                    f"a search with the filter {filter!r:.200} has not finished in time ({reason}); give it more time: "
+                    "filter_timeout=60, or make a payload index: index_fields([...])."
+                )
+            return StorageError(f"Qdrant at {self.place} has not answered in time ({reason}); raise timeout=.")
+        if status is None and name in ("", "UNAVAILABLE") and not self.is_local:
+            return StorageError(
+                f"no Qdrant server answers at {self.place} ({type(source).__name__}: {reason}); check the url and that "
+                "the server runs, for example with: curl URL/readyz"
+            )
+        if "already accessed" in reason:
+            return StorageError(
+                f"the folder {self.place} is open already, in this process or in another one; Qdrant's local mode lets "
+                "one open it at a time. Close it first, or use a server: url=..."
+            )
+        if status == 404 or name == "NOT_FOUND" or "not found" in reason:
+            return IndexFormatError(f"Qdrant at {self.place} does not find what it needs: {reason}.")
+        return StorageError(f"Qdrant at {self.place} reports an error: {type(error).__name__}: {reason}.")
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the reason that an error states, shortened."""
+    content = getattr(error, "content", None)
+    text = content.decode(errors="replace") if isinstance(content, bytes) else str(error)
+    return " ".join(text.split())[:300] or type(error).__name__

@@ -1,0 +1,481 @@
+"""`Qdrant`: an index in a collection of Qdrant, on a server or in its local mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
+from latelier.indexes.base import Index, Parameters, PathLike
+from latelier.indexes.catalog.filters.bounds import check_timeout
+from latelier.indexes.catalog.filters.evaluation import read_filter
+from latelier.indexes.catalog.folder import as_folder
+from latelier.indexes.catalog.keywords import check_options
+from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, check_known, is_single_id
+from latelier.indexes.inputs import prepare_queries
+from latelier.indexes.ivf.search_parameters import Effort
+from latelier.indexes.qdrant.collection import CollectionConfiguration, QdrantCollection
+from latelier.indexes.qdrant.connection import QdrantConnection
+from latelier.indexes.qdrant.documents import as_record
+from latelier.indexes.qdrant.maintenance import (
+    drop_sparse_vectors,
+    index_fields,
+    make_sparse_vectors,
+    statistics,
+    verify_points,
+)
+from latelier.indexes.qdrant.points import Points
+from latelier.indexes.qdrant.search import CollectionSearch, choose_candidates
+from latelier.indexes.qdrant.settings import CollectionSettings
+from latelier.indexes.qdrant.writing import write_documents
+from latelier.indexes.recall import measure_recall
+from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
+from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
+from latelier.indexes.single_vectors import MeanVectors, SingleVectors
+from latelier.indexes.statistics import IndexStatistics
+from latelier.utils.checks import check_count
+from latelier.utils.describing import describe
+from latelier.utils.progress import progress_bar
+
+if TYPE_CHECKING:
+    from qdrant_client import models
+
+__all__ = ["Qdrant"]
+
+_DTYPES = ("float32", "float16")
+# Characters that Qdrant does not allow in the name of a collection.
+_NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
+
+
+class Qdrant(Index):
+    """An index in a collection of Qdrant (extra ``qdrant``).
+
+    Qdrant finds candidates by one vector per document and scores their token vectors by MaxSim, in one request. What
+    it cannot promise, such as writes of several requests that others see at once, is listed in docs/qdrant.md.
+
+    Parameters
+    ----------
+    path
+        Folder of Qdrant's local mode, or ``":memory:"``; without `path` and `url`, the local mode in memory. It is a
+        simulation of the server in Python, for tests and small collections. It stores pickles: open only folders that
+        you trust.
+    url
+        URL of a server (1.19 or later), such as ``"http://localhost:6333"``.
+    api_key
+        Key of the server.
+    collection
+        Name of the collection, made by the first write.
+    dtype
+        ``"float32"`` (the default) or ``"float16"``: how the token vectors are stored.
+    first_stage
+        What makes the one vector of a document that finds candidates; by default `MeanVectors`.
+    keywords, tokenizer
+        Whether texts get sparse vectors, and how they are cut into words; see `Flat`.
+    prefer_grpc
+        Send requests by gRPC, which is faster than HTTP for vectors; the server's port 6334 must be open.
+    timeout
+        Seconds that a request may take.
+
+    Raises
+    ------
+    IndexFormatError
+        If the collection is not an index of latelier; it is left as it is.
+    InvalidArgumentError
+        If the collection has another dtype, first stage or tokenizer than given.
+    MissingExtraError
+        If qdrant-client is not installed.
+    StorageError
+        If no server answers, it refuses the key, or another process uses the folder.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from latelier import indexes
+    >>> index = indexes.Qdrant()
+    >>> index.add(
+    ...     ["a", "b"],
+    ...     [np.eye(2), np.ones((1, 2))],
+    ...     metadata=[{"year": 2019}, {"year": 2024}],
+    ... )
+    >>> index.search(np.array([[1.0, 0.0], [1.0, 1.0]]), k=1)
+    [[Hit(id='b', score=3.0)]]
+    >>> index.search(np.array([[1.0, 0.0]]), filter="year < 2020")
+    [[Hit(id='a', score=1.0)]]
+    """
+
+    def __init__(
+        self,
+        path: PathLike | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        collection: str = "latelier",
+        dtype: Literal["float32", "float16"] | None = None,
+        first_stage: SingleVectors | None = None,
+        keywords: bool | None = None,
+        tokenizer: Tokenizer | None = None,
+        prefer_grpc: bool = False,
+        timeout: int = 60,
+    ) -> None:
+        self.path = None if path is None or path == ":memory:" else as_folder(path)
+        _check_place(path, url, api_key, collection)
+        if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
+            raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
+        if first_stage is not None and not isinstance(first_stage, SingleVectors):
+            raise InvalidArgumentError(
+                f"received first_stage={describe(first_stage)}; give indexes.MeanVectors() or another SingleVectors."
+            )
+        given = check_options(keywords, tokenizer)
+        seconds = check_count("timeout", timeout)
+        self._connection = QdrantConnection(
+            self.path, url=url, api_key=api_key, prefer_grpc=prefer_grpc, timeout=seconds
+        )
+        try:
+            defaults = CollectionConfiguration(dtype or "float32", first_stage or MeanVectors(), given)
+            self._collection = QdrantCollection(self._connection, collection, defaults)
+            self._check_configuration(dtype, first_stage, keywords, tokenizer)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._points = Points(self._collection)
+
+    @property
+    def dtype(self) -> str:
+        """Floating type of the stored token vectors."""
+        return self._collection.configuration.dtype
+
+    @property
+    def first_stage(self) -> SingleVectors:
+        """What makes the one vector of a document that finds candidates."""
+        return self._collection.configuration.first_stage
+
+    @property
+    def tokenizer(self) -> str | None:
+        """How texts are cut into words; None if they have no sparse vectors."""
+        return self._collection.configuration.tokenizer
+
+    @property
+    def dim(self) -> int | None:
+        """See `Index.dim`."""
+        return self._collection.dim if self._points.count() else None
+
+    @property
+    def fields(self) -> list[str]:
+        """See `Index.fields`."""
+        return sorted(self._collection.fields().values())
+
+    @property
+    def settings(self) -> CollectionSettings:
+        """See `Index.settings`."""
+        return CollectionSettings(self._collection)
+
+    def add(
+        self,
+        ids: Id | Iterable[Id],
+        embeddings: Any,
+        texts: str | Iterable[str | None] | None = None,
+        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
+        *,
+        show_progress: bool = False,
+    ) -> None:
+        """Add documents; see `Index.add`.
+
+        All arguments are read and checked before the first request. A write of more documents than one request holds
+        (1 million numbers) is visible bit by bit; if the connection breaks, the error says how many are stored.
+
+        Raises
+        ------
+        StorageError
+            If Qdrant does not answer; documents of earlier requests stay stored.
+        """
+        write_documents(self._points, self._collection, (ids, embeddings, texts, metadata), show_progress=show_progress)
+
+    def update(
+        self,
+        ids: Id | Iterable[Id],
+        embeddings: Any,
+        texts: str | Iterable[str | None] | None = None,
+        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
+        *,
+        remove_prefixes: Iterable[str] = (),
+        show_progress: bool = False,
+    ) -> None:
+        """Replace or insert documents; see `Index.update` and, about errors of the connection, `add`."""
+        write_documents(
+            self._points,
+            self._collection,
+            (ids, embeddings, texts, metadata),
+            replace=True,
+            prefixes=as_prefixes(remove_prefixes),
+            show_progress=show_progress,
+        )
+
+    def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
+        """See `Index.remove`."""
+        known, begins = as_ids(ids), as_prefixes(prefixes)
+        check_known(known, self._points.find(known))
+        prefixed = [id for prefix in begins for id in self._points.ids(prefix)]
+        self._points.delete(dict.fromkeys([*known, *prefixed]))
+
+    def search(
+        self,
+        queries: Any = None,
+        k: int = 10,
+        *,
+        mode: Mode = "vectors",
+        texts: str | Sequence[str] | None = None,
+        fusion: Fusion = "relative",
+        weights: Sequence[float] = (0.5, 0.5),
+        depth: int | None = None,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
+        effort: Effort = "balanced",
+        candidates: int | None = None,
+    ) -> list[list[Hit]]:
+        """Return approximately the `k` best documents of each query; see `Index.search`.
+
+        Parameters
+        ----------
+        queries, k, mode, texts, fusion, weights, depth, parameters
+            See `Index.search`. BM25 differs from that of other indexes in its idf: see docs/qdrant.md.
+        filter
+            See `Index.search` and, about the part of SQL for which Qdrant has conditions,
+            `latelier.indexes.qdrant.filters`.
+        filter_timeout
+            Seconds that a request with a filter may take, rounded up; the local mode has no limit.
+        effort
+            A factor of the number of candidates: ``"balanced"`` (the default) is 1.0, ``"fast"`` is 0.5, and any other
+            positive number is allowed. ``"exact"`` scores all documents.
+        candidates
+            Number of documents that are scored by MaxSim for each query; by default ``max(200, 10 * k) * effort``.
+
+        Returns
+        -------
+        list of list of Hit
+            One list per query, best first.
+
+        Raises
+        ------
+        EmbeddingsError, InvalidArgumentError, FilterTimeoutError, LatelierError
+            See `Index.search`; also if Qdrant has no condition for a part of the filter.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> index = Qdrant()
+        >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
+        >>> [hit.id for hit in index.search(np.eye(4)[:2], k=2, effort="exact")[0]]
+        ['a', 'b']
+        """
+        k, seconds = check_count("k", k), check_timeout(filter_timeout)
+        chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
+        wanted = choose_candidates(k, effort, candidates)
+        vectors = None if chosen.name == "keywords" else self._check_queries(queries, chosen)
+        if chosen.name != "vectors":
+            self._check_keywords()
+        nothing: list[list[Hit]] = [[] for _ in (chosen.texts if vectors is None else vectors)]
+        if not nothing or self._collection.dim is None:
+            if filter is not None:
+                read_filter(filter, parameters)
+            return nothing
+        condition = True if filter is None else self._condition(filter, parameters)
+        if condition is False:
+            return nothing
+        within = None if filter is None or seconds is None else math.ceil(seconds)
+        search = CollectionSearch(
+            self._collection,
+            None if condition is True else condition,
+            wanted,
+            within,
+            None if filter is None else str(filter),
+        )
+        found = search.hits(vectors, k, chosen)
+        if chosen.name != "vectors" and not any(found):
+            self._check_texts()
+        return found
+
+    def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
+        """See `Index.get`."""
+        known = as_ids(ids)
+        found = self._points.find(known, ["id", "text", "metadata"])
+        check_known(known, found)
+        records = [as_record(found[id]) for id in known]
+        return records[0] if is_single_id(ids) else records
+
+    def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
+        """See `Index.get_embeddings`."""
+        known = as_ids(ids)
+        if not known:
+            self._points.count()  # raises if the index is closed
+            return TokenEmbeddings.from_list([], dim=self._collection.dim).to(self.dtype)
+        found = self._points.vectors(known)
+        check_known(known, found)
+        return TokenEmbeddings.from_list([found[id] for id in known]).to(self.dtype)
+
+    def ids(self, prefix: str | None = None) -> list[Id]:
+        """See `Index.ids`."""
+        return self._points.ids(None if prefix is None else as_prefixes([prefix])[0])
+
+    def index_fields(self, names: Iterable[str]) -> None:
+        """Make payload indexes of metadata keys, so that the server evaluates filters of them without reading payloads.
+
+        Servers in strict mode reject filters of keys without one. The local mode has none.
+
+        Parameters
+        ----------
+        names
+            Keys of the metadata.
+        """
+        index_fields(self._collection, names)
+
+    def compact(
+        self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
+    ) -> None:
+        """Make or drop the sparse vectors of all texts; see `Index.compact`. Qdrant frees space by itself.
+
+        ``keywords=True`` also takes the average length of the texts again, which BM25 needs.
+        """
+        if tokenizer is not None and not keywords:
+            raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
+        chosen = check_options(keywords, tokenizer or self.tokenizer if keywords else None)
+        total = self._points.count()
+        with progress_bar(shown=show_progress, total=total, unit=" documents") as progress:
+            if keywords and chosen is not None:
+                make_sparse_vectors(self._points, self._collection, chosen, progress.update)
+            elif keywords is False:
+                drop_sparse_vectors(self._collection)
+
+    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
+        """See `Index.check`."""
+        return measure_recall(self, check_count("k", k), check_count("queries", queries))[0]
+
+    def verify(self) -> VerifyReport:
+        """Read every point and compare its id, text, metadata and token vectors with the checksum in its payload.
+
+        Returns
+        -------
+        VerifyReport
+            The damaged points, each counted as a file, and the ids of their documents.
+        """
+        return verify_points(self._points)
+
+    def statistics(self) -> IndexStatistics:
+        """Return how much the index holds; the number of tokens of every point is read.
+
+        Returns
+        -------
+        IndexStatistics
+            Its ``bytes`` are those of the folder of the local mode; a server does not tell, so they are 0.
+        """
+        return statistics(self._points, self.path)
+
+    def close(self) -> None:
+        """See `Index.close`."""
+        self._connection.close()
+
+    def __len__(self) -> int:
+        return self._points.count()
+
+    def __contains__(self, id: object) -> bool:
+        try:
+            known = as_id(id)
+        except InvalidArgumentError:
+            return False
+        return known in self._points.find([known])
+
+    def __repr__(self) -> str:
+        where = f"{self._collection.name!r} in {self._connection.place}"
+        if self._connection.closed:
+            return f"Qdrant(closed, {where})"
+        try:
+            documents = self._points.count()
+        except LatelierError:
+            return f"Qdrant(not reachable, {where})"
+        dim = f"dim={self._collection.dim}, {self.dtype}, " if documents else ""
+        return f"Qdrant({documents:,} documents, {dim}{self.first_stage}, {where})"
+
+    # Implementation.
+
+    def _check_queries(self, queries: Any, mode: SearchMode) -> TokenEmbeddings:
+        if queries is None and mode.name != "vectors":
+            raise InvalidArgumentError(
+                f"mode={mode.name!r} needs the vectors of the queries too; only 'keywords' does not."
+            )
+        try:
+            vectors = prepare_queries(queries, self._collection.dim)
+        except EmbeddingsError:
+            if self._points.count():
+                raise
+            vectors = prepare_queries(queries, None)  # an empty index takes any dim
+        if mode.name != "vectors" and len(vectors) != len(mode.texts):
+            raise InvalidArgumentError(
+                f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."
+            )
+        return vectors
+
+    def _condition(self, filter: str | Sequence[str], parameters: Parameters) -> models.Filter | bool:
+        """Return the condition of a filter, as a Qdrant filter, or True or False."""
+        from qdrant_client import models
+
+        from latelier.indexes.qdrant.filters import filter_names, translate
+
+        names = filter_names(filter, parameters)
+        fields = self._collection.fields(names)
+        if not names <= fields.keys() and not self._points.count():
+            return False
+        condition = translate(filter, parameters, list(fields.values()))
+        return condition if isinstance(condition, (bool, models.Filter)) else models.Filter(must=[condition])
+
+    def _check_keywords(self) -> None:
+        if self.tokenizer is None:
+            raise LatelierError(
+                "this index has no sparse vectors of its texts: compact(keywords=True) makes them, or search with "
+                "mode='vectors'."
+            )
+
+    def _check_texts(self) -> None:
+        """Raise an error if no document has a text."""
+        from qdrant_client import models
+
+        no_text = models.IsEmptyCondition(is_empty=models.PayloadField(key="text"))
+        if self._points.count() and not self._points.count(models.Filter(must_not=[no_text])):
+            raise LatelierError(
+                "no document of this index has a text to search for words in; add documents with texts=..., or search "
+                "with mode='vectors'."
+            )
+
+    def _check_configuration(
+        self, dtype: str | None, first_stage: SingleVectors | None, keywords: bool | None, tokenizer: str | None
+    ) -> None:
+        """Raise an error if an existing collection is not what a user expects."""
+        stored = self._collection.configuration
+        for name, given, found in (("dtype", dtype, stored.dtype), ("first_stage", first_stage, stored.first_stage)):
+            if given not in (None, found):
+                raise InvalidArgumentError(
+                    f"received {name}={given!r}, but the collection {self._collection.name!r} has {found!r}, which "
+                    f"cannot be changed; leave {name} out, or choose another collection."
+                )
+        differs = stored.tokenizer is not None if keywords is False else tokenizer not in (None, stored.tokenizer)
+        if differs or (keywords and stored.tokenizer is None):
+            raise InvalidArgumentError(
+                f"the collection {self._collection.name!r} has the tokenizer {stored.tokenizer!r}; leave out keywords "
+                "and tokenizer, and call compact(keywords=..., tokenizer=...) to change it."
+            )
+
+
+def _check_place(path: object, url: object, api_key: object, collection: object) -> None:
+    """Raise an error if the place of an index is not clear."""
+    if url is not None and path is not None:
+        raise InvalidArgumentError(f"received path={path!r} and url={url!r}; give one: a folder, or a server.")
+    if url is not None and not (isinstance(url, str) and url.startswith(("http://", "https://"))):
+        raise InvalidArgumentError(f"received url={describe(url)}; expected one such as 'http://localhost:6333'.")
+    if api_key is not None and (url is None or not isinstance(api_key, str)):
+        raise InvalidArgumentError("received an api_key; it is a str, and only a server (url=...) needs one.")
+    if not isinstance(collection, str) or not 0 < len(collection) <= 255 or _NOT_IN_NAMES & set(collection):
+        raise InvalidArgumentError(
+            f"received collection={describe(collection)}; expected a name of up to 255 characters, without any of "
+            '< > : " / \\ | ? *.'
+        )

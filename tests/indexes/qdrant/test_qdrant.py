@@ -1,0 +1,237 @@
+"""Qdrant: folders, foreign collections, candidates, ties, keywords, checksums, and errors of the connection."""
+
+import http.server
+import threading
+
+import numpy as np
+import pytest
+from index_helpers import check_hits, contents, expected_hits, matrices
+from qdrant_client import QdrantClient, models
+
+from latelier import indexes
+from latelier.errors import (
+    EmbeddingsError,
+    FilterTimeoutError,
+    IndexFormatError,
+    InvalidArgumentError,
+    LatelierError,
+    MissingExtraError,
+    StorageError,
+)
+from latelier.indexes import FixedDimensionalEncodings, MeanVectors
+from latelier.indexes.qdrant import spool, writing
+
+
+def test_a_folder_reopens_as_it_was(tmp_path):
+    metadata = [{"year": 2020, "big": 2**80}, {"nested": [1, {"x": None}]}, None]
+    options = {"dtype": "float16", "first_stage": FixedDimensionalEncodings(r_reps=2), "tokenizer": "unicode61"}
+    with indexes.Qdrant(tmp_path / "index", collection="mine", **options) as index:
+        index.settings["model"] = {"name": "m"}
+        index.add(["a", 1, "1"], matrices([2, 3, 1]), ["wings", None, "cone"], metadata)
+        before, fields = contents(index), index.fields
+        hits = index.search(matrices([2], seed=1), mode="hybrid", texts="wings")
+    with indexes.Qdrant(tmp_path / "index", collection="mine") as index:
+        assert (contents(index), index.fields, dict(index.settings)) == (before, fields, {"model": {"name": "m"}})
+        assert (index.dtype, index.first_stage, index.tokenizer) == tuple(options.values())
+        assert index.search(matrices([2], seed=1), mode="hybrid", texts="wings") == hits
+        index.add("d", matrices([1]))
+        assert index.ids() == ["a", 1, "1", "d"]
+        with pytest.raises(StorageError, match="is open already, in this process or in another one"):
+            indexes.Qdrant(tmp_path / "index")
+    for wrong in ({"dtype": "float32"}, {"first_stage": MeanVectors()}, {"keywords": False}, {"tokenizer": "porter"}):
+        with pytest.raises(InvalidArgumentError, match="the collection 'mine' has"):
+            indexes.Qdrant(tmp_path / "index", collection="mine", **wrong)
+    with pytest.raises(IndexFormatError, match=r"Qdrant's local mode: open it with indexes.Qdrant"):
+        indexes.open(tmp_path / "index")
+
+
+def test_collections_of_others_stay_as_they_are(tmp_path):
+    client = QdrantClient(path=str(tmp_path / "index"))
+    client.create_collection("latelier", models.VectorParams(size=2, distance=models.Distance.COSINE))
+    client.upsert("latelier", [models.PointStruct(id=1, vector=[1.0, 0.0])])
+    client.close()
+    with pytest.raises(IndexFormatError, match=r"'latelier' in .* is not an index of latelier.*left as it is; choose"):
+        indexes.Qdrant(tmp_path / "index")
+    with indexes.Qdrant(tmp_path / "index", collection="other") as index:
+        index.add("a", np.eye(2))
+    client = QdrantClient(path=str(tmp_path / "index"))
+    assert client.count("latelier").count == 1
+    client.update_collection("other", metadata={"latelier": '{"format": 2}'})
+    client.close()
+    with pytest.raises(IndexFormatError, match=r"its format is 2, and this version .* knows up to 1.*upgrade"):
+        indexes.Qdrant(tmp_path / "index", collection="other")
+
+
+def test_candidates_are_those_of_the_single_vectors():
+    """With one candidate more than hits, MaxSim orders the best of the mean vectors; "exact" all documents."""
+    index = indexes.Qdrant()
+    documents = matrices([6] * 50, dim=8)
+    index.add(range(50), documents, metadata=[{"n": i} for i in range(50)])
+    queries = matrices([4, 4], dim=8, seed=1)
+    mean = MeanVectors()
+    scores = mean.encode_queries(queries) @ mean.encode_documents(documents).T
+    for query, hits, row in zip(queries, index.search(queries, 3, candidates=7), scores, strict=True):
+        best = set(np.argsort(-row)[:7].tolist())
+        check_hits([hits], expected_hits(index, [query], 3, keep=lambda id, best=best: id in best))
+    check_hits(index.search(queries, 3, effort="exact"), expected_hits(index, queries, 3))
+    assert index.search(queries, 50, effort="exact") == index.search(queries, 50)
+    assert index.check(5).recall == 1.0
+    filtered = index.search(queries, 3, candidates=3, filter="n >= 45")
+    assert all(hit.id >= 45 for hits in filtered for hit in hits)
+    assert [len(hits) for hits in filtered] == [3, 3]
+    for wrong in ({"effort": "best"}, {"effort": 0}, {"effort": True}, {"candidates": 0}):
+        with pytest.raises(InvalidArgumentError, match=r"received (effort|candidates)="):
+            index.search(queries, **wrong)
+
+
+def test_ties_beyond_one_request_come_in_the_order_of_insertion():
+    index = indexes.Qdrant()
+    index.add(range(60), [np.ones((1, 2))] * 60)
+    index.update(range(0, 60, 2), [np.ones((1, 2))] * 30)
+    order = [*range(1, 60, 2), *range(0, 60, 2)]
+    for effort in ("balanced", "exact"):
+        assert [hit.id for hit in index.search(np.ones((2, 2)), 7, effort=effort)[0]] == order[:7]
+
+
+def test_large_writes_wait_in_files_and_change_nothing_if_they_fail(monkeypatch):
+    monkeypatch.setattr(writing, "_BATCH_BYTES", 500)
+    index = indexes.Qdrant()
+    index.add("a", np.eye(2), "kept", {"year": 1})
+    before = contents(index)
+
+    def broken():
+        yield from matrices([9] * 100, dim=2)
+        raise RuntimeError("the encoder failed")
+
+    with pytest.raises(RuntimeError, match="the encoder failed"):
+        index.update([*range(100), "a"], broken())
+    assert contents(index) == before
+    metadata = [{"n": i, "huge": 10**400} for i in range(100)]
+    index.add(range(100), iter(matrices([9] * 100, dim=2)), metadata=iter(metadata))
+    assert index.ids() == ["a", *range(100)]
+    assert [record.metadata for record in index.get(range(100))] == metadata
+    assert index.search(np.eye(2), 1, filter="n = 99 AND huge > 1e300")[0][0].id == 99
+    assert spool.Spool().documents == 0
+
+
+def test_documents_beyond_the_limit_of_qdrant_are_refused():
+    index = indexes.Qdrant()
+    with pytest.raises(EmbeddingsError, match=r"'b' has 1,024 tokens of dim 1024; Qdrant stores fewer than 1,048,576"):
+        index.add(["a", "b"], [np.ones((1, 1024)), np.ones((1024, 1024))])
+    assert len(index) == 0
+
+
+def test_keywords_are_made_dropped_and_made_again():
+    index = indexes.Qdrant(keywords=False)
+    index.add(["a", "b", "c"], matrices([1, 1, 1]), ["a wing", "winged Ängste", None])
+    with pytest.raises(LatelierError, match=r"compact\(keywords=True\) makes them"):
+        index.search(mode="keywords", texts="wing")
+    index.compact(keywords=True)
+    assert [hit.id for hit in index.search(mode="keywords", texts="wings")[0]] == ["a", "b"]
+    index.compact(keywords=True, tokenizer="unicode61")
+    assert [hit.id for hit in index.search(mode="keywords", texts="wing angste")[0]] == ["a", "b"]
+    index.compact(keywords=True, tokenizer="trigram")
+    assert [hit.id for hit in index.search(mode="keywords", texts="ngst")[0]] == ["b"]
+    index.compact(keywords=False)
+    assert index.tokenizer is None
+    index = indexes.Qdrant()
+    index.add("a", np.eye(4))
+    with pytest.raises(LatelierError, match="no document of this index has a text"):
+        index.search(mode="keywords", texts="wing")
+
+
+def test_verify_compares_what_is_stored_with_checksums(tmp_path):
+    with indexes.Qdrant(tmp_path / "index") as index:
+        index.add(["a", "b", "c"], matrices([2, 2, 2]), ["x", "y", "z"])
+        assert str(index.verify()) == "all 3 files are whole"
+        statistics = index.statistics()
+        assert (statistics.documents, statistics.tokens, statistics.has_texts, statistics.has_metadata) == (
+            3,
+            6,
+            True,
+            False,
+        )
+        assert statistics.bytes > 1000
+    client = QdrantClient(path=str(tmp_path / "index"))
+    points, _ = client.scroll("latelier", with_payload=["id"])
+    places = {point.payload["id"]: point.id for point in points}
+    client.set_payload("latelier", {"text": "changed"}, [places["a"]])
+    client.update_vectors("latelier", [models.PointVectors(id=places["b"], vector={"tokens": [[0.0] * 4]})])
+    client.close()
+    with indexes.Qdrant(tmp_path / "index") as index:
+        report = index.verify()
+        assert sorted(report.ids) == ["a", "b"]
+        assert "its contents differ from its checksum" in str(report)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers every request with the status that its path begins with."""
+
+    def do_GET(self):
+        self.send_response(int(self.path.split("/")[1]))
+        self.end_headers()
+        self.wfile.write(b'{"status":{"error":"Must provide an API key"}}')
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (401, "refuses this access .*Must provide an API key.*give an api_key that may read and write"),
+        (403, "refuses this access"),
+        (504, "has not answered in time .*; raise timeout="),
+        (500, "reports an error: UnexpectedResponse"),
+    ],
+)
+def test_errors_of_a_server_say_what_to_do(server, status, message):
+    with pytest.raises(StorageError, match=message):
+        indexes.Qdrant(url=f"{server}/{status}", api_key="wrong")
+
+
+def test_a_filter_that_takes_too_long_is_named(server):
+    index = indexes.Qdrant()
+    connection = index._connection
+    connection.is_local = False
+    error = StorageError
+    for filter, error in ((None, StorageError), ("year > 2000", FilterTimeoutError)):
+        with pytest.raises(error, match="in time"), connection.use(filter=filter):
+            QdrantClient(url=f"{server}/408", check_compatibility=False).get_collections()
+
+
+def test_no_server():
+    with pytest.raises(StorageError, match=r"no Qdrant server answers at http://127.0.0.1:9 .*check the url"):
+        indexes.Qdrant(url="http://127.0.0.1:9")
+
+
+def test_places_that_cannot_be(tmp_path, monkeypatch):
+    for arguments, message in [
+        ({"path": tmp_path, "url": "http://x"}, "give one: a folder, or a server"),
+        ({"url": "localhost"}, "received url='localhost'"),
+        ({"api_key": "k"}, "only a server"),
+        ({"collection": "a/b"}, "received collection='a/b'"),
+        ({"collection": ""}, "received collection=''"),
+        ({"dtype": "int8"}, "received dtype='int8'"),
+        ({"first_stage": "mean"}, "received first_stage='mean'"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"keywords": False, "tokenizer": "porter"}, "tokenizer"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            indexes.Qdrant(**arguments)
+    monkeypatch.setitem(__import__("sys").modules, "qdrant_client", None)
+    with pytest.raises(MissingExtraError, match=r"indexes.Qdrant needs the extra 'qdrant'"):
+        indexes.Qdrant()

@@ -1,0 +1,150 @@
+"""Filters of Qdrant: what is translated selects what SQLite selects, and all else is rejected by name."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latelier import indexes
+from latelier.errors import InvalidArgumentError
+
+VALUES = [None, 0, 1, -3, 2, 2.0, 2.5, 2**53, 2**53 + 1, -(2**63), 2**70, True, "", "a", "A", "b*", "1x", "0", "2", "ü"]
+ROWS = [
+    {"n": value, "s": VALUES[-1 - i], "tags": [value, ["x"], None], 'odd "100%" é.': value}
+    for i, value in enumerate(VALUES)
+]
+ROWS += [{}, {"n": ["a", 2], "tags": {"k": 2.0}}, {"tags": 2}, {"tags": []}, {"N": 7, "n": 8}, {"n": None, "N": 8}]
+IDS = [f"d{i}" if i % 2 else i - 5 for i in range(len(ROWS))]
+TEXTS = [None if i % 3 == 0 else f"text {i}: wing" for i in range(len(ROWS))]
+
+
+@pytest.fixture(scope="module")
+def both():
+    made = [indexes.Flat(), indexes.Qdrant()]
+    for index in made:
+        index.add(IDS, [np.ones((1, 2))] * len(IDS), TEXTS, ROWS)
+    yield made
+    for index in made:
+        index.close()
+
+
+def selected(index, filter, parameters=()):
+    return [hit.id for hit in index.search(np.ones((1, 2)), 99, filter=filter, parameters=parameters)[0]]
+
+
+column = st.sampled_from(["n", "s", '"odd ""100%"" é."', "id", "text"])
+field = st.sampled_from(["n", "s", '"odd ""100%"" é."'])
+numeric = ["0", "1", "-3", "2", "2.0", "2.5", "-(-2)", "0x2", "9007199254740993", "-9223372036854775808", "1e19"]
+texts = ["''", "'a'", "'A'", "'b*'", "'1x'", "'2'", "'ü'", "'d1'", "'text 1: wing'"]
+literal = st.sampled_from([*numeric, *texts, "NULL", "TRUE", "FALSE"])
+number = st.sampled_from(["0", "1", "-3", "2.0", "2.5", "1e19", "1e300", "NULL", "9007199254740992"])
+negation = st.sampled_from(["", "NOT "])
+comparison = st.one_of(
+    st.builds("{} {} {}".format, column, st.sampled_from(["=", "<>", "!=", "IS", "IS NOT", "=="]), literal),
+    st.builds("{} {} {}".format, literal, st.sampled_from(["=", "<>", "IS"]), column),
+    st.builds("{} IS {}DISTINCT FROM {}".format, column, negation, literal),
+    st.builds("{} {} {}".format, column, st.sampled_from(["<", "<=", ">", ">="]), number),
+    st.builds("{} {} {}".format, number, st.sampled_from(["<", "<=", ">", ">="]), column),
+    st.builds("{} {}IN ({})".format, column, negation, st.lists(literal, max_size=3).map(", ".join)),
+    st.builds("{} {}BETWEEN {} AND {}".format, column, negation, number, number),
+    st.builds("{} {}".format, column, st.sampled_from(["IS NULL", "IS NOT NULL", "ISNULL", "NOTNULL", "NOT NULL"])),
+    st.builds("{} IS {}".format, field, st.sampled_from(["TRUE", "FALSE", "NOT TRUE", "NOT FALSE"])),
+    st.builds("{} {}GLOB {}".format, column, negation, st.sampled_from(["'a*'", "'*wing*'", "'ü'"])),
+    st.builds("{}EXISTS (SELECT 1 FROM json_each(tags) WHERE value = {})".format, negation, literal),
+    st.builds("{} {} {}".format, literal, st.sampled_from(["=", "<", "<>", "IS"]), literal),
+    field,
+    literal,
+)
+expression = st.recursive(
+    comparison,
+    lambda inner: st.one_of(
+        st.builds("({}) AND ({})".format, inner, inner),
+        st.builds("({}) OR ({})".format, inner, inner),
+        st.builds("NOT ({})".format, inner),
+        st.builds("({}) IS {}".format, inner, st.sampled_from(["NULL", "NOT NULL", "TRUE", "NOT FALSE"])),
+    ),
+    max_leaves=5,
+)
+
+
+# The order of large integers, and whether an id or a text is true.
+REFUSED = (
+    r"[<>=] 9007199254740992|9007199254740992 [<>=]|(BETWEEN|AND) 9007199254740992"
+    r"|(id|text) IS (NOT )?(DISTINCT FROM )?(TRUE|FALSE)"
+)
+
+
+@given(expression)
+def test_random_filters_select_what_sqlite_does(both, filter):
+    flat, qdrant = both
+    found = selected(flat, filter)
+    if re.search(REFUSED, filter):
+        with pytest.raises(InvalidArgumentError, match="has no condition for"):
+            selected(qdrant, filter)
+    else:
+        assert selected(qdrant, filter) == found
+
+
+@pytest.mark.parametrize(
+    ("filter", "parameters"),
+    [
+        ("n = :n AND s <> :s", {"s": "a", "n": 2}),
+        (["n > :low", "id <> :id"], {"low": 0, "id": "d1"}),
+        (["n IN (?, ?)", "NOT tags IS NULL"], (2, "a")),
+        ("n IN (SELECT value FROM json_each(?))", ['[2, "a", null]']),
+        ("n NOT IN (SELECT value FROM json_each(?))", ['[2, "a"]']),
+        ("EXISTS (SELECT 1 FROM json_each(tags) AS tag WHERE tag.value IN (?, ?, ?))", ("a", 2, '["x"]')),
+        ("n = ?", [np.int64(2)]),
+        ("n = ?", [True]),
+        ("n = ? OR n = ?", [float("nan"), None]),
+        ("n < ?", [float("inf")]),
+        ("text GLOB 'text 1*'", ()),
+        ("s GLOB '*'", ()),
+        ("text LIKE '% 1%' OR id LIKE 'é%'", ()),
+        ("metadata = '{}'", ()),
+    ],
+)
+def test_filters_select_what_sqlite_does(both, filter, parameters):
+    flat, qdrant = both
+    assert selected(qdrant, filter, parameters) == selected(flat, filter, parameters)
+
+
+@pytest.mark.parametrize(
+    ("filter", "what"),
+    [
+        ("s < 'b'", "the order of strings, as in < 'b'"),
+        ("s BETWEEN 'a' AND 'b'", "the order of strings"),
+        ("n > 9007199254740993", r"the order of integers beyond 2\^53"),
+        ("s LIKE 'a%'", "LIKE with letters, whose case it ignores"),
+        ("s LIKE '1!%' ESCAPE '!'", "LIKE other than of a column and a pattern, without ESCAPE"),
+        ("s GLOB '*a'", r"the pattern '\*a'"),
+        ("s GLOB 'a[bc]*'", "the pattern"),
+        ("n GLOB '2*'", "which numbers could match too"),
+        ("n = s", "= between two columns or conditions"),
+        ("(n = 1) = (s = 2)", "= between two columns or conditions"),
+        ("n + 1 = 2", r"the operator \+"),
+        ("n COLLATE NOCASE = 'a'", "the operator COLLATE"),
+        ("metadata ->> '$.n' = 2", "the operator ->>"),
+        ("length(s) > 2", r"LENGTH\(\)"),
+        ("CASE WHEN n THEN 1 ELSE 0 END", "CASE"),
+        ("CAST(n AS TEXT) = '2'", r"CAST\(\)"),
+        ("n IN (s, 1)", "IN with a column"),
+        ("x'61' = n", "BLOB values"),
+        ("text", "text alone as a condition"),
+        ("-n = 2", "computed values"),
+        ("'a' IN (SELECT value FROM json_each(tags))", "see EXISTS"),
+        ("EXISTS (SELECT 1 FROM json_each(tags))", "EXISTS other than of a field"),
+        ("EXISTS (SELECT 1 FROM json_each(tags) WHERE value > 1)", "EXISTS with another condition"),
+        ("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = 1 AND key = 0)", "EXISTS with another condition"),
+        ("EXISTS (SELECT 1 FROM json_tree(tags) WHERE value = 1)", r"json_tree\(\)"),
+    ],
+)
+def test_what_qdrant_has_no_condition_for_is_named(both, filter, what):
+    with pytest.raises(InvalidArgumentError, match=f"no condition for .*{what}.*It has conditions for AND"):
+        selected(both[1], filter)
+
+
+def test_filters_of_fields_that_differ_in_case(both):
+    assert selected(both[1], "N = 7") == selected(both[0], "N = 7") == [IDS[-2]]
