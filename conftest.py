@@ -96,6 +96,17 @@ def docstrings() -> list[dict[str, str]]:
     return list(standard_library_documents())
 
 
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[object]:
+    """Ray on this machine, which takes seconds to start; ended with the tests."""
+    pytest.importorskip("ray")
+    from latelier.utils.ray_session import connect_to_ray
+
+    ray = connect_to_ray("Testing", num_cpus=4)
+    yield ray
+    ray.shutdown()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what is cached in one folder for all processes of a test run, never in the user's own."""

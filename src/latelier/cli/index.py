@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -32,6 +32,12 @@ class Format(str, Enum):
     PARQUET = "parquet"
     TXT = "txt"
     WHOLE = "whole"
+
+
+Workers: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
+]
 
 
 def index(
@@ -85,6 +91,7 @@ def index(
         bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    workers: Workers = None,
     max_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
     ] = None,
@@ -117,7 +124,7 @@ def index(
     quiet_loading()
     with _open_or_make(folder, model, device, kind, max_memory) as retriever:
         before = len(retriever)
-        options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress()}
+        options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
         options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
         if update:
             retriever.update(documents, skip_unchanged=True, **options)

@@ -6,15 +6,27 @@ from latelier.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from latelier.retrieve.document_sources import read_documents
+    from latelier.retrieve.encoding_workers import EncodingWorkers
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.passages import Passages
     from latelier.retrieve.results import Result
     from latelier.retrieve.retriever import Retriever
 
-__all__ = ["Explanation", "Passages", "Result", "Retriever", "Span", "TokenMatch", "WordMatch", "read_documents"]
+__all__ = [
+    "EncodingWorkers",
+    "Explanation",
+    "Passages",
+    "Result",
+    "Retriever",
+    "Span",
+    "TokenMatch",
+    "WordMatch",
+    "read_documents",
+]
 __getattr__, __dir__ = lazy_names(
     __name__,
     document_sources=("read_documents",),
+    encoding_workers=("EncodingWorkers",),
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     passages=("Passages",),
     results=("Result",),

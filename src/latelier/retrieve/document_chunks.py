@@ -7,7 +7,7 @@ are checked before the texts are encoded, which takes a thousand times longer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import DuplicateIdError, InvalidArgumentError
@@ -16,7 +16,6 @@ from latelier.retrieve.documents import InputDocument, parse_documents
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_count
 from latelier.utils.describing import short
-from latelier.utils.progress import progress_bar
 
 __all__ = ["DocumentChunk", "OnExisting", "document_chunks"]
 
@@ -28,15 +27,14 @@ _MOST_CHARACTERS = 1 << 26
 
 
 class DocumentChunk(NamedTuple):
-    """The documents of one transaction, and the progress bar to update."""
+    """The documents of one transaction."""
 
     ids: list[Id]
     documents: list[InputDocument]
-    progress: Any
 
 
 def document_chunks(
-    documents: Iterable[Any], stored: StoredDocuments, size: int, *, on_existing: OnExisting, show_progress: bool
+    documents: Iterable[Any], stored: StoredDocuments, size: int, *, on_existing: OnExisting, progress: Any
 ) -> Iterator[DocumentChunk]:
     """Parse documents and yield them in chunks, with ids that the index accepts.
 
@@ -50,8 +48,8 @@ def document_chunks(
         Documents per chunk; there are fewer if their texts take more than 64 MB.
     on_existing
         For an id that is in the index: raise an error, replace the stored document, or skip the new one.
-    show_progress
-        Show a progress bar on standard error.
+    progress
+        A progress bar, updated by the number of documents that are skipped.
 
     Yields
     ------
@@ -67,14 +65,11 @@ def document_chunks(
     """
     check_count("chunk_size", size)
     parsed = enumerate(parse_documents(documents))
-    total = len(documents) if isinstance(documents, Sized) else None
-    with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as progress:
-        while given := _take(parsed, size):
-            chunk = given if on_existing != "skip" else _not_in(stored, given)
-            progress.update(len(given) - len(chunk))
-            if chunk:
-                ids = _chunk_ids(chunk, stored, on_existing)
-                yield DocumentChunk(ids, [document for _, document in chunk], progress)
+    while given := _take(parsed, size):
+        chunk = given if on_existing != "skip" else _not_in(stored, given)
+        progress.update(len(given) - len(chunk))
+        if chunk:
+            yield DocumentChunk(_chunk_ids(chunk, stored, on_existing), [document for _, document in chunk])
 
 
 def _take(parsed: Iterator[tuple[int, InputDocument]], size: int) -> list[tuple[int, InputDocument]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from latelier.arrays import DTYPES
@@ -14,12 +17,14 @@ from latelier.retrieve.document_chunks import DocumentChunk, OnExisting, documen
 from latelier.retrieve.document_settings import DocumentSettings
 from latelier.retrieve.documents import InputDocument
 from latelier.retrieve.encoding_memory import encoding_sizes
+from latelier.retrieve.encoding_workers import EncodingWorkers, open_workers
 from latelier.retrieve.passage_ids import PassageId, encode_passage_id, passage_prefix
 from latelier.retrieve.passages import PassageRange, Passages, cut_texts
+from latelier.retrieve.pending_documents import PendingDocuments
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_count
 from latelier.utils.describing import describe
+from latelier.utils.progress import progress_bar
 
 __all__ = ["Filling"]
 
@@ -34,7 +39,7 @@ class _Rows(NamedTuple):
     texts: list[str]
     metadata: list[dict[str, Any]]
     prefixes: list[str]
-    documents: int
+    documents: list[Id]
 
 
 class _Document(NamedTuple):
@@ -61,6 +66,8 @@ class Filling:
         Whether to show a progress bar.
     passages, pool_factor, precision
         As the user gives them, see `Retriever.add`.
+    workers
+        Processes that encode, or their number; None: this process does.
     skip_unchanged
         Whether documents that are stored with the same text and metadata are left as they are.
     """
@@ -72,6 +79,7 @@ class Filling:
     passages: Any = None
     pool_factor: int | None = None
     precision: str | None = None
+    workers: EncodingWorkers | int | None = None
     skip_unchanged: bool = False
 
     def run(self, model: QueryModel, index: Index, documents: Iterable[Any]) -> None:
@@ -107,14 +115,15 @@ class Filling:
         settings = DocumentSettings.chosen(
             index, self.passages, self.pool_factor, max_length=lambda: model.document_limits[1]
         )
-        stored = StoredDocuments(index, has_passages=settings.passages is not None)
-        chunks = document_chunks(
-            documents, stored, self.chunk_size, on_existing=self.on_existing, show_progress=self.show_progress
-        )
-        for chunk in chunks:
-            for rows in self._rows(chunk, settings.passages, model, stored):
-                bar = _DocumentBar(chunk.progress, rows.documents, len(rows.ids))
-                embeddings = self._encode(model, rows.texts, settings.pool_factor, bar)
+        stored = PendingDocuments(index, has_passages=settings.passages is not None)
+        total = len(documents) if isinstance(documents, Sized) else None
+        with progress_bar(shown=self.show_progress, total=total, desc="Indexing", unit=" documents") as progress:
+            chunks = document_chunks(
+                documents, stored, self.chunk_size, on_existing=self.on_existing, progress=progress
+            )
+            passages, pool_factor = settings.passages, settings.pool_factor
+            transactions = (rows for chunk in chunks for rows in self._rows(chunk, passages, model, stored, progress))
+            for rows, embeddings in self._encoded(model, transactions, pool_factor, progress):
                 if index.dim is None:
                     model.identity.store_in(index)
                     settings.store_in(index)
@@ -123,25 +132,47 @@ class Filling:
                 else:
                     write = index.update if self.on_existing == "replace" else index.add
                     write(rows.ids, embeddings, rows.texts, rows.metadata)
+                stored.end(rows.documents)
+
+    def _encoded(
+        self, model: QueryModel, transactions: Iterable[_Rows], pool_factor: int, progress: Any
+    ) -> Iterator[tuple[_Rows, Any]]:
+        """Yield what each transaction stores, with its vectors."""
+        if self.workers is None:
+            for rows in transactions:
+                bar = _DocumentBar(progress, len(rows.documents), len(rows.ids))
+                yield rows, self._encode(model, rows.texts, pool_factor, bar)
+            return
+        options = {"batch_size": self.batch_size, "pool_factor": pool_factor, "precision": self.precision}
+        with open_workers(self.workers, model) as workers:
+            for rows, embeddings in _encode_ahead(workers, transactions, self.chunk_size, options):
+                yield rows, embeddings
+                progress.update(len(rows.documents))
 
     def _rows(
-        self, chunk: DocumentChunk, passages: Passages | None, model: QueryModel, stored: StoredDocuments
+        self,
+        chunk: DocumentChunk,
+        passages: Passages | None,
+        model: QueryModel,
+        stored: PendingDocuments,
+        progress: Any,
     ) -> Iterator[_Rows]:
         """Yield the rows of a chunk in as many transactions as they need; a document is never in two."""
-        rows = _Rows([], [], [], [], 0)
+        rows = _Rows([], [], [], [], [])
         for id, document in zip(chunk.ids, _parts(chunk, passages, model), strict=True):
             if self.skip_unchanged and _is_stored(stored, id, document):
-                chunk.progress.update(1)
+                progress.update(1)
                 continue
             if rows.ids and len(rows.ids) + len(document.ids) > self.chunk_size:
                 yield rows
-                rows = _Rows([], [], [], [], 0)
+                rows = _Rows([], [], [], [], [])
             rows.ids.extend(document.ids)
             rows.texts.extend(document.texts)
             rows.metadata.extend([document.metadata] * len(document.ids))
             if passages is not None:
                 rows.prefixes.append(passage_prefix(id))
-            rows = rows._replace(documents=rows.documents + 1)
+            rows.documents.append(id)
+            stored.begin([id])
         if rows.ids:
             yield rows
 
@@ -157,6 +188,24 @@ class Filling:
         if len(texts) <= size:
             return encode(texts)
         return (encode(texts[first : first + size]) for first in range(0, len(texts), size))
+
+
+def _encode_ahead(
+    workers: EncodingWorkers, transactions: Iterable[_Rows], size: int, options: dict[str, Any]
+) -> Iterator[tuple[_Rows, Any]]:
+    """Yield what each transaction stores, with its vectors, while workers encode the next transactions."""
+    waiting: deque[_Rows] = deque()
+
+    def chunks() -> Iterator[list[str]]:
+        for rows in transactions:
+            waiting.append(rows)
+            yield from (rows.texts[first : first + size] for first in range(0, len(rows.texts), size))
+
+    with closing(workers.encode(chunks(), **options)) as encoded:
+        for vectors in encoded:
+            rows = waiting.popleft()
+            remaining = -(-len(rows.texts) // size) - 1  # chunks of a very long document, read while it is stored
+            yield rows, chain([vectors], islice(encoded, remaining)) if remaining else vectors
 
 
 class _DocumentBar:
@@ -194,9 +243,9 @@ def _parts(chunk: DocumentChunk, passages: Passages | None, model: QueryModel) -
         yield _Document(ids, texts, document.metadata)
 
 
-def _is_stored(stored: StoredDocuments, id: Id, document: _Document) -> bool:
+def _is_stored(stored: PendingDocuments, id: Id, document: _Document) -> bool:
     """Whether the index holds a document with the same passages, texts and metadata."""
-    if stored.parts(id) != document.ids:
+    if stored.is_pending(id) or stored.parts(id) != document.ids:
         return False
     records = stored.index.get(document.ids)
     return all(

@@ -15,6 +15,7 @@ from latelier.errors import LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.search_mode import Fusion, Mode
+from latelier.retrieve.encoding_workers import EncodingWorkers
 from latelier.retrieve.explaining import explain_document
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.filling import Filling
@@ -73,9 +74,6 @@ class Retriever:
     >>> found = retriever.search("city", filter="country = ?", parameters=("fr",))
     >>> [result.id for result in found]
     ['paris']
-    >>> retriever.search(["unhealthy fruit", "   "])
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: queries[1] is '   '; expected a text that is not empty.
     """
 
     def __init__(
@@ -212,6 +210,7 @@ class Retriever:
         passages: Passages | int | bool | None = None,
         pool_factor: int | None = None,
         precision: str | None = None,
+        workers: EncodingWorkers | int | None = None,
     ) -> None:
         """Encode and store new documents.
 
@@ -222,8 +221,7 @@ class Retriever:
             2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally ``"id"`` or
             ``"_id"`` and ``"title"`` (put before the text); all other keys are metadata.
         skip_existing
-            Skip documents with an id that is in the index, and encode only the others. Repeating an interrupted call
-            continues it.
+            Skip documents with an id that is in the index. Repeating an interrupted call continues it.
         batch_size
             Texts of maximum length per batch; batches of shorter texts hold more.
         chunk_size
@@ -235,10 +233,11 @@ class Retriever:
             or True for as many tokens as the model reads. False: whole documents, of which the model reads the
             beginning. None: as the index has them; a new one has whole documents.
         pool_factor
-            Pool about so many token vectors of a document into one, see `latelier.models.pool_tokens`. None: as the
-            index has them; a new one has all vectors.
+            Pool about so many token vectors into one, see `latelier.models.pool_tokens`. None: as the index; 1 if new.
         precision
             Number format of the vectors in memory, as in `latelier.models.ColBERT.encode`.
+        workers
+            `EncodingWorkers`, or how many to start for this call; each encodes a chunk at a time. None: no others.
 
         Raises
         ------
@@ -248,7 +247,7 @@ class Retriever:
         DuplicateIdError
             If an id is in the index already; `update` replaces documents.
         """
-        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision
+        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision, workers
         Filling("skip" if skip_existing else "raise", *options).run(self._model, self.index, documents)
 
     def update(
@@ -262,12 +261,13 @@ class Retriever:
         pool_factor: int | None = None,
         precision: str | None = None,
         skip_unchanged: bool = False,
+        workers: EncodingWorkers | int | None = None,
     ) -> None:
         """Encode documents and store them, replacing those with the same ids.
 
         Parameters
         ----------
-        documents, batch_size, chunk_size, show_progress, passages, pool_factor, precision
+        documents, batch_size, chunk_size, show_progress, passages, pool_factor, precision, workers
             As in `add`, but every document needs an id; all its passages are replaced in one commit.
         skip_unchanged
             Leave documents as they are, without encoding them, that are stored with the same text and metadata.
@@ -277,7 +277,7 @@ class Retriever:
         InvalidArgumentError
             As in `add`, and if a document has no id.
         """
-        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision
+        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision, workers
         Filling("replace", *options, skip_unchanged).run(self._model, self.index, documents)
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
