@@ -5,17 +5,17 @@ import contextlib
 import pytest
 
 from latelier.indexes.sharded import replica
-from latelier.indexes.sharded.ray_session import require_ray
+from latelier.utils.ray_session import require_ray
 
 
 @contextlib.contextmanager
 def local_ray():
     """Start a small local Ray, unless one is running, and stop it."""
-    ray = require_ray()
+    ray = require_ray("Testing")
     if ray.is_initialized():
         yield ray
         return
-    options = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+    options = {"num_cpus": 4, "object_store_memory": 100 << 20, "include_dashboard": False}
     ray.init(**options, log_to_driver=False, logging_level="ERROR")
     try:
         yield ray

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from latelier.errors import LatelierError, StorageError
-from latelier.indexes.sharded.ray_session import require_ray
 from latelier.indexes.sharded.shard import Shard, ShardOptions
+from latelier.utils.ray_session import require_ray
 
 __all__ = ["Replica", "ReplicaDownError", "ShardProcess"]
 
@@ -71,7 +71,7 @@ class Replica:
         self.options = options
         self._opening = threading.Lock()
         self._opened = 0
-        self._ray = require_ray()
+        self._ray = require_ray("A sharded index")
         self._actor = start_process(resources)
         self._started = self._actor.open.options(concurrency_group="write").remote(options)
 
@@ -161,13 +161,15 @@ def start_process(resources: dict[str, float]) -> Any:
     """Start a process without a shard, and return its actor."""
     # It asks for no processor: shards are idle between searches, and would block those that encode documents.
     groups = {"read": _READS, "write": 1}
-    make = require_ray().remote(num_cpus=0, resources=resources, max_restarts=-1, concurrency_groups=groups)
+    make = require_ray("A sharded index").remote(
+        num_cpus=0, resources=resources, max_restarts=-1, concurrency_groups=groups
+    )
     return make(ShardProcess).remote()
 
 
 def stop_process(actor: Any) -> None:
     """End a process."""
-    require_ray().kill(actor)
+    require_ray("A sharded index").kill(actor)
 
 
 def fetch(ray: Any, reference: Any) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 
 from latelier.errors import LatelierError
 from latelier.indexes.sharded.commit_record import CommitRecord
-from latelier.indexes.sharded.ray_session import connect_ray, node_resources, threads_of_node
+from latelier.indexes.sharded.ray_nodes import node_resources, threads_of_node
 from latelier.indexes.sharded.replica import Replica
 from latelier.indexes.sharded.shard import ShardOptions
+from latelier.utils.ray_session import connect_to_ray
 
 __all__ = ["Replicas", "persist", "shard_folder"]
 
@@ -48,7 +49,7 @@ class Replicas:
         read_only: bool,
         max_memory: int | None,
     ) -> None:
-        ray = connect_ray()
+        ray = connect_to_ray("A sharded index")
         nodes = nodes or record.nodes
         places = {
             (shard, replica): None if nodes is None else nodes[(shard + replica) % len(nodes)]

@@ -1,49 +1,17 @@
-"""The connection to a Ray cluster: the running one, or a local one that is started, and the resources of its nodes."""
+"""The nodes of a Ray cluster: what processes ask for to be started on one, and how many threads they compute with."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import InvalidArgumentError
 
-__all__ = ["connect_ray", "node_resources", "require_ray", "threads_of_node"]
+__all__ = ["node_resources", "threads_of_node"]
 
 # The share of a node's resource that a process asks for, only to be started on that node.
 _SHARE = 0.0001
-
-
-def require_ray() -> ModuleType:
-    """Return the module ``ray``.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
-    """
-    # Ray would report to its makers that it was started.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("A sharded index", "ray") from error
-    return ray
-
-
-def connect_ray() -> ModuleType:
-    """Return the module ``ray``, connected to a cluster; without one, a local one is started.
-
-    Raises
-    ------
-    MissingExtraError
-        If Ray is not installed.
-    """
-    ray = require_ray()
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    return ray
 
 
 def node_resources(ray: ModuleType, node: str | None) -> dict[str, float]:
