@@ -62,14 +62,14 @@ def test_collections_of_others_stay_as_they_are(tmp_path):
         indexes.Qdrant(tmp_path / "index", collection="other")
 
 
-def test_candidates_are_those_of_the_single_vectors():
-    """With one candidate more than hits, MaxSim orders the best of the mean vectors; "exact" all documents."""
-    index = indexes.Qdrant()
+@pytest.mark.parametrize("first_stage", [MeanVectors(), FixedDimensionalEncodings(k_sim=2, d_proj=4, seed=3)])
+def test_candidates_are_those_of_the_single_vectors(first_stage):
+    """With few more candidates than hits, MaxSim orders the best of the single vectors; "exact" all documents."""
+    index = indexes.Qdrant(first_stage=first_stage)
     documents = matrices([6] * 50, dim=8)
     index.add(range(50), documents, metadata=[{"n": i} for i in range(50)])
     queries = matrices([4, 4], dim=8, seed=1)
-    mean = MeanVectors()
-    scores = mean.encode_queries(queries) @ mean.encode_documents(documents).T
+    scores = first_stage.encode_queries(queries) @ first_stage.encode_documents(documents).T
     for query, hits, row in zip(queries, index.search(queries, 3, candidates=7), scores, strict=True):
         best = set(np.argsort(-row)[:7].tolist())
         check_hits([hits], expected_hits(index, [query], 3, keep=lambda id, best=best: id in best))
