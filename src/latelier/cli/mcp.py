@@ -19,6 +19,9 @@ def mcp(
         bool, typer.Option("--http", help="Streamable HTTP on this machine rather than standard input and output.")
     ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port, with --http.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="LATELIER_MCP_TOKEN", help="Secret that clients send, with --http.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model of all these indexes; default: each index's own.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
 ) -> None:
@@ -36,6 +39,7 @@ def mcp(
 
     try:
         from latelier.serve.mcp import create_mcp_server
+        from latelier.serve.mcp_http import serve_mcp
     except ImportError as error:
         raise MissingExtraError("The Model Context Protocol", "mcp") from error
     quiet_loading()
@@ -43,6 +47,6 @@ def mcp(
         retrievers = open_named(folders, stack, model=model, device=device, read_only=not writable)
         server = create_mcp_server(retrievers, writable=writable)
         if http:
-            server.run("streamable-http", port=port)
+            serve_mcp(server, port=port, token=token or None)
         else:
             server.run("stdio")

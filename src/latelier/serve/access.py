@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,11 +11,9 @@ from fastapi.security import HTTPBearer
 
 from latelier.errors import InvalidArgumentError
 from latelier.serve.errors import ForbiddenError, UnauthorizedError
+from latelier.serve.tokens import check_token, sends_token
 
 __all__ = ["Access", "Reading", "Writing", "is_loopback"]
-
-# Shorter tokens can be guessed.
-_SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,7 @@ class Access:
 
     def __post_init__(self) -> None:
         for name in ("read", "write"):
-            token = getattr(self, f"{name}_token")
-            if token is not None and not (len(token) >= _SHORTEST_TOKEN and token.isascii() and _is_visible(token)):
-                raise InvalidArgumentError(
-                    f"the {name} token has {len(token)} characters; expected at least {_SHORTEST_TOKEN}, all of them "
-                    "visible ASCII characters: python -c 'import secrets; print(secrets.token_urlsafe())' makes one."
-                )
+            check_token(f"{name} token", getattr(self, f"{name}_token"))
         if self.read_token is not None and self.read_token == self.write_token:
             raise InvalidArgumentError("the read token and the write token are equal; leave the read token out.")
 
@@ -77,11 +69,8 @@ class Access:
             return True
         if action == "read" and self.read_token is None:
             return True
-        scheme, _, sent = (authorization or "").partition(" ")
         tokens = (self.write_token,) if action == "write" else (self.read_token, self.write_token)
-        # Every token is compared, each in a time that does not depend on how much of it is right.
-        same = [hmac.compare_digest(sent.encode(), token.encode()) for token in tokens if token is not None]
-        return scheme.lower() == "bearer" and any(same)
+        return sends_token(authorization, [token for token in tokens if token is not None])
 
     def check_host(self, host: str) -> None:
         """Check that a server may be bound to an address.
@@ -138,7 +127,3 @@ async def _writing(request: Request, _: _Header) -> None:
 
 
 Reading, Writing = Depends(_reading), Depends(_writing)
-
-
-def _is_visible(token: str) -> bool:
-    return all("!" <= character <= "~" for character in token)

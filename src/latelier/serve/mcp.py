@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
 from mcp.server.mcpserver import MCPServer
@@ -110,7 +111,7 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     """
     if not retrievers:
         raise InvalidArgumentError("received no retriever; expected at least one.")
-    server: MCPServer[Any] = MCPServer("latelier", instructions=_INSTRUCTIONS)
+    server: MCPServer[Any] = MCPServer("latelier", version=version("latelier"), instructions=_INSTRUCTIONS)
     tools = _Tools(retrievers)
     reading = (tools.list_indexes, tools.search, tools.get, tools.explain, tools.why_not)
     writing = (tools.add, tools.update, tools.remove) if writable else ()

@@ -1,0 +1,88 @@
+"""The configurations that the documentation shows: their commands, run as a client runs them, and HTTP with a token."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from anyio import run
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from documents import FENCE
+from latelier.errors import InvalidArgumentError
+from latelier.serve.tokens import check_token
+
+PAGE = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text(encoding="utf-8")
+CONFIGURATIONS = [json.loads(fence["body"]) for fence in FENCE.finditer(PAGE) if fence["language"] == "json"]
+SERVERS = [server for each in CONFIGURATIONS for server in (each.get("mcpServers") or each["servers"]).values()]
+COMMAND = ["-c", "from latelier.cli import main; main()"]
+TOKEN = "a-secret-of-agents"
+
+
+async def found(server):
+    async with Client(server) as client:
+        answer = await client.call_tool("search", {"query": "planets in the sky", "k": 1})
+        return [hit["id"] for hit in answer.structured_content["result"]]
+
+
+def test_the_page_has_servers_of_both_kinds():
+    assert ["command" in server for server in SERVERS] == [True, True, False, False]
+    assert {server["url"] for server in SERVERS if "url" in server} == {"http://127.0.0.1:8000/mcp"}
+    commands = {(server["command"], *server["args"]) for server in SERVERS if "command" in server}
+    assert commands == {("latelier", "mcp", "/path/to/my-index")}
+
+
+def test_the_command_serves_over_standard_input_and_output(folder):
+    [server] = {json.dumps(server["args"]) for server in SERVERS if "command" in server}
+    arguments = [str(folder) if part == "/path/to/my-index" else part for part in json.loads(server)]
+    parameters = StdioServerParameters(command=sys.executable, args=[*COMMAND, *arguments], env=dict(os.environ))
+    assert run(found, stdio_client(parameters)) == ["moon"]
+
+
+@pytest.fixture
+def url(folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, *COMMAND, "mcp", str(folder), "--device", "cpu", "--http", "--port", str(port)]
+    with subprocess.Popen(
+        command, env={**os.environ, "LATELIER_MCP_TOKEN": TOKEN}, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            address = f"http://127.0.0.1:{port}/mcp"
+            for _ in range(600):
+                try:
+                    httpx2.get(address)
+                    break
+                except httpx2.ConnectError:
+                    assert process.poll() is None
+                    time.sleep(0.1)
+            yield address
+        finally:
+            process.terminate()
+
+
+def test_over_http_only_clients_with_the_token_are_served(url):
+    for headers in ({}, {"Authorization": "Bearer something-else-here"}, {"Authorization": f"Basic {TOKEN}"}):
+        refused = httpx2.post(url, json={}, headers=headers)
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert "Authorization: Bearer TOKEN" in refused.json()["error"]
+
+    async def main():
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+            return await found(streamable_http_client(url, http_client=http))
+
+    assert run(main) == ["moon"]
+
+
+@pytest.mark.parametrize("token", ["short", "with spaces inside it", "ü" * 20])
+def test_tokens_that_can_be_guessed_or_not_be_sent_are_rejected(token):
+    with pytest.raises(InvalidArgumentError, match="expected at least 16, all of them visible ASCII"):
+        check_token("token", token)
