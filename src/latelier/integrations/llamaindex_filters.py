@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.integrations.conditions import (
@@ -65,7 +65,12 @@ def llamaindex_filter(filters: MetadataFilters) -> SqlCondition | None:
 
 _LISTS = (FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL)
 _TEXTS = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
-_ORDERS = (FilterOperator.GT, FilterOperator.GTE, FilterOperator.LT, FilterOperator.LTE)
+_ORDERS: dict[FilterOperator, Literal["<", "<=", ">", ">="]] = {
+    FilterOperator.GT: ">",
+    FilterOperator.GTE: ">=",
+    FilterOperator.LT: "<",
+    FilterOperator.LTE: "<=",
+}
 _CONDITIONS: dict[FilterOperator, Callable[[SqlCondition, Any], SqlCondition]] = {
     FilterOperator.EQ: equals,
     FilterOperator.NE: lambda field, value: negate(equals(field, value)),
@@ -89,7 +94,7 @@ def _condition(filter: MetadataFilter) -> SqlCondition:
     if operator in _ORDERS:
         if not isinstance(value, (int, float, str)):
             raise _wrong_value(filter, "a number or a text")
-        return in_order(field, operator.value, value)
+        return in_order(field, _ORDERS[operator], value)
     return _CONDITIONS[operator](field, value)
 
 
