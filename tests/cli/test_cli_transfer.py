@@ -55,10 +55,26 @@ def test_a_new_index_is_as_the_source(run, tmp_path):
                 assert f", {expected[1]}, " in repr(index)
 
 
+@pytest.mark.slow
+def test_a_sharded_index_and_back(run, folder, tmp_path):
+    pytest.importorskip("ray")
+    sharding = ("--kind", "ivf", "--nbits", 2, "--shards", 2)
+    for written in (3, 0):  # the same command goes on
+        result = run("copy", folder, tmp_path / "sharded", *sharding, "--json")
+        assert json.loads(result.stdout)["written"] == written, result.output
+    result = run("copy", folder, tmp_path / "sharded", "--shards", 3)
+    assert "has shards=2, not 3; leave --shards out" in result.stderr
+    assert "3 written to" in run("export", tmp_path / "sharded", tmp_path / "out").stdout
+    assert "3 written to" in run("import", tmp_path / "out", tmp_path / "back").stdout
+    assert ", 2-bit, " in repr(indexes.open(tmp_path / "back", read_only=True))
+    assert found(run, tmp_path / "back") == found(run, folder)
+
+
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
         (("--kind", "ivf"), 1, "has kind=flat, not ivf; leave --kind out"),
+        (("--shards", 2), 1, "has shards=None, not 2; leave --shards out"),
         (("--nbits", 4), 1, "has nbits=None, not 4; leave --nbits out"),
         (("--kind", "tree"), 2, "'tree' is not one of"),
     ],

@@ -16,9 +16,14 @@ def copy(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder of the index to copy from.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index to copy to; made if missing.")],
     *,
-    kind: Annotated[Kind | None, typer.Option(help="Kind of a new index; default: that of the source.")] = None,
+    kind: Annotated[
+        Kind | None, typer.Option(help="Kind of a new index, or of its shards; default: that of the source.")
+    ] = None,
     nbits: Annotated[
         int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as the source, or 8.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Divide a new index among N shards; needs the extra ray.")
     ] = None,
     settings: Annotated[
         bool, typer.Option("--settings/--no-settings", help="Store the settings of the source, such as its model.")
@@ -39,6 +44,6 @@ def copy(
     from latelier.cli.output import print_transfer, show_progress
     from latelier.cli.target_index import open_target
 
-    with indexes.open(source, read_only=True) as given, open_target(folder, kind, nbits, like=given) as target:
+    with indexes.open(source, read_only=True) as given, open_target(folder, kind, nbits, shards, like=given) as target:
         report = indexes.copy_documents(given, target, settings=settings, show_progress=show_progress())
     print_transfer(report, json_output)

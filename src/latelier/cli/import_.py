@@ -16,9 +16,14 @@ def import_(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the export.")],
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index; made if missing.")],
     *,
-    kind: Annotated[Kind | None, typer.Option(help="Kind of a new index; default: that of the exported index.")] = None,
+    kind: Annotated[
+        Kind | None, typer.Option(help="Kind of a new index, or of its shards; default: as exported.")
+    ] = None,
     nbits: Annotated[
         int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as exported, or 8.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Divide a new index among N shards; needs the extra ray.")
     ] = None,
     settings: Annotated[
         bool, typer.Option("--settings/--no-settings", help="Store the settings of the export, such as its model.")
@@ -41,6 +46,6 @@ def import_(
     from latelier.cli.target_index import open_target
 
     about = indexes.Export(folder).manifest
-    with open_target(index, kind, nbits, like=about) as target:
+    with open_target(index, kind, nbits, shards, like=about) as target:
         report = indexes.import_documents(folder, target, settings=settings, show_progress=show_progress())
     print_transfer(report, json_output)
