@@ -330,7 +330,7 @@ class HaystackRanker:
         """
         texts: list[Any] = [document.content for document in documents]
         ranked = rank_texts(self._loaded(), query, texts, self.top_k if top_k is None else top_k)
-        return {"documents": [replace(documents[hit.id], score=hit.score) for hit in ranked]}
+        return {"documents": [replace(documents[int(hit.id)], score=hit.score) for hit in ranked]}
 
     @component.output_types(documents=list[Document])
     async def run_async(

@@ -244,6 +244,6 @@ class LangChainReranker(BaseDocumentCompressor):
         """
         ranked = rank_texts(self._encoder, query, [document.page_content for document in documents], self.top_n)
         return [
-            documents[hit.id].model_copy(update={"metadata": {**documents[hit.id].metadata, SCORE_KEY: hit.score}})
-            for hit in ranked
+            document.model_copy(update={"metadata": {**document.metadata, SCORE_KEY: hit.score}})
+            for hit, document in ((hit, documents[int(hit.id)]) for hit in ranked)
         ]

@@ -235,7 +235,7 @@ class LlamaIndexReranker(BaseNodePostprocessor):
             raise InvalidArgumentError("received no query; give query_str or query_bundle.")
         texts = [node.node.get_content(metadata_mode=self.metadata_mode) for node in nodes]
         ranked = rank_texts(self._encoder, query_bundle.query_str, texts, self.top_n)
-        return [NodeWithScore(node=nodes[hit.id].node, score=hit.score) for hit in ranked]
+        return [NodeWithScore(node=nodes[int(hit.id)].node, score=hit.score) for hit in ranked]
 
 
 def _node(result: Result) -> TextNode:
