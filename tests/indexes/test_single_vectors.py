@@ -184,6 +184,7 @@ def test_settings_are_json_and_come_back(kind):
     [
         ({"kind": "sum"}, "kind 'sum'; this version of latelier knows mean, fde"),
         ({}, "kind None"),
+        ("mean", "received 'mean'; give what SingleVectors.to_dict returned"),
         ({"kind": "mean", "seed": 1}, r"parameters \['seed'\] for single vectors of kind 'mean'"),
         ({"kind": "fde", "k_sim": 9}, "received k_sim=9; expected an integer from 0 to 8"),
     ],
@@ -209,6 +210,13 @@ def test_no_document_and_bad_documents(kind):
     documents = unit(*[1000] * 12)
     documents[7][999, 3] = np.nan
     with pytest.raises(EmbeddingsError, match="document 7 holds NaN"):
+        kind.encode_documents(documents)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=str)
+def test_numbers_whose_sum_is_beyond_float32(kind):
+    documents = [*unit(3, 4), np.full((3, DIM), 3e38, dtype="float32"), *unit(2)]
+    with pytest.raises(EmbeddingsError, match="document 2 has numbers too large to add up"):
         kind.encode_documents(documents)
 
 

@@ -108,12 +108,19 @@ class SingleVectors(ABC):
         out = np.empty((len(packed), self.size(packed.dim)), dtype="float32")
         most = max(1, _BLOCK_NUMBERS // max(1, out.shape[1]))
         for first, last in split_by_rows(packed.offsets, _BLOCK_TOKENS, most):
-            block = packed[first:last].to("numpy").to("float32")
-            finite = np.isfinite(block.vectors).all(axis=1)
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below
+                block = packed[first:last].to("numpy").to("float32")
+                finite = np.isfinite(block.vectors).all(axis=1)
+                if not finite.all():
+                    at = first + int(np.searchsorted(block.offsets, np.argmin(finite), side="right")) - 1
+                    raise EmbeddingsError(
+                        f"{name} {at} holds NaN, infinity or a number beyond float32; check the model that encoded it."
+                    )
+                out[first:last] = encode(block.vectors, block.offsets)
+            finite = np.isfinite(out[first:last]).all(axis=1)
             if not finite.all():
-                at = first + int(np.searchsorted(block.offsets, np.argmin(finite), side="right")) - 1
                 raise EmbeddingsError(
-                    f"{name} {at} holds NaN, infinity or a number beyond float32; check the model that encoded it."
+                    f"{name} {first + int(np.argmin(finite))} has numbers too large to add up in float32; normalise "
+                    "the vectors."
                 )
-            out[first:last] = encode(block.vectors, block.offsets)
         return out

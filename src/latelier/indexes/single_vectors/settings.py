@@ -39,6 +39,8 @@ def single_vectors_from_dict(settings: Mapping[str, Any]) -> SingleVectors:
     >>> single_vectors_from_dict({"kind": "mean"})
     MeanVectors()
     """
+    if not isinstance(settings, Mapping):
+        raise InvalidArgumentError(f"received {short(settings)}; give what SingleVectors.to_dict returned.")
     parameters = dict(settings)
     kind = parameters.pop("kind", None)
     if not isinstance(kind, str) or kind not in _KINDS:
