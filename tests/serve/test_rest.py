@@ -130,6 +130,19 @@ def test_explanations_add_up_to_the_score(client):
     assert "healthy" in words
 
 
+def test_several_documents_are_explained_with_one_encoding_of_the_query(client, retriever, monkeypatch):
+    encoded, encode = [], retriever.query_model.encode_queries
+    monkeypatch.setattr(retriever.query_model, "encode_queries", lambda texts: encoded.append(texts) or encode(texts))
+    explained = post(client, "/explain", {"query": "healthy apples", "ids": [7, "fruit", "moon"]})
+    assert encoded == [["healthy apples"]]
+    for explanation, id in zip(explained, (7, "fruit", "moon"), strict=True):
+        expected = retriever.explain("healthy apples", id)
+        assert (explanation["id"], explanation["text"]) == (id, expected.text)
+        assert explanation["score"] == pytest.approx(expected.score)
+    unknown = client.post(f"{INDEX}/explain", json={"query": "apples", "ids": ["moon", "nothing"]})
+    assert "'nothing'" in error(unknown, 404)["message"]
+
+
 def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
     documents = ["The moon is far away.", {"text": "Apples are fruit."}, "Seven kings."]
     body = {"query": "bananas", "documents": documents, "top_n": 2, "return_documents": True}

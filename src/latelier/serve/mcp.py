@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Explanation, Result, Retriever
+from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.stored_documents import StoredDocuments
 
 __all__ = ["create_mcp_server"]
@@ -154,10 +155,12 @@ class _Tools:
         """Find the documents that match a query best, with the passages that matched."""
         retriever = self._retriever(index)
         options = {} if mode == "vectors" else {"mode": mode}
-        return [
-            _found(result, None if mode == "keywords" else retriever.explain(query, result.id))
-            for result in retriever.search(query, k, filter=filter, **options)
-        ]
+        results = retriever.search(query, k, filter=filter, **options)
+        if mode == "keywords":
+            return [_found(result, None) for result in results]
+        ids = [result.id for result in results]
+        explanations = explain_documents(retriever.query_model, retriever.index, query, ids)
+        return [_found(result, explanation) for result, explanation in zip(results, explanations, strict=True)]
 
     def get(
         self,

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from latelier.errors import EmbeddingsError, UnknownIdError
 from latelier.indexes import Id
 from latelier.retrieve import Retriever
+from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.search_batch import Search
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.serve.access import Reading, Writing
@@ -146,7 +147,7 @@ async def explain(request: Request, service: Index, body: ExplainRequest) -> lis
     limits.check_hits(len(body.ids))
 
     def explain_all(retriever: Retriever) -> list[ExplainResponse]:
-        explanations = (retriever.explain(body.query, id) for id in body.ids)
+        explanations = explain_documents(retriever.query_model, retriever.index, body.query, body.ids)
         return [ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
 
     return await service.ask(explain_all)

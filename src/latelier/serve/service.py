@@ -116,18 +116,19 @@ class Service:
 
     async def write(self, change: Callable[[Retriever], T]) -> T:
         """Call a function that changes the index, after those that wait already; it has committed when this returns."""
-        return await self._within(self._writes.submit(lambda: change(self.retriever)))
+        work = self._writes.submit(lambda: change(self.retriever))
+        return await self._within(work, "A change that had begun is still made.")
 
     async def ask(self, question: Callable[[Retriever], T]) -> T:
         """Call a function that reads the index, in a thread."""
         return await self._within(self._others.submit(lambda: question(self.retriever)))
 
-    async def _within(self, answer: Any) -> Any:
+    async def _within(self, answer: Any, otherwise: str = "Try again later, or ask for less.") -> Any:
         try:
             return await asyncio.wait_for(answer, self._limits.seconds)
         except asyncio.TimeoutError:
             raise RequestTimeoutError(
-                f"the request took longer than {self._limits.seconds} seconds. A change that had begun is still made."
+                f"the request took longer than {self._limits.seconds} seconds. {otherwise}"
             ) from None
 
     def _queue(self, kind: str) -> Batcher[Work, Any]:
