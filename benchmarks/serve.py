@@ -3,9 +3,14 @@
     python benchmarks/serve.py path/to/scifact [--documents 5000] [--seconds 10] [--clients 1 8 64] [--effort fast]
 
 The folder is a collection in BEIR layout. Its documents are indexed once (IVF, the default model) and served by a
-process of its own with the exported encoder (extra ``onnx``) or torch (``--backend torch``). Each client sends the next
-query when it has the answer to its last one, over one connection. ``texts`` are encoded by the server; ``vectors`` are
-sent as token vectors. Clients run in this process, so they take processor time from the server.
+process of its own with the exported encoder (extra ``onnx``; ``--compute-dtype int8`` exports it with integer weights)
+or torch (``--backend torch``). Each client sends the next query when it has the answer to its last one, over one
+connection. ``texts`` are encoded by the server; ``vectors`` are sent as token vectors. The first searches of the
+process, which compile, are not measured.
+
+``own MB`` is the memory of the process itself; ``mapped MB`` are pages of files in memory, most of them the index's and
+the model's, which the system takes back when it needs them. All clients are coroutines of this process; ``client`` is
+the share of one core that they use, which is not the server's.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ from latelier import indexes
 from latelier.evaluation import load_beir
 from latelier.retrieve import Retriever
 
+# Enough for an index to search with its compiled kernels.
+WARM_SECONDS = 5
+
 
 def make_index(options: argparse.Namespace) -> tuple[Path, list[str], list[list[list[float]]]]:
     """Return the folder of the index, of an earlier run if there was one, and queries as texts and as vectors."""
@@ -45,6 +53,15 @@ def make_index(options: argparse.Namespace) -> tuple[Path, list[str], list[list[
     with Retriever.open(folder, read_only=True, device="cpu") as retriever:
         matrices = [matrix.tolist() for matrix in retriever.model.encode_query(queries[:64])]
     return folder, queries, matrices
+
+
+def export_int8(folder: Path) -> Path:
+    """Return the folder of the index's encoder with integer weights, exported beside the index."""
+    exported = folder.with_name(f"{folder.name}-int8")
+    if not exported.is_dir():
+        with Retriever.open(folder, read_only=True, device="cpu", backend="torch") as retriever:
+            retriever.model.export(exported, compute_dtype="int8")
+    return exported
 
 
 async def client(address: tuple[str, int], bodies: Iterator[bytes], until: float, times: list[float]) -> int:
@@ -87,11 +104,14 @@ def main() -> None:
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--effort", default="balanced")
     parser.add_argument("--backend", choices=["auto", "torch"], default="auto")
+    parser.add_argument("--compute-dtype", choices=["float32", "int8"], default="float32")
     parser.add_argument("--index", type=Path, help="folder of the index; made if missing")
     options = parse_options(parser)
     folder, queries, matrices = make_index(options)
     command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", f"served={folder}"]
     command += ["--port", "0", "--no-log", "--read-only", "--backend", options.backend, "--device", "cpu"]
+    if options.compute_dtype == "int8":
+        command += ["--model", str(export_int8(folder))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         port = int(process.stdout.readline().split()[1].rpartition(":")[2])
@@ -100,14 +120,20 @@ def main() -> None:
             "texts": [json.dumps({"query": query, **common}).encode() for query in queries],
             "vectors": [json.dumps({"vectors": [matrix], **common}).encode() for matrix in matrices],
         }
-        columns = ("queries/s", "p50 ms", "p95 ms", "p99 ms", "errors")
-        print(f"{'queries':9}{'clients':>8}" + "".join(f"{column:>11}" for column in columns) + "   resident MB")
+        server, own = psutil.Process(process.pid), psutil.Process()
+        columns = ("queries/s", "p50 ms", "p95 ms", "p99 ms", "errors", "own MB", "mapped MB", "client")
+        print(f"{'queries':9}{'clients':>8}" + "".join(f"{column:>11}" for column in columns))
         for kind, bodies in kinds.items():
+            asyncio.run(load(("127.0.0.1", port), bodies, 8, WARM_SECONDS))
             for clients in options.clients:
+                begin, used = time.perf_counter(), sum(own.cpu_times()[:2])
                 row = asyncio.run(load(("127.0.0.1", port), bodies, clients, options.seconds))
-                resident = psutil.Process(process.pid).memory_info().rss / 1e6
-                cells = "".join(f"{row[column]:11.1f}" for column in columns)
-                print(f"{kind:9}{clients:8d}{cells}{resident:14.0f}", flush=True)
+                row["client"] = (sum(own.cpu_times()[:2]) - used) / (time.perf_counter() - begin)
+                memory = server.memory_info()
+                mapped = getattr(memory, "shared", 0)  # of Linux
+                row |= {"own MB": (memory.rss - mapped) / 1e6, "mapped MB": mapped / 1e6}
+                cells = "".join(f"{row[column]:11.{2 if column == 'client' else 1}f}" for column in columns)
+                print(f"{kind:9}{clients:8d}{cells}", flush=True)
     finally:
         process.terminate()
         process.wait()
