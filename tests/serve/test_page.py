@@ -1,5 +1,6 @@
 """The page in a real browser: what a person types, sees, opens and filters, with and without a mouse."""
 
+import re
 import shutil
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,8 +22,14 @@ def url(shallow, tmp_path_factory):
     with Retriever(shallow, folder, device="cpu") as retriever:
         retriever.add(
             [
-                {"id": "fruit", "text": "Bananas are healthy.", "year": 2019, "kind": "food"},
-                {"id": "moon", "text": "The moon is far away from the earth.", "year": 2021, "kind": "sky"},
+                {"id": "fruit", "text": "Bananas are healthy.", "year": 2019, "kind": "food", "ripe": True},
+                {
+                    "id": "moon",
+                    "text": "The moon is far away from the earth.",
+                    "year": 2021,
+                    "kind": "sky",
+                    "isbn": "2021",
+                },
                 {"id": "mars", "text": "Mars is the fourth planet from the sun.", "year": 2023, "kind": "sky"},
                 {"id": "hostile", "text": HOSTILE, "year": 2025, "kind": "<b>bold</b>"},
             ]
@@ -58,7 +65,7 @@ def page(browser, url):
 
 def search(page, text):
     page.fill("#query", text)
-    expect(page.locator("#status")).to_contain_text("documents in", timeout=60_000)
+    expect(page.locator("#status")).to_have_text(re.compile(r"^\d+ documents in \d+ ms$"), timeout=60_000)
     expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
 
 
@@ -77,6 +84,32 @@ def test_typing_shows_the_right_document_its_words_and_a_link_to_the_search(page
     expect(again.locator("#results h2").first).to_have_text("fruit", timeout=60_000)
     assert again.input_value("#query") == "healthy fruit"
     again.close()
+
+
+def test_the_time_of_each_stage_is_shown(page):
+    search(page, "healthy fruit")
+    names = ["queue", "encode", "search", "read", "network", "highlights"]
+    times = page.locator("#times li")
+    expect(times).to_have_text([re.compile(rf"^{name} \d+\.\d ms$") for name in names])
+    page.select_option("#mode", "keywords")
+    expect(times).to_have_text([re.compile(rf"^{name} ") for name in ("queue", "search", "read", "network")])
+
+
+def test_results_appear_while_typing_with_one_search_per_pause(page):
+    asked = []
+    page.on("request", lambda request: asked.append(request) if request.url.endswith("/search") else None)
+    page.locator("#query").press_sequentially("healthy fruit", delay=10)
+    expect(page.locator("#results h2").first).to_have_text("fruit", timeout=60_000)
+    assert len(asked) < 4  # 13 characters were typed
+
+
+def test_values_of_every_type_can_be_filtered_by(page):
+    search(page, "planets")
+    for value, found in (("isbn: 2021", ["moon"]), ("ripe: true", ["fruit"]), ("year: 2019", ["fruit"])):
+        page.locator("#results li", has=page.locator("h2", has_text=found[0])).get_by_role("button", name=value).click()
+        expect(page.locator("#results h2")).to_have_text(found, timeout=60_000)
+        page.get_by_role("button", name="Remove this filter").click()
+        expect(page.locator("#results h2")).to_have_count(4, timeout=60_000)
 
 
 def test_the_heat_map_opens_and_closes(page):
@@ -99,7 +132,7 @@ def test_filters_come_from_the_fields_and_from_values_that_are_shown(page):
     assert set(ids(page)) == {"moon", "mars"}
     page.click("#add-condition")
     condition = page.locator("#conditions li").nth(1)
-    assert condition.locator("select").first.locator("option").all_inner_texts() == ["kind", "year"]
+    assert condition.locator("select").first.locator("option").all_inner_texts() == ["isbn", "kind", "ripe", "year"]
     condition.locator("select").first.select_option("year")
     condition.locator("select").nth(1).select_option(">")
     condition.locator("input").fill("2021")
@@ -123,6 +156,9 @@ def test_a_question_why_a_document_is_not_found_is_answered(page):
     page.fill("#why-not-id", "no such id")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("#why-not-answer")).to_contain_text("no such id")
+    page.fill("#why-not-id", "fruit")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#why-not-answer")).to_contain_text("rank 1")
 
 
 def test_everything_is_reached_by_keyboard(page):

@@ -1,7 +1,7 @@
 // The page: its state is in its form and in the address, so a link to a search can be shared.
 
 import { RequestError, explain, listIndexes, search, setToken, whyNot } from "./api.js";
-import { element, heatMap, highlighted, milliseconds } from "./render.js";
+import { element, heatMap, highlighted, stageTimes } from "./render.js";
 
 const DEBOUNCE_MS = 150;
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "contains"];
@@ -40,15 +40,32 @@ function conditions() {
     .filter(([field, , value]) => field && value !== "");
 }
 
+// What a person types is a number if it looks like one, true or false, or a text; in double quotes it is always a text.
+function parameter(typed) {
+  if (/^".*"$/s.test(typed)) return typed.slice(1, -1);
+  if (typed === "true" || typed === "false") return typed === "true";
+  return typed.trim() !== "" && Number.isFinite(Number(typed)) ? Number(typed) : typed;
+}
+
+// The spelling of a value that `parameter` turns back into it.
+const spelled = (value) => (parameter(String(value)) === value ? String(value) : `"${value}"`);
+
 function filters() {
   const parsed = { filter: [], parameters: [] };
-  for (const [field, operator, value] of conditions()) {
+  for (const [field, operator, typed] of conditions()) {
     const quoted = `"${field.replaceAll('"', '""')}"`;
-    const number = value.trim() !== "" && Number.isFinite(Number(value));
+    const value = parameter(typed);
     parsed.filter.push(operator === "contains" ? `instr(${quoted}, ?) > 0` : `${quoted} ${operator} ?`);
-    parsed.parameters.push(number && operator !== "contains" ? Number(value) : value);
+    parsed.parameters.push(operator === "contains" ? String(value) : value);
   }
   return parsed.filter.length ? parsed : {};
+}
+
+function filterBy(field, value) {
+  const wanted = [field, "=", spelled(value)];
+  if (conditions().some((present) => present.every((part, i) => part === wanted[i]))) return;
+  condition(...wanted).focus();
+  schedule();
 }
 
 function options() {
@@ -108,10 +125,7 @@ function resultItem(query, result) {
   for (const [field, value] of Object.entries(result.metadata ?? {})) {
     if (value === null || typeof value === "object") continue;
     const button = element("button", { type: "button", title: "Filter by this value" }, `${field}: ${value}`);
-    button.addEventListener("click", () => {
-      condition(field, "=", String(value)).focus();
-      schedule();
-    });
+    button.addEventListener("click", () => filterBy(field, value));
     metadata.append(element("li", {}, button));
   }
   map.addEventListener("click", async () => {
@@ -131,9 +145,13 @@ function resultItem(query, result) {
   });
   const score = element("span", { className: "score" }, `score ${result.score.toFixed(3)}`);
   const heading = element("h2", {}, id);
+  if (result.start !== null) score.append(`, characters ${result.start} to ${result.end}`);
   const tools = element("div", { className: "tools" }, map, more);
   const item = element("li", {}, heading, score, text, metadata, tools, place);
-  item.markText = (spans) => text.replaceChildren(...highlighted(result.text, spans));
+  item.mark = (explanation) => {
+    // The search and the explanation may differ in which passage of a document is its best.
+    if (explanation.text === result.text) text.replaceChildren(...highlighted(result.text, explanation.spans));
+  };
   return item;
 }
 
@@ -141,7 +159,7 @@ async function highlight(query, results, items, signal) {
   const known = results.filter((result) => result.text !== null);
   if (!known.length) return;
   const explanations = await explain(at("index").value, { query, ids: known.map((result) => result.id) }, signal);
-  explanations.forEach((explanation, i) => items[results.indexOf(known[i])].markText(explanation.spans));
+  explanations.forEach((explanation, i) => items[results.indexOf(known[i])].mark(explanation));
 }
 
 async function run() {
@@ -151,11 +169,13 @@ async function run() {
   const query = at("query").value;
   if (!indexes.length) return; // start() searches when they are known
   remember();
+  at("times").replaceChildren();
   if (!query.trim()) {
     at("results").replaceChildren();
     say("");
     return;
   }
+  at("results").ariaBusy = "true";
   try {
     const begin = performance.now();
     const answer = await search(at("index").value, { query, ...options() }, signal);
@@ -164,10 +184,18 @@ async function run() {
     const items = results.map((result) => resultItem(query, result));
     at("results").replaceChildren(...items);
     const count = results.length === 1 ? "1 document" : `${results.length} documents`;
-    say(results.length ? `${count} in ${total.toFixed(0)} ms (${milliseconds(answer.milliseconds)})` : "No document found.");
-    if (at("mode").value !== "keywords") await highlight(query, results, items, signal);
+    say(results.length ? `${count} in ${total.toFixed(0)} ms` : "No document found.");
+    const stages = { ...answer.milliseconds, network: Math.max(0, total - (answer.milliseconds.total ?? total)) };
+    at("times").replaceChildren(...stageTimes(stages));
+    if (at("mode").value !== "keywords" && results.length) {
+      await highlight(query, results, items, signal);
+      const highlights = performance.now() - begin - total;
+      at("times").replaceChildren(...stageTimes({ ...stages, highlights }));
+    }
   } catch (error) {
     fail(error);
+  } finally {
+    if (!signal.aborted) at("results").ariaBusy = "false";
   }
 }
 
@@ -179,6 +207,7 @@ function schedule() {
 async function ask(event) {
   event.preventDefault();
   const answer = at("why-not-answer");
+  answer.textContent = "Searching for the causes…";
   try {
     const report = await whyNot(at("index").value, { query: at("query").value, id: at("why-not-id").value, ...options() });
     answer.textContent = report.report;

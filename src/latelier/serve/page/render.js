@@ -36,7 +36,8 @@ export function heatMap(explanation) {
     const line = element("tr", {}, element("th", { scope: "row" }, query_tokens[i]));
     row.forEach((value, j) => {
       const level = Math.max(0, Math.min(6, Math.round(value * 6)));
-      const cell = element("td", { className: `h${level}`, title: `${query_tokens[i]} and ${document_tokens[j]}: ${value.toFixed(3)}` });
+      const title = `${query_tokens[i]} and ${document_tokens[j]}: ${value.toFixed(3)}`;
+      const cell = element("td", { className: `h${level}`, title, ariaLabel: value.toFixed(2) });
       if (j === best) {
         cell.classList.add("best");
         cell.textContent = value.toFixed(2);
@@ -50,6 +51,9 @@ export function heatMap(explanation) {
   return element("div", { className: "heat", tabIndex: 0, role: "region", ariaLabel: "Heat map" }, table);
 }
 
-export function milliseconds(times) {
-  return Object.entries(times).map(([stage, value]) => `${stage} ${value.toFixed(1)} ms`).join(", ");
+// The stages of a search, with the time of each; the total stands beside them.
+export function stageTimes(milliseconds) {
+  return Object.entries(milliseconds)
+    .filter(([stage]) => stage !== "total")
+    .map(([stage, value]) => element("li", {}, `${stage} ${value.toFixed(1)} ms`));
 }

@@ -1,0 +1,117 @@
+"""Make the pictures of the page in `docs/assets` again, of an index of the documentation of some of Python's modules.
+
+    python docs/screenshots.py [folder of the index, made if missing]
+
+Needs Chromium, Playwright and Pillow. Look at the pictures before you commit them.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from latelier import indexes
+from latelier.demo import standard_library_documents
+from latelier.retrieve import Retriever
+
+ASSETS = Path(__file__).parent / "assets"
+QUESTION = "?q=wait+for+a+thread+to+finish"
+FILTER = "&filter=" + quote('["module","=","threading"]')
+MODULES = ("asyncio", "concurrent", "multiprocessing", "queue", "sched", "signal", "subprocess", "threading", "time")
+COLOURS = 64
+LARGEST_BYTES = 150_000
+PATIENCE_MS = 120_000
+
+
+def open_page(browser: Browser, url: str, *, width: int, height: int, scheme: str = "light") -> Page:
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(url)
+    expect(page.locator("#times")).to_contain_text("highlights", timeout=PATIENCE_MS)
+    return page
+
+
+def save(name: str, picture: bytes) -> None:
+    """Save a picture with few colours, which halves its size and cannot be seen."""
+    path = ASSETS / f"{name}.png"
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path}: {size / 1000:.0f} kB")
+    if size > LARGEST_BYTES:
+        raise SystemExit(f"{path} is larger than {LARGEST_BYTES:,} bytes")
+
+
+def around(page: Page, element: Locator, margin: int = 12) -> bytes:
+    """Return a picture of an element with the page around it."""
+    page.evaluate("scrollTo(0, 0)")  # boxes are relative to what is visible, pictures to the whole page
+    box = element.bounding_box()
+    clip = {"x": box["x"] - 3 * margin, "y": box["y"] - margin / 2}
+    clip |= {"width": box["width"] + 4 * margin, "height": box["height"] + margin}
+    return page.screenshot(clip=clip, full_page=True)
+
+
+def results(browser: Browser, url: str) -> None:
+    page = open_page(browser, url + QUESTION + FILTER, width=1000, height=760)
+    save("page-results", page.screenshot())
+
+
+def heat_map(browser: Browser, url: str) -> None:
+    page = open_page(browser, url + QUESTION, width=1000, height=760)
+    item = page.locator("#results > li").first
+    item.get_by_role("button", name="Heat map").click()
+    expect(page.locator(".heat")).to_be_visible()
+    save("page-heat-map", around(page, item))
+
+
+def dark_and_narrow(browser: Browser, url: str) -> None:
+    page = open_page(browser, url + QUESTION, width=390, height=780, scheme="dark")
+    save("page-dark-narrow", page.screenshot())
+
+
+def why_not(browser: Browser, url: str) -> None:
+    page = open_page(browser, url + QUESTION + FILTER, width=1000, height=760)
+    page.locator("#why-not summary").click()
+    page.fill("#why-not-id", "concurrent.futures.wait")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#why-not-answer")).to_contain_text("filter", timeout=PATIENCE_MS)
+    save("page-why-not", around(page, page.locator("#why-not")))
+
+
+def make_index(folder: Path) -> None:
+    documents = [each for each in standard_library_documents() if each["module"].partition(".")[0] in MODULES]
+    with Retriever(index=indexes.IVF(folder), device="cpu") as retriever:
+        retriever.add(documents, show_progress=True)
+        retriever.export_encoder()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "python"
+    if not folder.is_dir():
+        make_index(folder)
+    command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", str(folder), "--port", "0"]
+    server = subprocess.Popen([*command, "--read-only", "--no-log"], stdout=subprocess.PIPE, text=True)
+    try:
+        url = server.stdout.readline().split()[1] + "/"
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            for _ in range(3):  # the first searches of a process take longer
+                open_page(browser, url + QUESTION, width=1000, height=760).close()
+            for take in (results, heat_map, dark_and_narrow, why_not):
+                take(browser, url)
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()
