@@ -62,7 +62,7 @@ class Qdrant(Index):
         simulation of the server in Python, for tests and small collections. It stores pickles: open only folders that
         you trust.
     url
-        URL of a server (1.19 or later), such as ``"http://localhost:6333"``.
+        URL of a server (1.19 or later; 1.20 for some filters), such as ``"http://localhost:6333"``.
     api_key
         Key of the server.
     collection
