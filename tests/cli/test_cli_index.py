@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from latelier.models import load
 from latelier.retrieve import Retriever
 
 
@@ -88,3 +90,35 @@ def test_a_memory_budget_of_index_and_search(run, tmp_path, tiny):
         refused = run("search", index, "moon", "--max-memory", value)
         assert refused.exit_code == 1
         assert message in refused.output
+
+
+def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    monkeypatch.setenv("LATELIER_CACHE", str(tmp_path / "cache"))
+    texts = ["pears grow on trees", "the moon is far"]
+    (tmp_path / "two.txt").write_text("\n".join(texts))
+    (tmp_path / "more.txt").write_text("a pear")
+    model = load(str(tiny), device="cpu", backend="onnx")
+    in_int8, in_float32 = (model.encode_document(texts, compute_dtype=dtype) for dtype in ("int8", "float32"))
+    assert not np.array_equal(in_int8[0], in_float32[0])
+    for name, options, expected in (
+        ("int8", ("--compute-dtype", "int8"), in_int8),
+        ("float32", ("--backend", "onnx"), in_float32),
+    ):
+        index = tmp_path / name
+        command = ["index", tmp_path / "two.txt", "--index", index, "--model", tiny, "--device", "cpu", *options]
+        assert run(*command).exit_code == 0
+        with Retriever.open(index) as retriever:
+            assert retriever.model_options == ({"compute_dtype": "int8"} if name == "int8" else {})
+            stored = retriever.index.get_embeddings([0])[0]
+            np.testing.assert_allclose(stored, expected[0], rtol=0, atol=1e-6)
+            queries = [vectors.numpy() for vectors in model.encode_query(texts, compute_dtype=name)]
+            np.testing.assert_allclose(retriever.query_model.encode_queries(texts)[0], queries[0], rtol=0, atol=1e-5)
+        result = run("search", index, "pears", "--json")
+        assert (result.exit_code, json.loads(result.stdout)["results"][0]["id"]) == (0, 0), result.output
+        assert run("index", tmp_path / "more.txt", "--index", index, "--backend", "onnx").exit_code == 0
+        wrong = "float32" if name == "int8" else "int8"
+        refused = run("index", tmp_path / "more.txt", "--index", index, "--compute-dtype", wrong)
+        assert refused.exit_code != 0
+        assert f"compute_dtype='{wrong}', but the index was filled in " in refused.stderr

@@ -23,6 +23,39 @@ class Kind(str, Enum):
     IVF = "ivf"
 
 
+class Backend(str, Enum):
+    """What encodes documents."""
+
+    TORCH = "torch"
+    ONNX = "onnx"
+    AUTO = "auto"
+
+
+class ComputeDtype(str, Enum):
+    """What documents are encoded in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+
+BackendOption: TypeAlias = Annotated[
+    Backend | None,
+    typer.Option(help="What encodes on a CPU: torch (default), onnx, or auto, the faster one by a measurement."),
+]
+ComputeDtypeOption: TypeAlias = Annotated[
+    ComputeDtype,
+    typer.Option(help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index."),
+]
+
+
+MaxMemory: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
+]
+
+
 class Format(str, Enum):
     """Formats of a file."""
 
@@ -92,9 +125,9 @@ def index(
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     workers: Workers = None,
-    max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
-    ] = None,
+    backend: BackendOption = None,
+    compute_dtype: ComputeDtypeOption = ComputeDtype.AUTO,
+    max_memory: MaxMemory = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")] = 32,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -122,7 +155,7 @@ def index(
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
     documents = _read(source, format, fields, glob or [])
     quiet_loading()
-    with _open_or_make(folder, model, device, kind, max_memory) as retriever:
+    with _open_or_make(folder, model, device, kind, max_memory, _computing(backend, compute_dtype)) as retriever:
         before = len(retriever)
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
         options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
@@ -174,6 +207,12 @@ def _passages(given: str | None, overlap: int | None) -> Passages | None:
         raise typer.BadParameter(str(error), param_hint="--passages") from error
 
 
+def _computing(backend: Backend | None, compute_dtype: ComputeDtype) -> dict[str, str]:
+    """Return those options of computing that are not the default."""
+    chosen = {"backend": backend, "compute_dtype": None if compute_dtype is ComputeDtype.AUTO else compute_dtype}
+    return {name: option.value for name, option in chosen.items() if option is not None}
+
+
 def _names(listed: str | None) -> list[str] | None:
     """Return the names in a list with commas; None if there is no list, and none if it is empty."""
     return None if listed is None else [name.strip() for name in listed.split(",")] if listed.strip() else []
@@ -199,19 +238,30 @@ def _export_encoder(retriever: Retriever) -> None:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
 
 
-def _open_or_make(folder: Path, model: str | None, device: str | None, kind: Kind, max_memory: str | None) -> Retriever:
+def _open_or_make(
+    folder: Path, model: str | None, device: str | None, kind: Kind, max_memory: str | None, computing: dict[str, str]
+) -> Retriever:
     """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
     from latelier import indexes
     from latelier.retrieve import Retriever
     from latelier.retrieve.model_identity import ModelIdentity
+    from latelier.retrieve.opening import stored_model
 
+    given: dict[str, Any] = {"device": device, "model_options": computing or None}
     if not (folder.is_dir() and any(folder.iterdir())):
         if kind is Kind.FLAT:  # made once the model is loaded
-            return Retriever(model, folder, device=device, max_memory=max_memory)
-        return Retriever(model, indexes.IVF(folder, max_memory=max_memory), device=device)
+            return Retriever(model, folder, **given, max_memory=max_memory)
+        return Retriever(model, indexes.IVF(folder, max_memory=max_memory), **given)
     if model is None:
         with indexes.open(folder, read_only=True) as index:
             is_filled = index.dim is not None or ModelIdentity.stored_in(index) is not None
         if not is_filled:
-            return Retriever(None, folder, device=device, max_memory=max_memory)
-    return Retriever.open(folder, model=model, device=device, max_memory=max_memory)
+            return Retriever(None, folder, **given, max_memory=max_memory)
+    if not computing:
+        return Retriever.open(folder, model=model, device=device, max_memory=max_memory)
+    opened = indexes.open(folder, max_memory=max_memory)
+    try:
+        return Retriever(stored_model(folder, opened, model, device, "auto", computing), opened)
+    except BaseException:
+        opened.close()
+        raise

@@ -43,7 +43,7 @@ def export_encoder(model: ColBERT, identity: ModelIdentity) -> Path:
     if not (is_own(folder) and is_whole(folder)):
         from latelier.models.exporting import export
 
-        export(model, folder)
+        export(model, folder, compute_dtype=identity.options.get("compute_dtype", "float32"))
     return folder
 
 

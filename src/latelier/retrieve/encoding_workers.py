@@ -96,12 +96,18 @@ class EncodingWorkers:
         check_number("timeout", timeout)
         self._ray = connect_to_ray("Encoding on many workers", workers * num_cpus)
         own = given_model(model, "cpu" if isinstance(model, (str, os.PathLike, type(None))) else None, model_options)
+        if own.compute_dtype == "int8":
+            raise InvalidArgumentError(
+                "received compute_dtype='int8' with workers, which encode by torch; omit one of them."
+            )
         self._fingerprint = own.identity.fingerprint
         resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         process = self._ray.remote(_Worker).options(**resources, max_restarts=-1, max_task_retries=_RETRIES)
         # Ray drops what no reference is left to, and a worker that is started again reads the model again.
         self._model = self._ray.put(_as_bytes(own, self._ray.cloudpickle))
-        self._workers = [process.remote(self._model, num_cpus, bool(num_gpus)) for _ in range(workers)]
+        self._workers = [
+            process.remote(self._model, num_cpus, bool(num_gpus), own.compute_dtype) for _ in range(workers)
+        ]
         self._open: list[list[Any]] = [[] for _ in self._workers]  # results under way, for each worker
         try:
             self._wait(resources, timeout)
@@ -280,14 +286,16 @@ class _Worker:
         Threads to compute with.
     on_gpu
         Whether to compute on the GPU that Ray has reserved.
+    compute_dtype
+        What to compute in.
     """
 
-    def __init__(self, model: bytes, threads: int, on_gpu: bool) -> None:
+    def __init__(self, model: bytes, threads: int, on_gpu: bool, compute_dtype: str) -> None:
         import torch
 
         torch.set_num_threads(threads)
         loaded = torch.load(io.BytesIO(model), map_location="cpu", weights_only=False)
-        self._model = QueryModel.given(loaded.to("cuda" if on_gpu else "cpu"))
+        self._model = QueryModel.given(loaded.to("cuda" if on_gpu else "cpu"), compute_dtype)
 
     def process_id(self) -> int:
         """Return the id of the process, once the model is loaded."""

@@ -196,6 +196,10 @@ def _is_revision(value: Any) -> bool:
     return value is None or (isinstance(value, str) and bool(_REVISION.fullmatch(value)) and ".." not in value)
 
 
+def _is_int8(value: Any) -> bool:
+    return isinstance(value, str) and value == "int8"
+
+
 def _is_similarity(value: Any) -> bool:
     return value is None or value in ("maxsim", "meanmaxsim")
 
@@ -210,6 +214,7 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prompts": (_are_prompts, "texts by name"),
     "default_prompt_name": (_is_text, f"a text of at most {_LONGEST_TEXT:,} characters"),
     "similarity_fn_name": (_is_similarity, "'maxsim' or 'meanmaxsim'"),
+    "compute_dtype": (_is_int8, "'int8'"),
     "revision": (_is_revision, "the name of a branch, a tag or a commit"),
 }
 

@@ -12,6 +12,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
 from latelier.models.checkpoints.location import DEFAULT_MODEL
+from latelier.retrieve.computation import Computation
 from latelier.retrieve.encoder_store import is_exported
 from latelier.retrieve.model_identity import ModelIdentity
 from latelier.retrieve.query_model import QueryModel
@@ -48,7 +49,14 @@ def given_model(model: Any, device: str | None = None, options: Mapping[str, Any
     return given
 
 
-def stored_model(path: PathLike, index: Index, model: PathLike | None, device: str | None, backend: str) -> QueryModel:
+def stored_model(
+    path: PathLike,
+    index: Index,
+    model: PathLike | None,
+    device: str | None,
+    backend: str,
+    computing: Mapping[str, Any] | None = None,
+) -> QueryModel:
     """Return the model that filled an index, or the one that the user names in its place.
 
     Parameters
@@ -60,14 +68,20 @@ def stored_model(path: PathLike, index: Index, model: PathLike | None, device: s
         the model that the index names.
     device, backend
         See `latelier.retrieve.Retriever.open`.
+    computing
+        The ``backend`` and the ``compute_dtype`` of the model itself, where they are not the default.
 
     Raises
     ------
     InvalidArgumentError
-        If the index does not name its model, or the model needs options that are not stored.
+        If the index does not name its model, the model needs options that are not stored, or it is to compute in int8
+        and the index was filled without, or the reverse.
     """
+    options, computing = _stored_options(index), computing or {}
+    if index.dim is not None:
+        Computation.of(computing).check_stored(options)
     if model is not None:
-        return given_model(model, device, None if is_exported(model) else _stored_options(index))
+        return given_model(model, device, computing if is_exported(model) else {**options, **computing})
     stored = ModelIdentity.stored_in(index)
     if stored is None or stored.name is None:
         raise InvalidArgumentError(
@@ -79,7 +93,7 @@ def stored_model(path: PathLike, index: Index, model: PathLike | None, device: s
             f"the index in {path} was filled by {short(stored.name)} with options that are not stored: "
             f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
         )
-    return QueryModel.stored(stored, device, backend)
+    return QueryModel.stored(stored, device, backend, computing)
 
 
 def open_or_make(path: Index | PathLike | None, max_memory: int | str | None = None) -> Index:

@@ -15,6 +15,7 @@ from latelier.indexes import Index
 from latelier.models.loading import load, load_untrusted
 from latelier.models.token_starts import token_starts, tokenizer_offsets
 from latelier.models.tokenizer_lock import tokenizer_lock
+from latelier.retrieve.computation import Computation
 from latelier.retrieve.encoder_store import export_encoder, find_encoder, is_exported, open_encoder
 from latelier.retrieve.model_identity import ModelIdentity
 from latelier.utils.describing import describe, short
@@ -65,6 +66,8 @@ class QueryModel:
         Loads it; called once, when the model is first needed. None if there is only an exported encoder.
     encoder
         Encodes queries as the model does, without torch; None: the model encodes them.
+    compute_dtype
+        What the model computes in, as in `latelier.models.ColBERT.encode`.
     """
 
     def __init__(
@@ -73,27 +76,31 @@ class QueryModel:
         options: Mapping[str, Any],
         load: Callable[[], ColBERT] | None,
         encoder: ExportedEncoder | None = None,
+        compute_dtype: str = "auto",
     ) -> None:
         self.name, self.options, self.encoder = name, dict(options), encoder
+        self.compute_dtype = compute_dtype
         self._load, self._lock = load, threading.Lock()
         self._loaded: ColBERT | None = None
         self._identity: ModelIdentity | None = None
 
     @classmethod
-    def given(cls, model: Any) -> QueryModel:
+    def given(cls, model: Any, compute_dtype: str = "auto") -> QueryModel:
         """Return a model that was given as an object; raise `InvalidArgumentError` for anything else."""
         from latelier.models import ColBERT
 
         if not isinstance(model, ColBERT):
             raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
-        return cls(None, {}, lambda: model)
+        return cls(None, {}, lambda: model, compute_dtype=compute_dtype)
 
     @classmethod
     def named(cls, name: str, device: str | None, options: Mapping[str, Any]) -> QueryModel:
         """Load a model or open an exported encoder that the user names."""
         if not is_exported(name):
-            model = load(name, device=device, **options)
-            return cls(name, options, lambda: model)
+            computation = Computation.of(options)
+            model = load(name, device=device, **computation.loading_options)
+            dtype = computation.compute_dtype
+            return cls(name, computation.identity_options, lambda: model, compute_dtype=dtype)
         if device not in (None, "cpu"):
             raise InvalidArgumentError(f"{short(name)} is an exported encoder, which runs on the CPU; omit the device.")
         if options:
@@ -104,7 +111,9 @@ class QueryModel:
         return cls(name, {}, None, open_encoder(name))
 
     @classmethod
-    def stored(cls, identity: ModelIdentity, device: str | None, backend: str) -> QueryModel:
+    def stored(
+        cls, identity: ModelIdentity, device: str | None, backend: str, computing: Mapping[str, Any] | None = None
+    ) -> QueryModel:
         """Return the model that an index names, with its exported encoder if this machine has one.
 
         Parameters
@@ -115,6 +124,8 @@ class QueryModel:
             Where to load the model; a GPU excludes the exported encoder.
         backend
             ``"auto"``, ``"onnx"`` or ``"torch"``, see `latelier.retrieve.Retriever.open`.
+        computing
+            The backend and the dtype of the model itself, where they are not the default.
 
         Raises
         ------
@@ -133,7 +144,14 @@ class QueryModel:
                 "Retriever.export_encoder() or latelier index, which need the extra 'onnx'; or use backend=\"torch\"."
             )
         name = str(identity.name)
-        return cls(name, identity.options, lambda: load_untrusted(name, device, **identity.options), encoder)
+        options = dict(identity.options)
+        if not on_cpu or backend == "torch":  # which do not compute in int8
+            options.pop("compute_dtype", None)
+        computation = Computation.of({**options, **(computing or {})})
+        options = computation.loading_options
+        return cls(
+            name, identity.options, lambda: load_untrusted(name, device, **options), encoder, computation.compute_dtype
+        )
 
     @property
     def loaded(self) -> ColBERT:
@@ -187,7 +205,7 @@ class QueryModel:
         """Return the token vectors of some queries, as numpy arrays."""
         if self.encoder is not None:
             return TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
-        packed: Any = self.loaded.encode_query(list(texts), packed=True)
+        packed: Any = self.loaded.encode_query(list(texts), packed=True, compute_dtype=self.compute_dtype)
         vectors: TokenEmbeddings = packed.to("numpy")
         return vectors
 
@@ -222,7 +240,8 @@ class QueryModel:
             return vectors
         from latelier.models.encoding import Job, packed_windows
 
-        job = Job("document", batch_size=batch_size, truncate_dim=self.loaded.truncate_dim)
+        dtype, dim = self.compute_dtype, self.loaded.truncate_dim
+        job = Job("document", batch_size=batch_size, compute_dtype=dtype, truncate_dim=dim)
         windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None, bar=bar)
         return TokenEmbeddings.concatenate([self._reduced(window, pool_factor, precision) for window in windows])
 
@@ -287,4 +306,4 @@ class QueryModel:
         """Return the token vectors of documents by the model itself, or by an encoder without a model."""
         if self.encoder is not None and self._load is None:
             return self.encoder.encode_documents(texts)
-        return list(self.loaded.encode_document(list(texts)))
+        return list(self.loaded.encode_document(list(texts), compute_dtype=self.compute_dtype))

@@ -51,9 +51,9 @@ class Retriever:
     device
         Where to load a model given by name: ``"cpu"``, ``"cuda"``, ...; None takes the best available device.
     model_options
-        Further arguments of `latelier.models.load` for a model given by name. Lengths, `embedding_size`,
-        `truncate_dim`, prompts and `revision` are stored with the index. Others (``trust_remote_code``,
-        ``model_kwargs``, ...) are not stored; `open` then raises an error unless it gets a model.
+        Further arguments of `latelier.models.load` for a model given by name, and ``compute_dtype``, as in its
+        `encode`. Lengths, `embedding_size`, `truncate_dim`, prompts, `revision` and int8 are stored with the index.
+        After others (``trust_remote_code``, ...), which are not stored, `open` raises an error unless it gets a model.
     max_memory
         Memory budget of an index given by its folder, as for `latelier.indexes.IVF`, and of what `add` encodes at once.
 
