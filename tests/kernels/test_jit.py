@@ -2,9 +2,14 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+import latelier
 from latelier.kernels import jit, ward
 
 
@@ -41,3 +46,28 @@ def test_a_cache_that_names_a_class_of_an_older_version_is_compiled_anew(tmp_pat
     assert indexes
     run()
     assert all(b"NoSuchClass" not in path.read_bytes() for path in indexes)
+
+
+@pytest.mark.slow
+def test_an_index_is_built_and_searched_where_no_cache_can_be_written(tmp_path):
+    """As with a read-only installation and home; files are in the places of folders, so that it holds for root too."""
+    source = shutil.copytree(
+        Path(latelier.__file__).parent, tmp_path / "source" / "latelier", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    home = tmp_path / "home"
+    for file in (home, *(folder / "__pycache__" for folder in [source, *filter(Path.is_dir, list(source.rglob("*")))])):
+        file.touch()
+    places = {name: str(home / name) for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME", "LATELIER_CACHE")}
+    for given in ({}, {"NUMBA_CACHE_DIR": str(home / "numba")}):
+        use = (
+            "import latelier.kernels.jit, numpy as np; from latelier import indexes;"
+            "documents = [np.eye(64, dtype='float32')[i : i + 3] for i in range(60)];"
+            "index = indexes.IVF(); index.add(range(60), documents); index._first_use.is_over(1 << 62, None);"
+            "print(latelier.__file__, [hits[0].id for hits in index.search(documents[:2], 1)])"
+        )
+        environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+        environment |= {**places, **given, "PYTHONPATH": str(source.parent), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=600, env=environment)
+        assert (done.returncode, done.stdout) == (0, f"{source / '__init__.py'} [0, 1]\n"), done.stderr
+    assert home.read_bytes() == b""
+    assert not list(tmp_path.rglob("*.nbi"))

@@ -139,6 +139,13 @@ def test_chunk_that_raises_and_chunk_that_ends_every_process(tiny, ray_session):
 
 
 @pytest.mark.slow
+def test_int8_is_for_one_process(tiny, ray_session):
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    with pytest.raises(InvalidArgumentError, match="compute_dtype='int8' with workers, which encode by torch"):
+        EncodingWorkers(tiny, 1, model_options={"compute_dtype": "int8"})
+
+
+@pytest.mark.slow
 def test_workers_that_do_not_fit(workers, model, minilm):
     with pytest.raises(InvalidArgumentError, match="the workers have another model than the retriever"):
         Retriever(minilm, device="cpu").add(["a"], workers=workers)
