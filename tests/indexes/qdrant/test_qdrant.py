@@ -84,6 +84,21 @@ def test_candidates_are_those_of_the_single_vectors(first_stage):
             index.search(queries, **wrong)
 
 
+def test_why_a_document_is_no_candidate():
+    """Its mean vector is far from the query, and one of its tokens equals it."""
+    index = indexes.Qdrant()
+    far = np.array([[1.0, 0.0], [-9.0, 0.0]])
+    index.add(range(21), [*([np.array([[0.5, 0.1]])] * 20), far])
+    query = np.array([[1.0, 0.0]])
+    report = index.why_not(query, 20, k=1, candidates=5)
+    assert [cause.kind for cause in report.causes] == ["not_candidate"]
+    assert report.causes[0].details == {"candidates": 5}
+    assert "candidates" in report.changes[0].arguments
+    for change in report.changes:
+        assert index.search(query, **{"k": 1, "candidates": 5, **change.arguments})[0][0].id == 20
+    assert index.why_not(query, 20, k=1, effort="exact").rank == 1
+
+
 def test_ties_beyond_one_request_come_in_the_order_of_insertion():
     index = indexes.Qdrant()
     index.add(range(60), [np.ones((1, 2))] * 60)

@@ -16,11 +16,15 @@ from latelier.errors import (
     MissingExtraError,
     StorageError,
 )
+from latelier.utils.describing import describe
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-__all__ = ["QdrantConnection"]
+__all__ = ["QdrantConnection", "check_place"]
+
+# Characters that Qdrant does not allow in the name of a collection.
+_NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
 _REFUSED = (401, 403)
 _TIMED_OUT = (408, 504)
@@ -135,3 +139,18 @@ def _first_line(error: BaseException) -> str:
     content = getattr(error, "content", None)
     text = content.decode(errors="replace") if isinstance(content, bytes) else str(error)
     return " ".join(text.split())[:300] or type(error).__name__
+
+
+def check_place(path: object, url: object, api_key: object, collection: object) -> None:
+    """Raise an error if the place of an index is not clear."""
+    if url is not None and path is not None:
+        raise InvalidArgumentError(f"received path={path!r} and url={url!r}; give one: a folder, or a server.")
+    if url is not None and not (isinstance(url, str) and url.startswith(("http://", "https://"))):
+        raise InvalidArgumentError(f"received url={describe(url)}; expected one such as 'http://localhost:6333'.")
+    if api_key is not None and (url is None or not isinstance(api_key, str)):
+        raise InvalidArgumentError("received an api_key; it is a str, and only a server (url=...) needs one.")
+    if not isinstance(collection, str) or not 0 < len(collection) <= 255 or _NOT_IN_NAMES & set(collection):
+        raise InvalidArgumentError(
+            f"received collection={describe(collection)}; expected a name of up to 255 characters, without any of "
+            '< > : " / \\ | ? *.'
+        )

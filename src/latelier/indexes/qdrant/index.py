@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from latelier.embeddings import TokenEmbeddings
@@ -17,7 +18,7 @@ from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, check_kn
 from latelier.indexes.inputs import prepare_queries
 from latelier.indexes.ivf.search_parameters import Effort
 from latelier.indexes.qdrant.collection import CollectionConfiguration, QdrantCollection
-from latelier.indexes.qdrant.connection import QdrantConnection
+from latelier.indexes.qdrant.connection import QdrantConnection, check_place
 from latelier.indexes.qdrant.documents import as_record
 from latelier.indexes.qdrant.maintenance import (
     drop_sparse_vectors,
@@ -27,7 +28,7 @@ from latelier.indexes.qdrant.maintenance import (
     verify_points,
 )
 from latelier.indexes.qdrant.points import Points
-from latelier.indexes.qdrant.search import CollectionSearch, choose_candidates
+from latelier.indexes.qdrant.search import CollectionSearch, choose_candidates, lost_candidate
 from latelier.indexes.qdrant.settings import CollectionSettings
 from latelier.indexes.qdrant.writing import write_documents
 from latelier.indexes.recall import measure_recall
@@ -35,6 +36,7 @@ from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
 from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.statistics import IndexStatistics
+from latelier.indexes.why_not_report import WhyNotReport
 from latelier.utils.checks import check_count
 from latelier.utils.describing import describe
 from latelier.utils.progress import progress_bar
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["Qdrant"]
 
 _DTYPES = ("float32", "float16")
-# Characters that Qdrant does not allow in the name of a collection.
-_NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
 
 class Qdrant(Index):
@@ -120,7 +120,7 @@ class Qdrant(Index):
         timeout: int = 60,
     ) -> None:
         self.path = None if path is None or path == ":memory:" else as_folder(path)
-        _check_place(path, url, api_key, collection)
+        check_place(path, url, api_key, collection)
         if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
             raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
         if first_stage is not None and not isinstance(first_stage, SingleVectors):
@@ -183,7 +183,8 @@ class Qdrant(Index):
         """Add documents; see `Index.add`.
 
         All arguments are read and checked before the first request. A write of more documents than one request holds
-        (1 million numbers) is visible bit by bit; if the connection breaks, the error says how many are stored.
+        (128, or half a million numbers) is visible bit by bit; if the connection breaks, the error says how many are
+        stored.
 
         Raises
         ------
@@ -296,6 +297,26 @@ class Qdrant(Index):
         if chosen.name != "vectors" and not any(found):
             self._check_texts()
         return found
+
+    def why_not(
+        self,
+        query: Any,
+        id: Id,
+        k: int = 10,
+        *,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
+        filter_timeout: float | None = 10.0,
+        effort: Effort = "balanced",
+        candidates: int | None = None,
+    ) -> WhyNotReport:
+        """Return why a search does not find a document, and what would find it; see `Index.why_not` and `search`."""
+        from latelier.indexes.why_not import ApproximateStages, find_causes
+
+        arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
+        own = {"effort": effort, "candidates": candidates}
+        stages = ApproximateStages(partial(lost_candidate, self), [{"effort": "exact", "candidates": None}])
+        return find_causes(self, query, id, {**arguments, **own}, stages)
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -464,18 +485,3 @@ class Qdrant(Index):
                 f"the collection {self._collection.name!r} has the tokenizer {stored.tokenizer!r}; leave out keywords "
                 "and tokenizer, and call compact(keywords=..., tokenizer=...) to change it."
             )
-
-
-def _check_place(path: object, url: object, api_key: object, collection: object) -> None:
-    """Raise an error if the place of an index is not clear."""
-    if url is not None and path is not None:
-        raise InvalidArgumentError(f"received path={path!r} and url={url!r}; give one: a folder, or a server.")
-    if url is not None and not (isinstance(url, str) and url.startswith(("http://", "https://"))):
-        raise InvalidArgumentError(f"received url={describe(url)}; expected one such as 'http://localhost:6333'.")
-    if api_key is not None and (url is None or not isinstance(api_key, str)):
-        raise InvalidArgumentError("received an api_key; it is a str, and only a server (url=...) needs one.")
-    if not isinstance(collection, str) or not 0 < len(collection) <= 255 or _NOT_IN_NAMES & set(collection):
-        raise InvalidArgumentError(
-            f"received collection={describe(collection)}; expected a name of up to 255 characters, without any of "
-            '< > : " / \\ | ? *.'
-        )

@@ -28,7 +28,7 @@ PLACE = ["id", "sequence"]
 # Points per request that reads or deletes.
 _PAGE = 1000
 # Numbers and points per request that writes or reads vectors: as JSON, 20 bytes per number. Servers accept 32 MB.
-_NUMBERS, _POINTS = 1 << 20, 256
+_NUMBERS, _POINTS = 1 << 19, 128
 
 
 class Points:

@@ -6,13 +6,14 @@ Fusion is done here, by the same functions as in other indexes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import Index
 from latelier.indexes.fusion import fuse_ranks, fuse_scores
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
 from latelier.indexes.qdrant.keywords import query_vector
@@ -20,12 +21,15 @@ from latelier.indexes.qdrant.points import PLACE
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Hit, Id
 from latelier.indexes.search_mode import SearchMode
+from latelier.indexes.why_not_report import Cause
 from latelier.utils.checks import check_count
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-__all__ = ["CollectionSearch", "choose_candidates"]
+    from latelier.indexes.why_not import StageLoss
+
+__all__ = ["CollectionSearch", "choose_candidates", "lost_candidate"]
 
 # Candidates of effort 1.0 for a search of k hits; benchmarks/first_stage.py measures the recall they give.
 _CANDIDATES, _CANDIDATES_PER_HIT = 200, 10
@@ -70,6 +74,17 @@ def choose_candidates(k: int, effort: object, candidates: object) -> int | None:
     if effort == "exact":
         return None
     return max(k, int(max(_CANDIDATES, _CANDIDATES_PER_HIT * k) * number))  # type: ignore[operator]
+
+
+def lost_candidate(index: Index, query: Any, id: Id, arguments: Mapping[str, Any]) -> StageLoss | None:
+    """Return that a document was not among the candidates of a search; see `latelier.indexes.why_not`."""
+    from latelier.indexes.why_not import StageLoss
+
+    wanted = choose_candidates(arguments["k"], arguments["effort"], arguments["candidates"])
+    if wanted is None:
+        return None
+    text = f"{wanted:,} candidates were chosen by their single vectors, and this document is not among them"
+    return StageLoss(Cause("not_candidate", text, {"candidates": wanted}), "candidates", wanted, len(index))
 
 
 class CollectionSearch:
