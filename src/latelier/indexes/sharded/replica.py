@@ -18,7 +18,7 @@ __all__ = ["Replica", "ReplicaDownError", "ShardProcess"]
 # Reads that a process answers at the same time; those of one commit wait for each other.
 _READS = 32
 # How long to wait until a process that has died is running again, and between two attempts.
-_RESTART_SECONDS, _PAUSE_SECONDS = 60.0, 0.1
+_RESTART_SECONDS, _PAUSE_SECONDS = 120.0, 0.1
 
 
 class ReplicaDownError(StorageError):

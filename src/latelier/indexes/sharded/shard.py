@@ -265,6 +265,10 @@ class Shard:
         """Return the result of a method of `ShardReader` for a commit that is held."""
         return self._held[name].run(getattr(ShardReader(self._index), method), *arguments)
 
+    def process(self) -> int:
+        """Return the number of the process."""
+        return os.getpid()
+
     def statistics(self) -> IndexStatistics:
         """See `StoredIndex.statistics`."""
         return self._index.statistics()

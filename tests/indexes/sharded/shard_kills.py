@@ -1,0 +1,125 @@
+"""Rounds of killing the processes of a sharded index: of shards, and of the one that writes, at random moments."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from kill_rounds import apply, carry_out, plan, stored
+
+from latelier import indexes
+from latelier.errors import StorageError
+from latelier.indexes.sharded.ray_session import require_ray
+from latelier.indexes.sharded.replicas import persist
+
+QUERY = np.ones((1, 8), dtype="float32")
+
+
+def shard_pids(index):
+    """Return the process of each replica."""
+    return persist(list(index._replicas), lambda replica: replica.call("process"))
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_shards_under_writes(index, seed, kills):
+    """Write and search while shards are killed; return how often, and how the writes ended.
+
+    Another thread searches all the time, and must see the state of before or after a write, whole.
+    """
+    rng, outcomes = random.Random(seed), Counter()
+    state, possible = {}, [set()]
+    stop, errors = threading.Event(), []
+
+    def search():
+        while not stop.is_set():
+            try:
+                allowed = list(possible)
+                hits = index.search(QUERY, k=100)[0]
+                allowed += possible
+                found = {hit.id for hit in hits}
+                assert found in allowed, (found, allowed)
+                outcomes["searches"] += 1
+            except BaseException as error:  # noqa: BLE001 (the test shows it)
+                errors.append(error)
+                return
+
+    def strike():
+        while not stop.is_set() and outcomes["kills"] < kills:
+            time.sleep(rng.random() * 0.4)
+            kill(random.Random(rng.random()).choice(shard_pids(index)))
+            outcomes["kills"] += 1
+
+    threads = [threading.Thread(target=search), threading.Thread(target=strike)]
+    for thread in threads:
+        thread.start()
+    try:
+        while outcomes["kills"] < kills and not errors:
+            operation = plan(rng, state)
+            after = apply(state, *operation)
+            possible.append(set(after))
+            try:
+                carry_out(index, *operation)
+                outcomes["written"] += 1
+            except StorageError:
+                outcomes["refused"] += 1
+                after = stored(index)
+                assert after in (state, apply(state, *operation))
+            state = after
+            possible[:] = [set(state)]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    assert stored(index) == state
+    return outcomes
+
+
+def announce(word):
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def work(folder, seed, state, address):
+    """In the process that will be killed: announce each operation, carry it out, report it."""
+    rng = random.Random(seed)
+    require_ray().init(address=address, log_to_driver=False, logging_level="ERROR")
+    with indexes.open(folder) as index:
+        announce("opened")
+        while True:
+            operation = plan(rng, state)
+            announce("begun")
+            carry_out(index, *operation)
+            announce("done")
+            state = apply(state, *operation)
+
+
+def kill_a_writer(folder, seed, state, delay):
+    """Start a process that writes, kill it, and return the states of before and after its last operation."""
+    address = require_ray().get_runtime_context().gcs_address
+    code = f"import shard_kills; shard_kills.work({str(folder)!r}, {seed}, {state!r}, {address!r})"
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert child.stdout.readline() == "opened\n"
+    time.sleep(delay)
+    child.kill()
+    lines = child.stdout.read().split()
+    child.wait()
+    rng, before = random.Random(seed), state
+    for _ in range(lines.count("done")):
+        before = apply(before, *plan(rng, before))
+    after = apply(before, *plan(rng, before)) if lines.count("begun") > lines.count("done") else before
+    return before, after
