@@ -16,7 +16,7 @@ def local_ray():
         yield ray
         return
     options = {"num_cpus": 4, "object_store_memory": 100 << 20, "include_dashboard": False}
-    ray.init(**options, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", **options, log_to_driver=False, logging_level="ERROR")
     try:
         yield ray
     finally:

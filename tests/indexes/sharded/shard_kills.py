@@ -16,8 +16,8 @@ from kill_rounds import apply, carry_out, plan, stored
 
 from latelier import indexes
 from latelier.errors import StorageError
-from latelier.indexes.sharded.ray_session import require_ray
 from latelier.indexes.sharded.replicas import persist
+from latelier.utils.ray_session import require_ray
 
 QUERY = np.ones((1, 8), dtype="float32")
 
@@ -95,7 +95,7 @@ def announce(word):
 def work(folder, seed, state, address):
     """In the process that will be killed: announce each operation, carry it out, report it."""
     rng = random.Random(seed)
-    require_ray().init(address=address, log_to_driver=False, logging_level="ERROR")
+    require_ray("Testing").init(address=address, log_to_driver=False, logging_level="ERROR")
     with indexes.open(folder) as index:
         announce("opened")
         while True:
@@ -106,13 +106,24 @@ def work(folder, seed, state, address):
             state = apply(state, *operation)
 
 
+def own_environment():
+    """Return the environment of a process that imports the modules of this folder."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def run_program(name, *arguments):
+    """Run a module of this folder as a program, which must succeed."""
+    command = [sys.executable, str(Path(__file__).parent / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=own_environment(), check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def kill_a_writer(folder, seed, state, delay):
     """Start a process that writes, kill it, and return the states of before and after its last operation."""
-    address = require_ray().get_runtime_context().gcs_address
+    address = require_ray("Testing").get_runtime_context().gcs_address
     code = f"import shard_kills; shard_kills.work({str(folder)!r}, {seed}, {state!r}, {address!r})"
-    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=own_environment())
     assert child.stdout.readline() == "opened\n"
     time.sleep(delay)
     child.kill()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, IndexDamageWarning
+from latelier.errors import CorruptedIndexError, IndexDamageWarning, StorageError
 from latelier.indexes.catalog.document_rows import StoredDocument
 from latelier.indexes.flat import Flat
 from latelier.indexes.inputs import DocumentBatch
@@ -25,6 +25,7 @@ from latelier.indexes.sharded.requests import ShardReader
 from latelier.indexes.sharded.staging import Manifest, StagedBatch, StagedTransaction, staged_versions
 from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.stored import StoredIndex
+from latelier.utils.ray_session import require_ray
 
 __all__ = ["KINDS", "Duplicates", "Pinned", "Shard", "ShardOptions"]
 
@@ -34,6 +35,8 @@ T = TypeVar("T")
 KINDS: Mapping[str, type[Flat] | type[IVF]] = {Flat.kind: Flat, IVF.kind: IVF}
 # The setting of a shard's catalog with the version of the last transaction that was applied.
 _APPLIED = "applied"
+# Times that a shard tries to apply a committed transaction: another process may be applying it or compacting the shard.
+_ATTEMPTS = 5
 
 
 class ShardOptions(NamedTuple):
@@ -166,13 +169,23 @@ class Shard:
         return Duplicates(staging.take_twice(ids), [id for id in ids if id in present])
 
     def finish_staging(self, version: str, manifest: Manifest) -> bool:
-        """Complete a staged transaction; return whether it changes the shard."""
+        """Complete a staged transaction; return whether it changes the shard.
+
+        Raises
+        ------
+        StorageError
+            If not all batches of the manifest are staged, since the process was started again meanwhile.
+        """
         staging = self._staging.pop(version, None)
-        storage = self._index.storage
-        has_prefixed = any(storage.numbered_ids(prefix)[0] for prefix in manifest.prefixes)
-        if staging is None and not (manifest.remove or manifest.fields or has_prefixed):
-            return False
         transaction = StagedTransaction(self._folder, version) if staging is None else staging.transaction
+        if transaction.count != manifest.batches:
+            raise StorageError(
+                f"the process of the shard in {self._folder} was started again during this write; nothing was changed. "
+                "Call it again."
+            )
+        has_prefixed = any(self._index.storage.numbered_ids(prefix)[0] for prefix in manifest.prefixes)
+        if not (manifest.batches or manifest.remove or manifest.fields or has_prefixed):
+            return False
         transaction.finish(manifest)
         return True
 
@@ -193,7 +206,13 @@ class Shard:
         has_maintained = False
         if self.applied < version:
             manifest = staged.manifest()
-            self._commit(staged, manifest)
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    self._commit(staged, manifest)
+                    break
+                except StorageError:
+                    if attempt == _ATTEMPTS and self.applied < version:
+                        raise
             if manifest.batches:
                 before = self._index.storage.stamp()
                 self._index.after_write()
@@ -269,6 +288,10 @@ class Shard:
         """Return the number of the process."""
         return os.getpid()
 
+    def node(self) -> str:
+        """Return Ray's name of the node where the process runs."""
+        return str(require_ray("A sharded index").get_runtime_context().get_node_id())
+
     def statistics(self) -> IndexStatistics:
         """See `StoredIndex.statistics`."""
         return self._index.statistics()
@@ -282,7 +305,7 @@ class Shard:
         return self._index.verify()
 
     def close(self) -> None:
-        """Give up all commits that are held, and close the index."""
+        """Give up all commits that are held, and close the index; after that no file is open."""
         for name in list(self._held):
             self.release(name)
         self._index.close()
@@ -337,8 +360,8 @@ class _Held:
 
     def close(self) -> None:
         """Give up the commit after the calls that are running."""
-        self._thread.submit(self._snapshot.__exit__, None, None, None)
-        self._thread.shutdown(wait=False)
+        self.run(self._snapshot.__exit__, None, None, None)
+        self._thread.shutdown()
 
 
 def _merged(staged: Iterator[StagedBatch], batch_bytes: int) -> Iterator[StagedBatch]:

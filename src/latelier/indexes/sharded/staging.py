@@ -70,12 +70,17 @@ class StagedTransaction:
         The folder of the shard.
     version
         The version that the shard gets with it, see `latelier.indexes.sharded.commit_record`.
+
+    Attributes
+    ----------
+    count
+        Number of batches that this object has written.
     """
 
     def __init__(self, shard: Path, version: str) -> None:
         self.version = version
         self.folder = shard / _FOLDER / version
-        self._batches = 0
+        self.count = 0
         self._is_begun = False
 
     @property
@@ -99,13 +104,12 @@ class StagedTransaction:
         tokens = {f"{_TOKENS}{name}": array for name, array in batch.arrays.items()}
         given = {_NUMBERS: staged.numbers, _LENGTHS: batch.lengths, _DIM: np.array(batch.dim), **tokens}
         np.savez(content, **{_DOCUMENTS: np.frombuffer(encoded, "uint8"), **given})  # type: ignore[arg-type]
-        self._write(self._batch_file(self._batches), content.getbuffer())
-        self._batches += 1
+        self._write(self._batch_file(self.count), content.getbuffer())
+        self.count += 1
 
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest, with which the transaction is complete."""
-        given = manifest._replace(batches=self._batches)
-        self._write(self.folder / f".{_MANIFEST}", json.dumps(given._asdict()).encode())
+        self._write(self.folder / f".{_MANIFEST}", json.dumps(manifest._asdict()).encode())
         (self.folder / f".{_MANIFEST}").rename(self.folder / _MANIFEST)
         sync_folder(self.folder)
 

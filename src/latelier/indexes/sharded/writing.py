@@ -14,7 +14,7 @@ commit that the next opening or the next writer applies.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -70,6 +70,7 @@ class Write:
         self.new_fields: list[str] = []
         self.next_number = record.next_number
         self._replicas, self._fields = replicas, fields
+        self._batches = Counter[int]()  # by shard
         self._on_the_way: deque[tuple[list[Id], list[tuple[int, Any, Any]]]] = deque()
 
     def insert(self, documents: Sequence[StoredDocument], embeddings: TokenEmbeddings) -> None:
@@ -89,6 +90,7 @@ class Write:
         calls = []
         for shard, positions in positions_by_shard(ids, len(self._replicas.shards)).items():
             numbers = self.next_number + np.array(positions)
+            self._batches[shard] += 1
             given = ([rows[position] for position in positions], numbers, embeddings[np.array(positions)])
             for place, replica in enumerate(self._replicas.shards[shard]):
                 calls.append((place, replica, replica.write("stage", self.version, *given)))
@@ -106,7 +108,7 @@ class Write:
         calls = []
         for shard, replicas in enumerate(shards):
             own = [self.remove[position] for position in removed.get(shard, [])]
-            manifest = Manifest(own, self.prefixes, self.new_fields, self.replace, 0)
+            manifest = Manifest(own, self.prefixes, self.new_fields, self.replace, self._batches[shard])
             for replica in replicas:
                 calls.append((shard, replica, replica.write("finish_staging", self.version, manifest)))
         return sorted({shard for shard, replica, call in calls if _staged(replica, call)})
@@ -177,10 +179,7 @@ class Writer:
                 transaction.make_fields(write.new_fields)
                 transaction.set_setting(RECORD_SETTING, after.to_json())
         if changed:
-            applied = persist(self._replicas.of(changed), lambda replica: replica.write("apply", write.version))
-            if any(applied):
-                self._reorganised()
-            self._views.refresh()
+            self._apply(write.version, changed)
 
     def reorganise(self, change: Callable[[Any], Any]) -> list[Any]:
         """Let every replica change how it stores its documents, as the only writer; return the results."""
@@ -200,6 +199,25 @@ class Writer:
             for replica in replicas
         }
         persist(list(versions), lambda replica: replica.write("catch_up", versions[replica], drop_others=drop_others))
+
+    def _apply(self, version: str, shards: Sequence[int]) -> None:
+        """Let shards apply what was committed.
+
+        Raises
+        ------
+        StorageError
+            If one of them cannot do so now, for example on a full disk.
+        """
+        try:
+            has_maintained = persist(self._replicas.of(shards), lambda replica: replica.write("apply", version))
+        except StorageError as error:
+            raise StorageError(
+                f"this write is committed and will not be lost, but it is not visible yet: {error} The next write, or "
+                "opening the index, completes it."
+            ) from error
+        if any(has_maintained):
+            self._reorganised()
+        self._views.refresh()
 
     def _reorganised(self) -> None:
         """Have readers in other processes open the shards again, after maintenance; if it fails, they do so later."""
