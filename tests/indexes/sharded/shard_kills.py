@@ -64,7 +64,7 @@ def kill_shards_under_writes(index, seed, kills):
     for thread in threads:
         thread.start()
     try:
-        while outcomes["kills"] < kills and not errors:
+        while not errors and (outcomes["kills"] < kills or not outcomes["written"] or not outcomes["searches"]):
             operation = plan(rng, state)
             after = apply(state, *operation)
             possible.append(set(after))
