@@ -204,6 +204,15 @@ def test_search_modes(run, folder, options):
     assert "'sum' is not one of" in run("search", folder, "bananas", "--mode", "sum").stderr
 
 
+def test_a_depth_is_how_many_documents_keywords_find(run, folder):
+    query = "the Germany moon"  # the first by keywords is 'berlin', by vectors 'moon'
+    options = ("-k", 1, "--mode", "rerank", "--device", "cpu", "--depth")
+    found = [json.loads(run("search", folder, query, *options, depth, "--json").stdout)["results"] for depth in (1, 2)]
+    assert [results[0]["id"] for results in found] == ["berlin", "moon"]
+    assert "\n  search with depth=2\n" in run("why-not", folder, query, "moon", *options, 1).stdout
+    assert "Invalid value for '--depth'" in run("search", folder, query, *options, 0).stderr
+
+
 def test_debug_shows_the_traceback(run, tmp_path):
     result = run("--debug", "info", tmp_path / "absent")
     assert type(result.exception).__name__ == "IndexFormatError"
@@ -223,12 +232,15 @@ def test_help_names_every_command_with_an_example(run):
         "compare",
         "info",
         "check",
+        "export",
+        "import_",
+        "copy",
         "warmup",
         "demo",
     ]
     general = run("--help").stdout
     assert "Exit status: 0 done, 1 failed" in " ".join(general.split())
-    for name in (each.replace("_", "-") for each in names):
+    for name in (each.strip("_").replace("_", "-") for each in names):
         assert f"  {name} " in general
         assert "Example:\n    " in run(name, "--help").stdout
 

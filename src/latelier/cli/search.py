@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -35,6 +35,17 @@ class Fusion(str, Enum):
     RRF = "rrf"
 
 
+Depth: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Of hybrid: documents that each side contributes; of rerank: that keywords find; at least k. "
+        "Default: 2k, at least 100.",
+    ),
+]
+
+
 def search(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
@@ -62,6 +73,7 @@ def search(
         0.5,
         0.5,
     ),
+    depth: Depth = None,
     effort: Annotated[
         str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
     ] = None,
@@ -103,8 +115,8 @@ def search(
     values = [number_or_text(value) for value in parameter or ()]
     given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights, "parameters": values}
-    options |= {"filter": filter, "filter_timeout": filter_timeout or None}
+    options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights, "depth": depth}
+    options |= {"parameters": values, "filter": filter, "filter_timeout": filter_timeout or None}
     if mode is Mode.KEYWORDS and not explain:  # needs no model, which takes most of the time of other searches
         with indexes.open(folder, read_only=True, max_memory=max_memory) as index:
             results, explanations = find_results(None, index, checked_queries(text), k, **options)[0], {}

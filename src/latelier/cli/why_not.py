@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.search import Backend, Fusion, Mode
+from latelier.cli.search import Backend, Depth, Fusion, Mode
 
 __all__ = ["why_not"]
 
@@ -36,6 +36,7 @@ def why_not(
         0.5,
         0.5,
     ),
+    depth: Depth = None,
     effort: Annotated[
         str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
     ] = None,
@@ -77,6 +78,7 @@ def why_not(
             mode=mode.value,
             fusion=fusion.value,
             weights=weights,
+            depth=depth,
             filter=filter[0] if filter and len(filter) == 1 else filter or None,
             parameters=[number_or_text(value) for value in parameter or ()],
             filter_timeout=filter_timeout or None,
