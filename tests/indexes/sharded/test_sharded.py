@@ -133,6 +133,16 @@ def test_a_shard_that_is_lost_is_not_made_again_empty(tmp_path):
         assert len(index) == 10
 
 
+def test_verify_names_the_damaged_file_of_a_shard(tmp_path):
+    with indexes.Sharded(tmp_path / "index", shards=2, index="flat") as index:
+        index.add(list(range(10)), matrices([2] * 10))
+        [file] = (tmp_path / "index/shards/0/1").rglob("vectors.npy")
+        file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+        report = index.verify()
+        assert [damage.file for damage in report.damages] == [file.relative_to(tmp_path / "index").as_posix()]
+        assert report.ids == [id for id in range(10) if shard_of(id, 2) == 1]
+
+
 def test_a_record_that_no_index_writes_is_damage():
     good = CommitRecord(("", ""), 1).to_json()
     for name, value in [("versions", ["../../x"]), ("versions", []), ("replicas", 0), ("generation", "0"), ("x", 1)]:

@@ -361,6 +361,9 @@ class Sharded(Index):
         parameters: Parameters = (),
         filter_timeout: float | None = 10.0,
         effort: Effort | None = None,
+        nprobe: int | None = None,
+        candidates: int | None = None,
+        rerank: int | None = None,
     ) -> WhyNotReport:
         """Return why a search does not find a document, and what would find it; see `Index.why_not`.
 
@@ -368,18 +371,21 @@ class Sharded(Index):
         ----------
         query, id, k, filter, parameters, filter_timeout
             See `Index.why_not`.
-        effort
-            That of the search, for shards of the kind ``"ivf"``.
+        effort, nprobe, candidates, rerank
+            Those of the search, see `search`.
         """
         from latelier.indexes.why_not import ApproximateStages, find_causes  # imports the contract of indexes
 
+        given = {"effort": effort, "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
+        options = self._configuration.checked_search_options(given)
         arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
         stages = None
         if self._configuration.has_effort:
-            wider = [{"effort": each} for each in wider_efforts(effort or "balanced")]
+            reset = {name: None for name in options if name != "effort"}
+            wider = [{"effort": each, **reset} for each in wider_efforts(effort or "balanced")]
             stages = ApproximateStages(lambda *_: None, wider)
         with self.snapshot():
-            return find_causes(self, query, id, arguments | ({} if effort is None else {"effort": effort}), stages)
+            return find_causes(self, query, id, arguments | options, stages)
 
     def statistics(self) -> IndexStatistics:
         """Return how much the index holds, and on how many bytes, those of all replicas; no vector is read."""

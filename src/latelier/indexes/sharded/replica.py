@@ -178,5 +178,11 @@ def fetch(ray: Any, reference: Any) -> Any:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
-    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+    except _death_errors(ray) as error:
         raise ReplicaDownError(f"the process of a shard has died: {str(error)[:200]}") from None
+
+
+def _death_errors(ray: Any) -> tuple[type[Exception], ...]:
+    """Return the errors of calls of a process that has died."""
+    errors = ray.exceptions
+    return errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError, errors.NodeDiedError

@@ -118,8 +118,12 @@ class HeldShard:
             threading.Thread(target=self._try_repair, args=(place,), daemon=True).start()
 
     def _try_repair(self, place: int) -> None:
-        with suppress(_ChangedError, LatelierError):
-            self.repair(place)
+        """Repair a replica, however long its process does not run, as long as this version is read."""
+        while self.users:
+            with suppress(LatelierError):
+                with suppress(_ChangedError):  # a later view will have this replica
+                    self.repair(place)
+                return
 
 
 class ShardsView:
