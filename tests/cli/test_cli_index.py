@@ -35,6 +35,25 @@ def test_a_folder(run, notes, tmp_path, tiny):
     assert run(*command, "--resume", "--glob", "*.rst").stdout.endswith("3 documents, 2 before.\n")
 
 
+def test_a_folder_without_a_document_is_an_error_and_makes_no_index(run, notes, tmp_path):
+    command = ["index", notes, "--index", tmp_path / "index", "--device", "cpu"]
+    result = run(*command, "--glob", "*.rst", "--glob", "*.org")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "looked for files *.rst, *.org in it and its sub-folders" in result.stderr
+    for name in ("moon.txt", "garden/pears.md"):
+        (notes / name).unlink()
+    with pytest.warns(UserWarning, match=r"skipped 1 files of .*\n  latin.txt: is not UTF-8 text"):
+        result = run(*command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "and all 1 found were skipped." in result.stderr
+    (notes / "latin.txt").unlink()
+    assert (
+        ".txt, .md and .markdown in it and its sub-folders, without hidden ones, and there is none"
+        in run(*command).stderr
+    )
+    assert not (tmp_path / "index").exists()
+
+
 def test_passages_of_files(run, notes, tmp_path, tiny):
     index = tmp_path / "index"
     (notes / "latin.txt").unlink()

@@ -154,6 +154,7 @@ def index(
         raise InvalidArgumentError("--update replaces stored documents, --resume keeps them; give one of them.")
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
     documents = _read(source, format, fields, glob or [])
+    _check_not_empty(documents, glob or [])
     quiet_loading()
     with _open_or_make(folder, model, device, kind, max_memory, _computing(backend, compute_dtype)) as retriever:
         before = len(retriever)
@@ -188,6 +189,21 @@ def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) 
         return read_document_file(sys.stdin.buffer, format.value, name="standard input", fields=as_fields(**fields))
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="SOURCE") from error
+
+
+def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
+    """Check that a folder has a file that can be read, before a model is loaded and an index is made."""
+    from latelier.errors import InvalidArgumentError
+    from latelier.retrieve.whole_files import DocumentFolder
+
+    if not isinstance(documents, DocumentFolder) or next(iter(documents), None) is not None:
+        return
+    wanted = ", ".join(glob) or ".txt, .md and .markdown"
+    found = f"all {len(documents.skipped):,} found were skipped" if documents.skipped else "there is none"
+    raise InvalidArgumentError(
+        f"nothing to index in the folder {str(documents.folder)!r}: looked for files {wanted} in it and its "
+        f"sub-folders, without hidden ones, and {found}. --glob '*.rst' reads other files."
+    )
 
 
 def _passages(given: str | None, overlap: int | None) -> Passages | None:
