@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 if TYPE_CHECKING:
+    from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
 
 __all__ = ["index"]
@@ -67,9 +69,23 @@ class Format(str, Enum):
     WHOLE = "whole"
 
 
+PassageTokens: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
+]
+Precision: TypeAlias = Annotated[
+    str | None, typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8.")
+]
 Workers: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
+]
+Shards: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Divide a new index among N shards, a process each (extra: ray)."),
+]
+Replicas: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Copies of each shard of a new index; default: 1.")
 ]
 
 
@@ -103,20 +119,14 @@ def index(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of text and Markdown; repeatable."),
     ] = None,
-    passages: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
-    ] = None,
+    passages: PassageTokens = None,
     overlap: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
     ] = None,
     pool_factor: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Pool about N token vectors of a document into one.")
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8."),
-    ] = None,
+    precision: Precision = None,
     update: Annotated[
         bool, typer.Option("--update", help="Replace documents whose id is in the index, if they have changed.")
     ] = False,
@@ -124,6 +134,8 @@ def index(
         bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    shards: Shards = None,
+    replicas: Replicas = None,
     workers: Workers = None,
     backend: BackendOption = None,
     compute_dtype: ComputeDtypeOption = ComputeDtype.AUTO,
@@ -156,7 +168,9 @@ def index(
     documents = _read(source, format, fields, glob or [])
     _check_not_empty(documents, glob or [])
     quiet_loading()
-    with _open_or_make(folder, model, device, kind, max_memory, _computing(backend, compute_dtype)) as retriever:
+    make = partial(_make_index, folder, kind, shards, replicas, max_memory)
+    with _open_or_make(folder, model, device, make, max_memory, _computing(backend, compute_dtype)) as retriever:
+        _check_shards(retriever.index, shards, replicas)
         before = len(retriever)
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
         options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
@@ -254,8 +268,37 @@ def _export_encoder(retriever: Retriever) -> None:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
 
 
+def _make_index(
+    folder: Path, kind: Kind, shards: int | None, replicas: int | None, max_memory: str | None
+) -> Index | None:
+    """Make an index in a new folder; None for a `Flat`, which is made once the model is loaded."""
+    from latelier import indexes
+
+    if shards is not None:
+        return indexes.Sharded(folder, shards=shards, replicas=replicas, index=kind.value, max_memory=max_memory)
+    if replicas is not None:
+        raise typer.BadParameter("only an index of shards has replicas; add --shards.", param_hint="--replicas")
+    return None if kind is Kind.FLAT else indexes.IVF(folder, max_memory=max_memory)
+
+
+def _check_shards(index: Index, shards: int | None, replicas: int | None) -> None:
+    """Check that an index has as many shards and replicas as the user gives."""
+    from latelier.errors import InvalidArgumentError
+
+    for name, given in (("shards", shards), ("replicas", replicas)):
+        if given is not None and given != (found := getattr(index, name, 1)):
+            raise InvalidArgumentError(
+                f"received --{name} {given}, but the index has {found}; leave --{name} out, or give a new folder."
+            )
+
+
 def _open_or_make(
-    folder: Path, model: str | None, device: str | None, kind: Kind, max_memory: str | None, computing: dict[str, str]
+    folder: Path,
+    model: str | None,
+    device: str | None,
+    make: Callable[[], Index | None],
+    max_memory: str | None,
+    computing: dict[str, str],
 ) -> Retriever:
     """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
     from latelier import indexes
@@ -265,9 +308,10 @@ def _open_or_make(
 
     given: dict[str, Any] = {"device": device, "model_options": computing or None}
     if not (folder.is_dir() and any(folder.iterdir())):
-        if kind is Kind.FLAT:  # made once the model is loaded
+        index = make()
+        if index is None:
             return Retriever(model, folder, **given, max_memory=max_memory)
-        return Retriever(model, indexes.IVF(folder, max_memory=max_memory), **given)
+        return Retriever(model, index, **given)
     if model is None:
         with indexes.open(folder, read_only=True) as index:
             is_filled = index.dim is not None or ModelIdentity.stored_in(index) is not None

@@ -51,6 +51,7 @@ def index_facts(index: Index, folder: Path) -> dict[str, Any]:
     """
     from latelier.cli.output import printable
     from latelier.errors import IndexFormatError
+    from latelier.indexes.sharded import Sharded
     from latelier.indexes.stored import StoredIndex
     from latelier.retrieve.model_identity import ModelIdentity
 
@@ -61,7 +62,9 @@ def index_facts(index: Index, folder: Path) -> dict[str, Any]:
         model = None
     facts: dict[str, Any] = {"index": str(folder), "kind": type(index).__name__, **_counts(index)}
     facts["dim"] = index.dim
-    if isinstance(index, StoredIndex):
+    if isinstance(index, Sharded):
+        facts |= {"shards": index.shards, "replicas": index.replicas}
+    if isinstance(index, (StoredIndex, Sharded)):
         held = index.statistics()
         facts |= {"bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
         facts |= {"bytes_per_document": round(held.bytes_per_document), "bytes_per_token": round(held.bytes_per_token)}
