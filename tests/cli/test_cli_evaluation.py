@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from latelier import evaluation
+from latelier.retrieve import Retriever
 
 DOCUMENTS = {
     "fruit": "Bananas are healthy.",
@@ -79,6 +80,24 @@ def test_evaluate_searches_by_the_mode_that_is_given(beir, run, tmp_path):
     assert list(found["keywords"]["q3"]) == ["pasta"]  # the only text that shares a word
     assert next(iter(found["hybrid"]["q3"])) == "pasta"
     assert len(found["hybrid"]["q3"]) == 4
+
+
+def test_a_search_without_a_hit_says_why(beir, run, tmp_path, tiny):
+    index, output = tmp_path / "index", tmp_path / "run.trec"
+    options = ("evaluate", beir, "--index", index, "--device", "cpu", "--output", output)
+    with Retriever(tiny, index, device="cpu") as retriever:
+        retriever.add([("a", "Pears."), ("b", "Plums.")])
+        result = run(*options, "--mode", "keywords")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert (
+            "--mode keywords found no document for 3 queries, as no query shares a word with any of the 2 docu"
+            in result.stderr
+        )
+        retriever.remove(["a", "b"])
+    result = run(*options)
+    assert result.exit_code == 1
+    assert "--mode vectors found no document for 3 queries, as the index is empty; add the documents" in result.stderr
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("qrels", ["folder", "trec", "jsonl"])

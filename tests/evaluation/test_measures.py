@@ -97,8 +97,8 @@ def test_measures_that_cannot_be_read(measure, message):
 @pytest.mark.parametrize(
     ("run", "qrels", "measures", "message"),
     [
-        ({}, {"q": {"d": 1}}, ["RR"], "the run is empty"),
-        ({"q": {}}, {"q": {"d": 1}}, ["RR"], "the run is empty"),
+        ({}, {"q": {"d": 1}}, ["RR"], "the run is empty: it has no query; expected"),
+        ({"q": {}}, {"q": {"d": 1}}, ["RR"], "the run is empty: none of its 1 queries has a document"),
         ({"q": {"d": 1.0}}, {}, ["RR"], "received no qrels"),
         ({"q": {"d": 1.0}}, {"q": {}}, ["RR"], "received no qrels"),
         ({"q": {"d": 1.0}}, {"q": {"d": 1}}, [], "received no measure"),

@@ -14,7 +14,7 @@ from latelier.cli.index import Kind
 from latelier.cli.search import Fusion, Mode
 
 if TYPE_CHECKING:
-    from latelier.evaluation import Collection
+    from latelier.evaluation import Collection, Run
     from latelier.retrieve import Retriever
 
 __all__ = ["evaluate"]
@@ -108,6 +108,7 @@ def evaluate(
             begin = time.perf_counter()
             found = retriever.run(collection.queries, k, **options)
             milliseconds = 1000 * (time.perf_counter() - begin) / max(len(collection.queries), 1)
+            _check_not_empty(found, len(retriever), options.get("mode", "vectors"))
             facts |= {"documents": len(retriever), "milliseconds per query": round(milliseconds, 2)}
         qrels = collection.qrels
     if output is not None:
@@ -117,6 +118,19 @@ def evaluate(
         print_json({**facts, "queries": len(result.per_query), "measures": result, "per_query": result.per_query})
     else:
         typer.echo(printable(str(result), lines=True))
+
+
+def _check_not_empty(run: Run, documents: int, mode: str) -> None:
+    """Check that a query has a hit: without any, there is nothing to measure."""
+    from latelier.errors import LatelierError
+
+    if any(run.values()):
+        return
+    if documents:
+        reason = f"no query shares a word with any of the {documents:,} documents; search with --mode vectors"
+    else:
+        reason = "the index is empty; add the documents of the collection with latelier index"
+    raise LatelierError(f"nothing to measure: --mode {mode} found no document for {len(run):,} queries, as {reason}.")
 
 
 @contextmanager

@@ -192,7 +192,8 @@ def _check(run: Run, qrels: Qrels, label: str, depth: int) -> None:
     if not qrels:
         raise InvalidArgumentError("received no qrels; expected {query id: {document id: integer}}.")
     if not any(run.values()):
-        raise InvalidArgumentError(f"{label} is empty; expected {{query id: {{document id: score}}}}.")
+        found = f"none of its {len(run):,} queries has a document" if run else "it has no query"
+        raise InvalidArgumentError(f"{label} is empty: {found}; expected {{query id: {{document id: score}}}}.")
     for query, scores in run.items():
         for document, score in scores.items():
             if math.isnan(score):
