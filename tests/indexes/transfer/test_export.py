@@ -10,7 +10,7 @@ from transfer_helpers import IDS, LENGTHS, TEXTS, check_contents, files, fill, r
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
+from latelier.errors import EmbeddingsError, IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.transfer.batches import TransferBatch, batches_of_bytes
 
 
@@ -148,9 +148,10 @@ def test_folders_that_hold_something_else_are_refused(tmp_path):
     index = fill(indexes.Flat())
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/todo.txt").write_text("mine")
+    (tmp_path / f"notes/.{'0' * 32}.tmp").write_text("being written by another process")
     with pytest.raises(IndexFormatError, match=r"is not an export: it holds todo\.txt"):
         indexes.export_documents(index, tmp_path / "notes")
-    assert files(tmp_path / "notes") == {"todo.txt": b"mine"}
+    assert files(tmp_path / "notes").keys() == {"todo.txt", f".{'0' * 32}.tmp"}
     with pytest.raises(IndexFormatError, match=r"todo\.txt is a file; an export is a folder"):
         indexes.export_documents(index, tmp_path / "notes/todo.txt")
     with pytest.raises(InvalidArgumentError, match="received dtype='int8'"):
@@ -168,6 +169,15 @@ def test_float16_halves_the_vectors(tmp_path):
     assert batch.embeddings == index.get_embeddings(IDS).to("float16")
     with pytest.raises(InvalidArgumentError, match="with other options"):
         indexes.export_documents(index, tmp_path)
+
+
+def test_numbers_beyond_float16_are_not_exported_as_infinity(tmp_path):
+    index = indexes.Flat()
+    index.add(["a", "b"], [np.ones((2, 2)), np.array([[1.0, 1.0], [70_000.0, 1.0]])])
+    with pytest.raises(EmbeddingsError, match=r"document 'b' holds numbers outside of the range of float16"):
+        indexes.export_documents(index, tmp_path / "half", dtype="float16")
+    indexes.export_documents(index, tmp_path / "single")
+    assert next(iter(indexes.Export(tmp_path / "single"))).embeddings.vectors.max() == 70_000
 
 
 def test_an_empty_index(tmp_path):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
-from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
+import numpy as np
+
+from latelier.errors import EmbeddingsError, IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.results import Id
@@ -64,6 +66,8 @@ def export_documents(
 
     Raises
     ------
+    EmbeddingsError
+        If a vector holds a number outside of the range of float16, and that is the dtype.
     IndexFormatError
         If the folder holds something else.
     InvalidArgumentError
@@ -130,8 +134,6 @@ def _begin(folder: Path, wanted: ExportManifest) -> ExportManifest:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = os.listdir(folder)  # noqa: PTH208 (Path.iterdir yields paths)
-        for name in filter(_UNFINISHED.fullmatch, names):
-            (folder / name).unlink()
     except FileExistsError as error:
         raise IndexFormatError(f"{folder} is a file; an export is a folder.") from error
     except OSError as error:
@@ -142,15 +144,26 @@ def _begin(folder: Path, wanted: ExportManifest) -> ExportManifest:
             raise IndexFormatError(
                 f"{folder} is not an export: it holds {', '.join(others[:3])}. Choose a new or an empty folder."
             )
+        _remove_unfinished(folder, names)
         wanted.write(folder)
         return wanted
     found = ExportManifest.read(folder)
     if replace(found, complete=False, chunks=()) != wanted:
         raise _changed(folder)
+    _remove_unfinished(folder, names)
     whole = 0
     while whole < len(found.chunks) and has_files(folder, whole, found.chunks[whole]):
         whole += 1
     return found if whole == len(found.chunks) else replace(found, complete=False, chunks=found.chunks[:whole])
+
+
+def _remove_unfinished(folder: Path, names: Sequence[str]) -> None:
+    """Remove what a killed export was writing; call it for exports only, since indexes have files of such names too."""
+    try:
+        for name in filter(_UNFINISHED.fullmatch, names):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"could not remove {folder / name}: {error.strerror or error}.") from error
 
 
 def _kept_batches(index: Index, ids: list[Id], manifest: ExportManifest, folder: Path) -> Iterator[TransferBatch]:
@@ -166,7 +179,18 @@ def _kept_batches(index: Index, ids: list[Id], manifest: ExportManifest, folder:
 
 
 def _cast(parts: Iterator[TransferBatch], dtype: str) -> Iterator[TransferBatch]:
-    return (part._replace(embeddings=part.embeddings.to(dtype)) for part in parts)
+    """Yield documents with vectors of a dtype; raise an error for numbers beyond the range of float16."""
+    for part in parts:
+        with np.errstate(over="ignore"):
+            embeddings = part.embeddings.to(dtype)
+        finite = np.isfinite(embeddings.vectors).all(axis=1)
+        if not finite.all():
+            at = int(np.searchsorted(embeddings.offsets, np.argmin(finite), side="right")) - 1
+            raise EmbeddingsError(
+                f"document {part.ids[at]!r} holds numbers outside of the range of {dtype}; export with dtype='float32' "
+                "into a new folder."
+            )
+        yield part._replace(embeddings=embeddings)
 
 
 def _changed(folder: Path) -> InvalidArgumentError:
