@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 
 from latelier import indexes
 from latelier.errors import (
+    CorruptedIndexError,
     EmbeddingsError,
     FilterTimeoutError,
     IndexFormatError,
@@ -20,6 +21,7 @@ from latelier.errors import (
 )
 from latelier.indexes import FixedDimensionalEncodings, MeanVectors
 from latelier.indexes.qdrant import spool, writing
+from latelier.indexes.qdrant.documents import point_id
 
 
 def test_a_folder_reopens_as_it_was(tmp_path):
@@ -191,6 +193,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+def test_points_of_other_programs_are_named():
+    index = indexes.Qdrant()
+    index.add(["a", "b"], [np.eye(2), np.ones((1, 2))])
+    point = models.PointStruct(id=7, payload={"x": 1}, vector={"tokens": [[2.0, 2.0]], "first_stage": [1.0, 1.0]})
+    with index._connection.use() as client:
+        client.upsert("latelier", [point])
+    for call in (index.ids, index.statistics, lambda: index.search(np.eye(2))):
+        with pytest.raises(CorruptedIndexError, match=r"the point 7 of the collection has no payload key .*verify\(\)"):
+            call()
+    assert [damage.file for damage in index.verify().damages] == ["point 7"]
+    with index._connection.use() as client:
+        client.delete("latelier", [7])
+        client.delete_vectors("latelier", ["tokens"], [point_id("b")])
+    assert index.ids() == ["a", "b"]
+    with pytest.raises(
+        CorruptedIndexError, match=f"the point {point_id('b')} of the collection has no vectors 'tokens'"
+    ):
+        index.get_embeddings(["a", "b"])
 
 
 @pytest.fixture(scope="module")

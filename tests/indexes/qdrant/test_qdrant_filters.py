@@ -34,16 +34,21 @@ def selected(index, filter, parameters=()):
     return [hit.id for hit in index.search(np.ones((1, 2)), 99, filter=filter, parameters=parameters)[0]]
 
 
-column = st.sampled_from(["n", "s", '"odd ""100%"" é."', "id", "text"])
+column = st.sampled_from(["n", "s", '"odd ""100%"" é."', "id"])
+content = st.sampled_from(["text", "metadata"])
 field = st.sampled_from(["n", "s", '"odd ""100%"" é."'])
 numeric = ["0", "1", "-3", "2", "2.0", "2.5", "-(-2)", "0x2", "9007199254740993", "-9223372036854775808", "1e19"]
 texts = ["''", "'a'", "'A'", "'b*'", "'1x'", "'2'", "'ü'", "'d1'", "'text 1: wing'"]
 literal = st.sampled_from([*numeric, *texts, "NULL", "TRUE", "FALSE"])
+string = st.sampled_from([*texts, "NULL"])
 number = st.sampled_from(["0", "1", "-3", "2.0", "2.5", "1e19", "1e300", "NULL", "9007199254740992"])
 negation = st.sampled_from(["", "NOT "])
 comparison = st.one_of(
     st.builds("{} {} {}".format, column, st.sampled_from(["=", "<>", "!=", "IS", "IS NOT", "=="]), literal),
     st.builds("{} {} {}".format, literal, st.sampled_from(["=", "<>", "IS"]), column),
+    st.builds("{} {} {}".format, content, st.sampled_from(["=", "<>", "IS", "IS NOT"]), string),
+    st.builds("{} {}IN ({})".format, content, negation, st.lists(string, max_size=3).map(", ".join)),
+    st.builds("{} {}".format, content, st.sampled_from(["IS NULL", "NOTNULL", "GLOB '*wing*'"])),
     st.builds("{} IS {}DISTINCT FROM {}".format, column, negation, literal),
     st.builds("{} {} {}".format, column, st.sampled_from(["<", "<=", ">", ">="]), number),
     st.builds("{} {} {}".format, number, st.sampled_from(["<", "<=", ">", ">="]), column),
@@ -72,7 +77,7 @@ expression = st.recursive(
 # The order of large integers, and whether an id or a text is true.
 REFUSED = (
     r"[<>=] 9007199254740992|9007199254740992 [<>=]|(BETWEEN|AND) 9007199254740992"
-    r"|(id|text) IS (NOT )?(DISTINCT FROM )?(TRUE|FALSE)"
+    r"|id IS (NOT )?(DISTINCT FROM )?(TRUE|FALSE)"
 )
 
 
@@ -124,6 +129,11 @@ def test_filters_select_what_sqlite_does(both, filter, parameters):
         ("n GLOB '2*'", "which numbers could match too"),
         ("n = s", "= between two columns or conditions"),
         ("(n = 1) = (s = 2)", "= between two columns or conditions"),
+        ("text = 5", "text = a number: give a str"),
+        ("text IN ('a', 5)", "text = a number"),
+        ("5 > text", "text < a number"),
+        ("metadata <> TRUE", "metadata = a number"),
+        ("n GLOB 1e20", "GLOB with the number"),
         ("n + 1 = 2", r"the operator \+"),
         ("n COLLATE NOCASE = 'a'", "the operator COLLATE"),
         ("metadata ->> '$.n' = 2", "the operator ->>"),
@@ -144,6 +154,18 @@ def test_filters_select_what_sqlite_does(both, filter, parameters):
 def test_what_qdrant_has_no_condition_for_is_named(both, filter, what):
     with pytest.raises(InvalidArgumentError, match=f"no condition for .*{what}.*It has conditions for AND"):
         selected(both[1], filter)
+
+
+@pytest.mark.parametrize("value", ["1", "2.0", "'a'", "NULL", "TRUE"])
+def test_strings_that_are_json_have_elements(value):
+    rows = [{"tags": tags} for tags in ["[1, 2]", '"a"', ' {"k": "a"}', "2", "null", "true", ["a"], 2, "[]"]]
+    flat, qdrant = indexes.Flat(), indexes.Qdrant()
+    for index in (flat, qdrant):
+        index.add(range(len(rows)), [np.ones((1, 2))] * len(rows), metadata=rows)
+    for filter in ("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = {})", "tags NOT IN ({}, '2')"):
+        found = selected(flat, filter.format(value))
+        assert selected(qdrant, filter.format(value)) == found
+    assert selected(qdrant, "tags NOT IN (SELECT value FROM json_each(?))", ["null"]) == []
 
 
 def test_filters_of_fields_that_differ_in_case(both):

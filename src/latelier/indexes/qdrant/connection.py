@@ -130,7 +130,10 @@ class QdrantConnection:
                 "one open it at a time. Close it first, or use a server: url=..."
             )
         if status == 404 or name == "NOT_FOUND" or "not found" in reason:
-            return IndexFormatError(f"Qdrant at {self.place} does not find what it needs: {reason}.")
+            return IndexFormatError(
+                f"Qdrant at {self.place} does not find the collection, or a part of it ({reason}); others may have "
+                "deleted it. Open the index again to make a new one."
+            )
         return StorageError(f"Qdrant at {self.place} reports an error: {type(error).__name__}: {reason}.")
 
 

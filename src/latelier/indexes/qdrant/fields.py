@@ -4,8 +4,8 @@ A payload holds ``numbers`` and ``strings``: the SQL value of each field, under 
 field that is in neither is NULL. Whole numbers are integers, whatever type they had, since SQL compares 2.0 with 2 and
 Qdrant's match does not; numbers beyond 64 bits are the nearest float.
 
-``lists`` holds the elements of each list and dict, which is what SQL's json_each reads, and ``true`` the fields whose
-string is true in SQL: one that begins with a number other than 0.
+``lists`` holds the elements of each list and dict, and of each string that is JSON, which is what SQL's json_each
+reads, and ``true`` the fields whose string is true in SQL: one that begins with a number other than 0.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from latelier.indexes.catalog.document_rows import StoredDocument
 from latelier.indexes.catalog.metadata import SqlValue, fold_name, is_nameable
 from latelier.indexes.catalog.values import INT64, dump_json
 
-__all__ = ["as_number", "field_key", "field_path", "field_payload", "is_true_text", "json_elements"]
+__all__ = ["as_number", "field_key", "field_path", "field_payload", "is_true_text", "json_elements", "text_elements"]
 
 _SIMPLE = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_JSON_BEGIN = re.compile(r'[ \t\n\r]*(?:[\[{"]|-?[0-9]|true|false|null)')
 _NUMERIC_PREFIX = re.compile(r"[ \t\n\v\f\r]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
 
 
@@ -75,6 +76,9 @@ def field_payload(document: StoredDocument) -> dict[str, Any]:
             kept.pop(key, None)
         if isinstance(value, str):
             strings[key] = value
+            elements = text_elements(value) if isinstance(original, str) else None
+            if elements is not None:
+                lists[key] = elements
         elif value is not None:
             numbers[key] = as_number(value)
         if isinstance(original, (list, dict)):
@@ -116,6 +120,23 @@ def json_elements(value: Any) -> list[SqlValue]:
     """Return the SQL values of the elements of a list or dict, as json_each reads them; None for null."""
     elements: Iterable[Any] = value.values() if isinstance(value, dict) else value
     return [_element(each) for each in elements]
+
+
+def text_elements(text: str) -> list[SqlValue] | None:
+    """Return what json_each reads from a string: the elements of its JSON, or a single value; None if it is not JSON.
+
+    Examples
+    --------
+    >>> text_elements('["x", 2.0]'), text_elements("2"), text_elements("2nd")
+    (['x', 2], [2], None)
+    """
+    if not _JSON_BEGIN.match(text):  # most strings, without the cost of an exception
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return json_elements(value if isinstance(value, (list, dict)) else [value])
 
 
 def _element(value: Any) -> SqlValue:

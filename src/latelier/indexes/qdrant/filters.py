@@ -11,7 +11,6 @@ json_each(?))``.
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Collection, Sequence
@@ -25,7 +24,7 @@ from latelier.indexes.catalog.filters.tokens import Token, shorten, tokenize
 from latelier.indexes.catalog.metadata import RESERVED, fold_name
 from latelier.indexes.catalog.values import INT64
 from latelier.indexes.qdrant.conditions import Column, Condition, Truth, any_of, is_exact, none_of
-from latelier.indexes.qdrant.fields import as_number, is_true_text, json_elements
+from latelier.indexes.qdrant.fields import as_number, is_true_text, text_elements
 
 __all__ = ["filter_names", "translate"]
 
@@ -276,7 +275,10 @@ class _Translator:
         if isinstance(left, _Value) and isinstance(right, Column):
             left, right = right, left
         if isinstance(left, Column) and isinstance(right, _Value):
-            return Truth(False, False) if right.value is None else left.decided(left.equals(right.value))
+            if right.value is None:
+                return Truth(False, False)
+            self._check_types(left, "=", right.value)
+            return left.decided(left.equals(right.value))
         return self._of_constants(left, "=", right)
 
     def _compare(self, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth) -> Truth:
@@ -287,10 +289,16 @@ class _Translator:
                 return Truth(False, False)
             if isinstance(right.value, str):
                 self._refuse(f"the order of strings, as in {operator} {right.value[:50]!r}")
+            self._check_types(left, operator, right.value)
             if not is_exact(right.value):
                 self._refuse(f"the order of integers beyond 2^53, as in {operator} {right.value}")
             return left.decided(left.compares(operator, right.value))
         return self._of_constants(left, operator, right)
+
+    def _check_types(self, column: Column, operator: str, value: int | float | str) -> None:
+        """Raise an error for a number that SQLite would convert to a string: ``text = 5`` selects the text '5'."""
+        if not isinstance(value, str) and column.name in ("text", "metadata"):
+            self._refuse(f"{column.name} {operator} a number: give a str")
 
     def _of_constants(self, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth) -> Truth:
         if not isinstance(left, _Value) or not isinstance(right, _Value):
@@ -326,7 +334,9 @@ class _Translator:
     def _pattern(self, column: Column, name: str, pattern: int | float | str | None) -> Truth:
         if pattern is None:
             return Truth(False, False)
-        text = str(pattern)
+        if not isinstance(pattern, str):
+            self._refuse(f"{name} with the number {pattern}: give a str")
+        text = pattern
         if name == "LIKE":
             if re.search("[A-Za-z_*?[]", text):
                 self._refuse("LIKE with letters, whose case it ignores, or with _ (GLOB compares the case)")
@@ -410,13 +420,12 @@ class _Translator:
         return all(isinstance(each, Token) for each in (alias, dot, column)) and column.text == "value"  # type: ignore[union-attr]
 
     def _elements(self, source: _Value) -> list[int | float | str | None]:
-        try:
-            decoded = None if source.value is None else json.loads(str(source.value))
-        except ValueError:
-            self._refuse(f"json_each({str(source.value)[:50]!r}), which is not JSON")
-        if decoded is None:
+        if source.value is None:
             return []
-        return json_elements(decoded if isinstance(decoded, (list, dict)) else [decoded])
+        elements = text_elements(str(source.value))
+        return (
+            self._refuse(f"json_each({str(source.value)[:50]!r}), which is not JSON") if elements is None else elements
+        )
 
 
 def _literal(text: str) -> int | float:

@@ -13,7 +13,7 @@ from latelier.indexes.qdrant.collection import KEYWORDS, TOKENS, QdrantCollectio
 from latelier.indexes.qdrant.documents import as_record, checksum, point_id
 from latelier.indexes.qdrant.fields import field_path
 from latelier.indexes.qdrant.keywords import average_length, count_words
-from latelier.indexes.qdrant.points import Points
+from latelier.indexes.qdrant.points import Points, check_payload
 from latelier.indexes.results import Damage, VerifyReport
 from latelier.indexes.statistics import IndexStatistics
 from latelier.utils.describing import describe
@@ -96,7 +96,7 @@ def statistics(points: Points, path: Path | None) -> IndexStatistics:
     """Return how much an index holds; `path` is the folder of the local mode."""
     from qdrant_client import models
 
-    tokens = [record.payload["tokens"] for record in points.scroll(["tokens"])]
+    tokens = [check_payload(record, ["tokens"])["tokens"] for record in points.scroll(["tokens"])]
     no_text = models.IsEmptyCondition(is_empty=models.PayloadField(key="text"))
     no_metadata = models.FieldCondition(key="metadata", match=models.MatchValue(value="{}"))
     files = () if path is None else (file for file in path.rglob("*") if file.is_file())
@@ -114,8 +114,9 @@ def _texts(points: Points) -> Iterable[list[tuple[Any, str]]]:
     """Yield the ids and texts of all documents with a text, some at a time."""
     waiting: list[tuple[Any, str]] = []
     for record in points.scroll(["id", "text"]):
-        if record.payload.get("text") is not None:
-            waiting.append((record.payload["id"], record.payload["text"]))
+        payload = check_payload(record, ["id"])
+        if payload.get("text") is not None:
+            waiting.append((payload["id"], payload["text"]))
         if len(waiting) == _TEXTS:
             yield waiting
             waiting = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import LatelierError, StorageError
+from latelier.errors import CorruptedIndexError, LatelierError, StorageError
 from latelier.indexes.catalog.document_rows import StoredDocument
 from latelier.indexes.inputs import DocumentBatch
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
@@ -21,7 +21,7 @@ from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 if TYPE_CHECKING:
     from qdrant_client import models
 
-__all__ = ["PLACE", "Points", "stored_part"]
+__all__ = ["PLACE", "Points", "check_payload", "stored_part"]
 
 # Payload keys that say which document a point is, and where it stands in the order of insertion.
 PLACE = ["id", "sequence"]
@@ -68,7 +68,9 @@ class Points:
             by_point = {point_id(id): id for id in chunk}
             with self._connection.use() as client:
                 records = client.retrieve(self._collection.name, list(by_point), with_payload=keys, with_vectors=False)
-            found.update((by_point[str(record.id)], record.payload or {}) for record in records)
+            # A document without a text has no key for it.
+            needed = [key for key in keys if key != "text"] if isinstance(keys, list) else []
+            found.update((by_point[str(record.id)], check_payload(record, needed)) for record in records)
         return found
 
     def vectors(self, ids: Sequence[Id]) -> dict[Id, np.ndarray]:
@@ -85,7 +87,9 @@ class Points:
                     self._collection.name, list(by_point), with_payload=False, with_vectors=[TOKENS]
                 )
             for record in records:
-                vectors: Any = record.vector
+                vectors: Any = record.vector or {}
+                if TOKENS not in vectors:
+                    raise _foreign(record, f"vectors {TOKENS!r}")
                 found[by_point[str(record.id)]] = np.asarray(vectors[TOKENS], dtype="float32")
         return found
 
@@ -118,8 +122,8 @@ class Points:
             from qdrant_client import models
 
             condition = models.Filter(must=[models.FieldCondition(key="id", match=models.MatchPrefix(prefix=prefix))])
-        places = [(record.payload["sequence"], record.payload["id"]) for record in self.scroll(PLACE, condition)]
-        return [id for _, id in sorted(places, key=lambda place: place[0])]
+        payloads = [check_payload(record, PLACE) for record in self.scroll(PLACE, condition)]
+        return [payload["id"] for payload in sorted(payloads, key=lambda payload: payload["sequence"])]
 
     def last_sequence(self) -> int:
         """Return the place of the document that was inserted last; -1 if there is none."""
@@ -204,10 +208,26 @@ class Points:
         ]
 
 
+def check_payload(record: Any, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the payload of a point; raise `CorruptedIndexError` if it lacks a key."""
+    payload: dict[str, Any] = record.payload or {}
+    for key in keys:
+        if key not in payload:
+            raise _foreign(record, f"payload key {key!r}")
+    return payload
+
+
 def stored_part(error: LatelierError, stored: int, total: int) -> LatelierError:
     """Return the error of a write that was interrupted between two requests, which says how much it has stored."""
     return StorageError(
         f"{error} The write has stored {stored:,} of {total:,} documents; repeat it with update(), which replaces them."
+    )
+
+
+def _foreign(record: Any, missing: str) -> CorruptedIndexError:
+    return CorruptedIndexError(
+        f"the point {record.id} of the collection has no {missing}: another program has added or changed it. verify() "
+        "lists all such points; delete them with Qdrant's client, and add their documents again."
     )
 
 

@@ -17,7 +17,7 @@ from latelier.indexes.base import Index
 from latelier.indexes.fusion import fuse_ranks, fuse_scores
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
 from latelier.indexes.qdrant.keywords import query_vector
-from latelier.indexes.qdrant.points import PLACE
+from latelier.indexes.qdrant.points import PLACE, check_payload
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Hit, Id
 from latelier.indexes.search_mode import SearchMode
@@ -271,4 +271,5 @@ class CollectionSearch:
 
 
 def _as_found(point: Any) -> _Found:
-    return _Found(point.score, point.payload["sequence"], str(point.id), point.payload["id"])
+    payload = check_payload(point, PLACE)
+    return _Found(point.score, payload["sequence"], str(point.id), payload["id"])
