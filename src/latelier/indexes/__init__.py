@@ -1,16 +1,21 @@
 """Indexes: documents as token vectors, added, removed and found by MaxSim, in memory or on disk."""
 
+from typing import TYPE_CHECKING
+
 from latelier.indexes.base import Index, Parameters
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
-from latelier.indexes.qdrant import Qdrant
 from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
-from latelier.indexes.sharded import Sharded
-from latelier.indexes.single_vectors import FixedDimensionalEncodings, MeanVectors, SingleVectors
 from latelier.indexes.statistics import IndexStatistics
-from latelier.indexes.transfer import Export, TransferReport, copy_documents, export_documents, import_documents
 from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
+from latelier.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from latelier.indexes.qdrant import Qdrant
+    from latelier.indexes.sharded import Sharded
+    from latelier.indexes.single_vectors import FixedDimensionalEncodings, MeanVectors, SingleVectors
+    from latelier.indexes.transfer import Export, TransferReport, copy_documents, export_documents, import_documents
 
 __all__ = [
     "IVF",
@@ -40,3 +45,10 @@ __all__ = [
     "import_documents",
     "open",
 ]
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    qdrant=("Qdrant",),
+    sharded=("Sharded",),
+    single_vectors=("FixedDimensionalEncodings", "MeanVectors", "SingleVectors"),
+    transfer=("Export", "TransferReport", "copy_documents", "export_documents", "import_documents"),
+)

@@ -9,15 +9,17 @@ from latelier.indexes.base import Index, PathLike
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
-from latelier.indexes.sharded import Sharded
 from latelier.indexes.storage.storage import stored_settings
 
 if TYPE_CHECKING:
     import torch
 
+    from latelier.indexes.sharded import Sharded
+
 __all__ = ["open"]
 
-_KINDS: dict[str, type[Flat] | type[IVF] | type[Sharded]] = {each.kind: each for each in (Flat, IVF, Sharded)}
+_SHARDED = "sharded"
+_KINDS = (Flat.kind, IVF.kind, _SHARDED)
 
 
 def open(
@@ -72,4 +74,12 @@ def open(
             f"the index in {path} is of kind {kind!r}, but this version of latelier knows {', '.join(_KINDS)}; upgrade "
             "with: pip install --upgrade latelier"
         )
-    return _KINDS[kind](path, read_only=read_only, max_memory=max_memory, device=device)
+    return _class_of(kind)(path, read_only=read_only, max_memory=max_memory, device=device)
+
+
+def _class_of(kind: str) -> type[Flat] | type[IVF] | type[Sharded]:
+    if kind == _SHARDED:
+        from latelier.indexes.sharded import Sharded  # a search of the other kinds does without its modules
+
+        return Sharded
+    return Flat if kind == Flat.kind else IVF

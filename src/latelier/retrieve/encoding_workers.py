@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,7 @@ class EncodingWorkers:
         batch_size: int = 32,
         pool_factor: int = 1,
         precision: str | None = None,
-    ) -> Iterator[TokenEmbeddings]:
+    ) -> Generator[TokenEmbeddings, None, None]:
         """Encode documents and yield their token vectors, in order.
 
         Parameters

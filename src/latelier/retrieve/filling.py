@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
@@ -17,7 +17,6 @@ from latelier.retrieve.document_chunks import DocumentChunk, OnExisting, documen
 from latelier.retrieve.document_settings import DocumentSettings
 from latelier.retrieve.documents import InputDocument
 from latelier.retrieve.encoding_memory import encoding_sizes
-from latelier.retrieve.encoding_workers import EncodingWorkers, open_workers
 from latelier.retrieve.passage_ids import PassageId, encode_passage_id, passage_prefix
 from latelier.retrieve.passages import PassageRange, Passages, cut_texts
 from latelier.retrieve.pending_documents import PendingDocuments
@@ -25,6 +24,9 @@ from latelier.retrieve.query_model import QueryModel
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 from latelier.utils.progress import progress_bar
+
+if TYPE_CHECKING:
+    from latelier.retrieve.encoding_workers import EncodingWorkers
 
 __all__ = ["Filling"]
 
@@ -143,6 +145,8 @@ class Filling:
                 bar = _DocumentBar(progress, len(rows.documents), len(rows.ids))
                 yield rows, self._encode(model, rows.texts, pool_factor, bar)
             return
+        from latelier.retrieve.encoding_workers import open_workers  # with Ray's, only if workers are asked for
+
         options = {"batch_size": self.batch_size, "pool_factor": pool_factor, "precision": self.precision}
         with open_workers(self.workers, model) as workers:
             for rows, embeddings in _encode_ahead(workers, transactions, self.chunk_size, options):

@@ -15,7 +15,6 @@ from latelier.errors import LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.search_mode import Fusion, Mode
-from latelier.retrieve.encoding_workers import EncodingWorkers
 from latelier.retrieve.explaining import explain_document
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.filling import Filling
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from latelier.models import ColBERT
+    from latelier.retrieve.encoding_workers import EncodingWorkers
 
 __all__ = ["Retriever"]
 
