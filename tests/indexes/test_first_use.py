@@ -81,6 +81,7 @@ def test_numpy_finds_what_the_kernels_find(make, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(type(index), "_first_use", FirstUse(most_work=1 << 60))
                 found = index.search(queries, **arguments)
+                assert index.search([], **arguments) == []
             everything = index.search(queries, **exact, **{**arguments, "k": 1000})
             for mine, theirs, every in zip(found, expected, everything, strict=True):
                 # Random vectors are the hardest: sign codes say little about them.

@@ -36,6 +36,8 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """
     rows = queries.vectors.astype("float32", copy=False)
     scores = np.empty((len(queries), len(documents)), dtype="float32")
+    if not len(rows):
+        return scores
     for first, last in split_by_rows(documents.offsets, max(1, _BLOCK_ELEMENTS // len(rows))):
         begin, end = documents.offsets[first], documents.offsets[last]
         # As in the kernels, products that exceed the largest float32 are infinite, without a warning.
