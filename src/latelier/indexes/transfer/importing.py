@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
@@ -184,9 +185,9 @@ class _Target:
 
     def _add(self, batch: TransferBatch) -> int:
         """Add the documents that are not in the index, in one transaction; return how many there are."""
-        twice = [id for id in batch.ids if id in self._moved]
-        if twice or len({*batch.ids}) < len(batch.ids):
-            raise duplicate_ids(twice or [id for id in batch.ids if batch.ids.count(id) > 1], "is in the source twice")
+        twice = [id for id, count in Counter(batch.ids).items() if count > 1 or id in self._moved]
+        if twice:
+            raise duplicate_ids(twice, "is in the source twice")
         new = [i for i, id in enumerate(batch.ids) if id not in self._before]
         if len(new) < len(batch.ids):
             there = [i for i, id in enumerate(batch.ids) if id in self._before]

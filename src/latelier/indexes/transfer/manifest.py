@@ -17,7 +17,7 @@ from typing import Any
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError
 from latelier.indexes.base import Index
 from latelier.indexes.catalog.keywords import TOKENIZERS
-from latelier.indexes.catalog.values import dump_json
+from latelier.indexes.catalog.values import as_key, dump_json, encode_json
 from latelier.indexes.results import Id
 from latelier.utils.checks import is_count
 from latelier.utils.describing import describe, short
@@ -199,7 +199,7 @@ def _checked(stored: dict[str, Any]) -> ExportManifest:
         kind=_of_type(stored, "kind", str) if "kind" in stored else "flat",
         nbits=None if stored.get("nbits") is None else _count(stored, "nbits", 1, 64),
         tokenizer=_one_of(stored, "tokenizer", (*TOKENIZERS, None)) if "tokenizer" in stored else None,
-        settings=_of_type(stored, "settings", dict) if "settings" in stored else {},
+        settings=_settings(stored) if "settings" in stored else {},
         ids_sha256=None if stored.get("ids_sha256") is None else _checksum(stored, "ids_sha256"),
         chunks=chunks,
     )
@@ -229,6 +229,16 @@ def _of_type(stored: dict[str, Any], name: str, kind: type) -> Any:
     if not isinstance(stored[name], kind):
         raise TypeError(f"{name} is {describe(stored[name])}, not {kind.__name__}")
     return stored[name]
+
+
+def _settings(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings; raise an error for one that an index would refuse, before any of them is stored."""
+    settings: dict[str, Any] = _of_type(stored, "settings", dict)
+    for name, value in settings.items():
+        what = f"the setting {name!r}"
+        as_key(name, what)
+        encode_json(value, what)
+    return settings
 
 
 def _count(stored: dict[str, Any], name: str, least: int = 0, most: int = _MOST) -> int:
