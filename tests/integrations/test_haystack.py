@@ -132,6 +132,11 @@ def test_wrong_arguments_are_errors(searcher, tmp_path):
         HaystackRetriever(tmp_path / "missing").warm_up()
 
 
+def test_a_query_that_is_no_text_is_an_error(fruit):
+    with pytest.raises(InvalidArgumentError, match="as the query; expected one text"):
+        fruit.run(["apples", "pears"])
+
+
 def test_who_opens_the_index_closes_it(folder, fruit, searcher):
     opened = HaystackRetriever(folder, device="cpu", top_k=1)
     opened.warm_up()

@@ -112,6 +112,21 @@ def test_ids_that_are_equal_as_str_are_an_error(searcher):
             LangChainRetriever(retriever=mixed).invoke("fruit")
 
 
+def test_stored_values_of_an_earlier_search_are_left_out(searcher):
+    stored = {"latelier_id": 7, "latelier_score": 9.5, "latelier_start": 3, "latelier_end": 4, "year": 2020}
+    with Retriever(searcher.model) as again:
+        again.add([{"id": "fruit", "text": "Bananas.", "metadata": stored}])
+        [document] = LangChainRetriever(retriever=again).invoke("fruit")
+        score = again.search("fruit")[0].score
+    assert document.metadata == {"year": 2020, "latelier_id": "fruit", "latelier_score": score}
+
+
+@pytest.mark.parametrize("query", [["apples", "pears"], None, 7])
+def test_a_query_that_is_no_text_is_an_error(fruit, query):
+    with pytest.raises(InvalidArgumentError, match="as the query; expected one text"):
+        fruit.invoke(query)
+
+
 def test_a_chain_searches_reranks_and_formats(fruit):
     reranker = LangChainReranker(model=fruit.retriever.model, top_n=1)
     chain = (

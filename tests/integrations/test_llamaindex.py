@@ -76,6 +76,15 @@ def test_wrong_arguments_are_errors(searcher):
         LlamaIndexRetriever(searcher, similarity_top_k=0)
 
 
+def test_filters_and_arguments_of_another_type_are_errors(searcher):
+    recent = MetadataFilter(key="year", operator=">", value=2020)
+    for filters in (recent, [recent], {"year": 2020}):
+        with pytest.raises(InvalidArgumentError, match=r"as filters; expected MetadataFilters\(filters="):
+            LlamaIndexRetriever(searcher, filters=filters).retrieve("fruit")
+    with pytest.raises(ValidationError, match="top_k"):  # it is top_n
+        LlamaIndexReranker(model=searcher.model, top_k=3)
+
+
 def test_texts_of_a_transformed_query_are_searched(fruit):
     hyde = QueryBundle("?", custom_embedding_strs=["Kings ruled Rome", "before the republic."])
     assert ids(fruit.retrieve(hyde))[0] == "7"

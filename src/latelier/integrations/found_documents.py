@@ -1,4 +1,4 @@
-"""What the documents of other packages carry of a `latelier.retrieve.Result`."""
+"""Searching for other packages, and what their documents carry of a `latelier.retrieve.Result`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,55 @@ from collections.abc import Sequence
 from typing import Any
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.retrieve import Result
+from latelier.retrieve import Result, Retriever
+from latelier.utils.describing import describe
 
-__all__ = ["END_KEY", "ID_KEY", "SCORE_KEY", "START_KEY", "check_ids", "place_metadata", "result_text"]
+__all__ = [
+    "END_KEY",
+    "ID_KEY",
+    "SCORE_KEY",
+    "START_KEY",
+    "check_ids",
+    "find_documents",
+    "place_metadata",
+    "result_text",
+]
 
 # Keys of their own, so that metadata such as {"id": ..., "score": ...} stays as it is stored.
 ID_KEY, SCORE_KEY, START_KEY, END_KEY = "latelier_id", "latelier_score", "latelier_start", "latelier_end"
+_KEYS = (ID_KEY, SCORE_KEY, START_KEY, END_KEY)
+
+
+def find_documents(retriever: Retriever, query: str, **options: Any) -> Sequence[Result]:
+    """Search for one query, whose documents are to have ids that differ as str.
+
+    Parameters
+    ----------
+    retriever
+        Searches.
+    query
+        One query: frameworks do not check that it is a text.
+    **options
+        Arguments of `latelier.retrieve.Retriever.search`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the query is not a text, or as `check_ids` and `Retriever.search` do.
+
+    Examples
+    --------
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add([("a", "Bananas."), ("b", "The moon.")])
+    >>> [found] = find_documents(retriever, "fruit", k=1)
+    >>> found.id
+    'a'
+    """
+    if not isinstance(query, str):
+        raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")
+    results = retriever.search(query, **options)
+    check_ids(results)
+    return results
 
 
 def place_metadata(result: Result) -> dict[str, Any]:
@@ -26,7 +69,8 @@ def place_metadata(result: Result) -> dict[str, Any]:
     -------
     dict
         The stored metadata; ``latelier_id``, an int or a str, while ids of other packages are str; and of a passage
-        ``latelier_start`` and ``latelier_end``, in characters.
+        ``latelier_start`` and ``latelier_end``, in characters. Stored values of these keys and of ``latelier_score``
+        are left out: they are of an earlier search, whose documents were indexed with all their metadata.
 
     Examples
     --------
@@ -34,7 +78,8 @@ def place_metadata(result: Result) -> dict[str, Any]:
     {'id': 'x', 'latelier_id': 7, 'latelier_start': 10, 'latelier_end': 18}
     """
     place = {} if result.start is None else {START_KEY: result.start, END_KEY: result.end}
-    return {**result.metadata, ID_KEY: result.id, **place}
+    stored = {key: value for key, value in result.metadata.items() if key not in _KEYS}
+    return {**stored, ID_KEY: result.id, **place}
 
 
 def result_text(result: Result) -> str:

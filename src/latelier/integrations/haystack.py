@@ -13,7 +13,7 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.integrations.found_documents import check_ids, place_metadata
+from latelier.integrations.found_documents import find_documents, place_metadata
 from latelier.integrations.search_options import add_filter, merge_search_options
 from latelier.retrieve import Retriever
 from latelier.retrieve.opening import given_model
@@ -190,8 +190,8 @@ class HaystackRetriever:
         wanted = apply_filter_policy(self.filter_policy, self.filters, filters)
         count = {"k": self.top_k if top_k is None else check_count("top_k", top_k)}
         options = merge_search_options(count, self.search_options, search_options)
-        results = self._opened().search(query, **add_filter(options, haystack_filter(wanted) if wanted else None))
-        check_ids(results)
+        options = add_filter(options, haystack_filter(wanted) if wanted else None)
+        results = find_documents(self._opened(), query, **options)
         documents = [
             Document(id=str(result.id), content=result.text, meta=place_metadata(result), score=result.score)
             for result in results

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.integrations.found_documents import SCORE_KEY, check_ids, place_metadata, result_text
+from latelier.integrations.found_documents import SCORE_KEY, find_documents, place_metadata, result_text
 from latelier.integrations.search_options import merge_search_options
 from latelier.retrieve import Retriever
 from latelier.retrieve.opening import given_model
@@ -159,8 +159,8 @@ class LangChainRetriever(BaseRetriever):
         return await run_in_executor(None, self._search, query, search_kwargs)
 
     def _search(self, query: str, search_kwargs: dict[str, Any]) -> list[Document]:
-        results = self.retriever.search(query, **merge_search_options({"k": self.k}, self.search_kwargs, search_kwargs))
-        check_ids(results)
+        options = merge_search_options({"k": self.k}, self.search_kwargs, search_kwargs)
+        results = find_documents(self.retriever, query, **options)
         return [
             Document(
                 result_text(result),

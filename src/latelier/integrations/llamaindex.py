@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.integrations.found_documents import END_KEY, ID_KEY, START_KEY, check_ids, place_metadata, result_text
+from latelier.integrations.found_documents import (
+    END_KEY,
+    ID_KEY,
+    START_KEY,
+    find_documents,
+    place_metadata,
+    result_text,
+)
 from latelier.integrations.search_options import add_filter, merge_search_options
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.opening import given_model
@@ -22,7 +29,7 @@ from latelier.utils.checks import check_count
 from latelier.utils.describing import describe
 
 try:
-    from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
+    from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.retrievers import BaseRetriever
@@ -159,8 +166,8 @@ class LlamaIndexRetriever(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         condition = None if self.filters is None else llamaindex_filter(self.filters)
         options = merge_search_options({"k": self.similarity_top_k}, self.search_options)
-        results = self.retriever.search(" ".join(query_bundle.embedding_strs), **add_filter(options, condition))
-        check_ids(results)
+        query = " ".join(query_bundle.embedding_strs)
+        results = find_documents(self.retriever, query, **add_filter(options, condition))
         return [NodeWithScore(node=_node(result), score=result.score) for result in results]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -201,6 +208,8 @@ class LlamaIndexReranker(BaseNodePostprocessor):
     >>> best.text
     'Bananas are healthy.'
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     model: Any = Field(default=None, repr=False)
     device: str | None = None

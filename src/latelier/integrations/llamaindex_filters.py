@@ -44,7 +44,7 @@ def llamaindex_filter(filters: MetadataFilters) -> SqlCondition | None:
     Raises
     ------
     InvalidArgumentError
-        If a value does not fit its operator.
+        If they are not `MetadataFilters`, or a value does not fit its operator.
 
     Examples
     --------
@@ -52,6 +52,10 @@ def llamaindex_filter(filters: MetadataFilters) -> SqlCondition | None:
     >>> llamaindex_filter(MetadataFilters(filters=[recent])).parameters
     (2020,)
     """
+    if not isinstance(filters, MetadataFilters):
+        raise InvalidArgumentError(
+            f"received {describe(filters)} as filters; expected MetadataFilters(filters=[MetadataFilter(...), ...])."
+        )
     conditions = [
         llamaindex_filter(each) if isinstance(each, MetadataFilters) else _condition(each) for each in filters.filters
     ]
