@@ -220,5 +220,18 @@ def test_numbers_whose_sum_is_beyond_float32(kind):
         kind.encode_documents(documents)
 
 
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_means_of_large_and_small_numbers_have_length_1(size):
+    document = np.float32([[3, 0, 0], [0, 4, 0]]) * np.float32(size)
+    np.testing.assert_allclose(MeanVectors().encode_documents([document]), [[0.6, 0.8, 0]], rtol=1e-6)
+
+
+def test_integers_of_numpy_are_parameters():
+    encodings = FixedDimensionalEncodings(k_sim=np.int64(2), d_final=np.int32(5), seed=np.uint8(3))
+    assert json.dumps(encodings.to_dict()) == json.dumps(
+        {"kind": "fde", "k_sim": 2, "d_proj": 16, "r_reps": 20, "d_final": 5, "seed": 3}
+    )
+
+
 def test_a_mean_of_length_zero_stays_zero():
     assert MeanVectors().encode_documents([np.array([[1.0, -2.0], [-1.0, 2.0]])]).tolist() == [[0.0, 0.0]]

@@ -88,11 +88,15 @@ class FixedDimensionalEncodings(SingleVectors):
     kind: ClassVar[str] = "fde"
 
     def __post_init__(self) -> None:
-        check_count("k_sim", self.k_sim, 0, _MOST_BITS)
-        check_count("d_proj", self.d_proj)
-        check_count("r_reps", self.r_reps)
-        check_count("d_final", self.d_final, optional=True)
-        check_count("seed", self.seed, 0)
+        checked = {
+            "k_sim": check_count("k_sim", self.k_sim, 0, _MOST_BITS),
+            "d_proj": check_count("d_proj", self.d_proj),
+            "r_reps": check_count("r_reps", self.r_reps),
+            "d_final": check_count("d_final", self.d_final, optional=True),
+            "seed": check_count("seed", self.seed, 0),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # an int, also for one of numpy, which is not JSON
 
     def size(self, dim: int) -> int:
         """Return `d_final`, or ``r_reps * 2 ** k_sim * min(d_proj, dim)`` if it is None."""

@@ -37,7 +37,8 @@ class MeanVectors(SingleVectors):
         # ten times as fast as `np.add.reduceat`.
         text = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         sums = (np.arange(len(offsets) - 1)[:, None] == text).astype("float32") @ vectors
-        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        # In float64: the squares of 1e30 and of 1e-30 are beyond float32.
+        lengths = np.linalg.norm(sums.astype("float64"), axis=1, keepdims=True)
         return np.divide(sums, lengths, out=sums, where=lengths > 0)
 
     def _queries(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
