@@ -255,6 +255,16 @@ def test_no_server():
         indexes.Qdrant(url="http://127.0.0.1:9")
 
 
+def test_folders_that_hold_something_else_stay_as_they_are(tmp_path):
+    indexes.Flat(tmp_path / "flat").close()
+    before = sorted((tmp_path / "flat").iterdir())
+    with pytest.raises(IndexFormatError, match=r"is not a folder of Qdrant's local mode: it holds catalog\.sqlite"):
+        indexes.Qdrant(tmp_path / "flat")
+    assert sorted((tmp_path / "flat").iterdir()) == before
+    with pytest.raises(IndexFormatError, match="is a file; Qdrant's local mode needs a folder"):
+        indexes.Qdrant(tmp_path / "flat/catalog.sqlite")
+
+
 def test_places_that_cannot_be(tmp_path, monkeypatch):
     for arguments, message in [
         ({"path": tmp_path, "url": "http://x"}, "give one: a folder, or a server"),

@@ -28,6 +28,8 @@ _NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
 _REFUSED = (401, 403)
 _TIMED_OUT = (408, 504)
+# What Qdrant's local mode writes into its folder.
+_LOCAL_NAMES = frozenset({".lock", "meta.json", "collection"})
 
 
 class QdrantConnection:
@@ -42,6 +44,8 @@ class QdrantConnection:
 
     Raises
     ------
+    IndexFormatError
+        If the folder holds something else; it is left as it is.
     MissingExtraError
         If qdrant-client is not installed.
     StorageError
@@ -58,6 +62,8 @@ class QdrantConnection:
         self.is_local = url is None
         self.place = url or ("memory" if path is None else str(path))
         self.closed = False
+        if path is not None:
+            _check_folder(path)
         # The local mode is Python lists without a lock of their own.
         self._lock = threading.RLock() if self.is_local else nullcontext()
         with self._translate():
@@ -135,6 +141,19 @@ class QdrantConnection:
                 "deleted it. Open the index again to make a new one."
             )
         return StorageError(f"Qdrant at {self.place} reports an error: {type(error).__name__}: {reason}.")
+
+
+def _check_folder(path: Path) -> None:
+    """Raise an error for a file, and for a folder that neither is empty nor holds what the local mode writes."""
+    if path.exists() and not path.is_dir():
+        raise IndexFormatError(f"{path} is a file; Qdrant's local mode needs a folder.")
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    others = sorted(names - _LOCAL_NAMES)
+    if others and "meta.json" not in names:
+        raise IndexFormatError(
+            f"{path} is not a folder of Qdrant's local mode: it holds {', '.join(others[:3])}. Choose a new or an "
+            "empty folder."
+        )
 
 
 def _first_line(error: BaseException) -> str:

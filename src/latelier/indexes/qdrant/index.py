@@ -81,7 +81,7 @@ class Qdrant(Index):
     Raises
     ------
     IndexFormatError
-        If the collection is not an index of latelier; it is left as it is.
+        If the collection is not an index of latelier, or the folder holds something else; it is left as it is.
     InvalidArgumentError
         If the collection has another dtype, first stage or tokenizer than given.
     MissingExtraError

@@ -62,7 +62,9 @@ def index_fields(collection: QdrantCollection, names: Iterable[str]) -> None:
     listed = [names] if isinstance(names, str) else list(names)
     for name in listed:
         if not isinstance(name, str) or not name:
-            raise InvalidArgumentError(f"received {describe(name)} as a metadata key; expected a str.")
+            raise InvalidArgumentError(
+                f"received {describe(name)} as a metadata key; expected a str that is not empty."
+            )
     collection.create(None)
     collection.add_fields(listed)
     if collection.connection.is_local:
