@@ -428,9 +428,8 @@ class Qdrant(Index):
         try:
             vectors = prepare_queries(queries, self._collection.dim)
         except EmbeddingsError:
-            if self._points.count():
-                raise
-            vectors = prepare_queries(queries, None)  # an empty index takes any dim
+            self._collection.read()  # others may have changed the dim
+            vectors = prepare_queries(queries, self.dim)  # None if it is empty: any dim is allowed
         if mode.name != "vectors" and len(vectors) != len(mode.texts):
             raise InvalidArgumentError(
                 f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."

@@ -58,6 +58,7 @@ def write_documents(
     StorageError
         If Qdrant does not answer.
     """
+    collection.read()  # others may have changed its dim or its tokenizer, or deleted it
     dtype = collection.configuration.dtype
     batches = DocumentBatches(*given, dtype=dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
     seen: set[Id] = set()
