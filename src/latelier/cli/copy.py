@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from latelier.cli.index import Kind
+from latelier.cli.index_location import open_source
+from latelier.cli.target_index import BitsOption, KindOption, ShardsOption, open_target
 
 __all__ = ["copy"]
 
 
 def copy(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder of the index to copy from.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index to copy to; made if missing.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Index to copy from, see below.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Index to copy to, see below; made if missing.")],
     *,
-    kind: Annotated[
-        Kind | None, typer.Option(help="Kind of a new index, or of its shards; default: that of the source.")
-    ] = None,
-    nbits: Annotated[
-        int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as the source, or 8.")
-    ] = None,
-    shards: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Divide a new index among N shards; needs the extra ray.")
-    ] = None,
+    kind: KindOption = None,
+    nbits: BitsOption = None,
+    shards: ShardsOption = None,
     settings: Annotated[
         bool, typer.Option("--settings/--no-settings", help="Store the settings of the source, such as its model.")
     ] = True,
@@ -36,14 +30,18 @@ def copy(
     interrupted, the same command goes on.
 
     \b
+    SOURCE and TARGET are each a folder or a collection of Qdrant:
+      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
+      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
+
+    \b
     Example:
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier copy ./fruit ./fruit-ivf --kind ivf --nbits 4
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
     from latelier.cli.output import print_transfer, show_progress
-    from latelier.cli.target_index import open_target
 
-    with indexes.open(source, read_only=True) as given, open_target(folder, kind, nbits, shards, like=given) as target:
-        report = indexes.copy_documents(given, target, settings=settings, show_progress=show_progress())
+    with open_source(source) as given, open_target(target, kind, nbits, shards, like=given) as filled:
+        report = indexes.copy_documents(given, filled, settings=settings, show_progress=show_progress())
     print_transfer(report, json_output)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from latelier.cli.index_location import open_source
+
 __all__ = ["export"]
 
 
@@ -19,7 +21,7 @@ class Dtype(str, Enum):
 
 
 def export(
-    index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see below.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the export; new, empty or interrupted.")],
     *,
     dtype: Annotated[
@@ -36,6 +38,11 @@ def export(
     is interrupted, the same command goes on.
 
     \b
+    INDEX is a folder or a collection of Qdrant:
+      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
+      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
+
+    \b
     Example:
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier export ./fruit ./fruit-export
@@ -44,7 +51,7 @@ def export(
     from latelier import indexes
     from latelier.cli.output import print_transfer, show_progress
 
-    with indexes.open(index, read_only=True) as source:
+    with open_source(index) as source:
         report = indexes.export_documents(
             source,
             folder,

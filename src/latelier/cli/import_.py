@@ -7,24 +7,20 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.index import Kind
+from latelier.cli.target_index import BitsOption, KindOption, ShardsOption, open_target
 
 __all__ = ["import_"]
 
 
 def import_(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the export.")],
-    index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index; made if missing.")],
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see below; made if missing.")
+    ],
     *,
-    kind: Annotated[
-        Kind | None, typer.Option(help="Kind of a new index, or of its shards; default: as exported.")
-    ] = None,
-    nbits: Annotated[
-        int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as exported, or 8.")
-    ] = None,
-    shards: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Divide a new index among N shards; needs the extra ray.")
-    ] = None,
+    kind: KindOption = None,
+    nbits: BitsOption = None,
+    shards: ShardsOption = None,
     settings: Annotated[
         bool, typer.Option("--settings/--no-settings", help="Store the settings of the export, such as its model.")
     ] = True,
@@ -36,6 +32,11 @@ def import_(
     are compared with their checksums. If it is interrupted, the same command goes on.
 
     \b
+    INDEX is a folder or a collection of Qdrant:
+      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
+      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
+
+    \b
     Example:
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier export ./fruit ./fruit-export
@@ -43,7 +44,6 @@ def import_(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
     from latelier.cli.output import print_transfer, show_progress
-    from latelier.cli.target_index import open_target
 
     about = indexes.Export(folder).manifest
     with open_target(index, kind, nbits, shards, like=about) as target:

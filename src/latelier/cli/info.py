@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latelier.cli.index_location import open_source
+
 if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve.model_identity import ModelIdentity
@@ -16,7 +18,9 @@ __all__ = ["index_facts", "info", "print_facts"]
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see latelier copy --help.")
+    ],
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Show what an index holds, without loading its model.
@@ -26,11 +30,10 @@ def info(
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier info ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import indexes
     from latelier.cli.output import print_json
 
-    with indexes.open(folder, read_only=True) as index:
-        facts = index_facts(index, folder)
+    with open_source(index) as opened:
+        facts = index_facts(opened, index)
     if json_output:
         print_json(facts)
         return
@@ -39,15 +42,15 @@ def info(
     print_facts(facts)
 
 
-def index_facts(index: Index, folder: Path) -> dict[str, Any]:
+def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     """Return what an index holds, by name, as JSON values.
 
     Parameters
     ----------
     index
         The index.
-    folder
-        Its folder, as the user spells it.
+    location
+        Its folder or collection, as the user spells it.
     """
     from latelier.cli.output import printable
     from latelier.errors import IndexFormatError
@@ -60,7 +63,7 @@ def index_facts(index: Index, folder: Path) -> dict[str, Any]:
     except IndexFormatError as error:
         typer.echo(f"Warning: {printable(str(error))}", err=True)
         model = None
-    facts: dict[str, Any] = {"index": str(folder), "kind": type(index).__name__, **_counts(index)}
+    facts: dict[str, Any] = {"index": str(location), "kind": type(index).__name__, **_counts(index)}
     facts["dim"] = index.dim
     if isinstance(index, Sharded):
         facts |= {"shards": index.shards, "replicas": index.replicas}

@@ -1,13 +1,13 @@
-"""The index that a command moves documents to: the one in a folder, or a new one like the source."""
+"""The index that a command moves documents to: an existing one, or a new one like the source; and its options."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from latelier.cli.index import Kind
+from latelier.cli.index_location import QdrantLocation, parse_location
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
@@ -15,19 +15,46 @@ if TYPE_CHECKING:
 
     Source: TypeAlias = "Index | ExportManifest"
 
-__all__ = ["open_target"]
+__all__ = ["BitsOption", "KindOption", "ShardsOption", "open_target"]
 
 
-def open_target(folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Source) -> Index:
-    """Open the index in a folder, or make a new one.
+def _as_kind(text: str) -> Kind:
+    if text == "qdrant":
+        raise typer.BadParameter(
+            "a collection of Qdrant is named by the target itself: qdrant:FOLDER, or qdrant+http://HOST:PORT/COLLECTION."
+        )
+    if text not in [each.value for each in Kind]:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(repr(each.value) for each in Kind)}.")
+    return Kind(text)
+
+
+KindOption: TypeAlias = Annotated[
+    Kind | None,
+    typer.Option(
+        parser=_as_kind,
+        metavar=f"[{'|'.join(each.value for each in Kind)}]",
+        help="Kind of a new index in a folder, or of its shards; default: that of the source.",
+    ),
+]
+BitsOption: TypeAlias = Annotated[
+    int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as the source, or 8.")
+]
+ShardsOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Divide a new index among N shards; needs the extra ray.")
+]
+
+
+def open_target(text: str, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Source) -> Index:
+    """Open an index, or make a new one.
 
     Parameters
     ----------
-    folder
-        Its folder.
+    text
+        Its folder, or its collection of Qdrant; see `latelier.cli.index_location.parse_location`.
     kind, nbits, shards
         As the user gives them: the kind of the index, or of its shards, the bits per number, and the number of shards.
-        An existing index must have them; a new one gets what is not given from the source, but is not sharded.
+        An existing index must have them; a new one gets what is not given from the source, but is not sharded. A
+        collection of Qdrant takes none of them.
     like
         The source: an index, or the manifest of an export.
 
@@ -39,6 +66,9 @@ def open_target(folder: Path, kind: Kind | None, nbits: int | None, shards: int 
     from latelier import indexes
     from latelier.errors import InvalidArgumentError
 
+    folder = parse_location(text)
+    if isinstance(folder, QdrantLocation):
+        return _open_collection(folder, {"kind": kind, "nbits": nbits, "shards": shards}, like)
     if folder.is_dir() and any(folder.iterdir()):
         index = indexes.open(folder)
         wanted = {"kind": kind, "nbits": nbits, "shards": shards}
@@ -55,8 +85,7 @@ def open_target(folder: Path, kind: Kind | None, nbits: int | None, shards: int 
     kind = kind or _kind_of(like)
     if nbits is not None and kind is not Kind.IVF:
         raise typer.BadParameter("only an ivf index is quantised; add --kind ivf.", param_hint="--nbits")
-    tokenizer = getattr(like, "tokenizer", None)
-    options: dict[str, Any] = {"keywords": tokenizer is not None, "tokenizer": tokenizer}
+    options = _keyword_options(like)
     if kind is Kind.IVF:
         options["nbits"] = nbits or getattr(like, "nbits", None)
     elif getattr(like, "dtype", None) == "float16":
@@ -64,6 +93,24 @@ def open_target(folder: Path, kind: Kind | None, nbits: int | None, shards: int 
     if shards is not None:
         return indexes.Sharded(folder, shards=shards, index=kind.value, **options)
     return indexes.IVF(folder, **options) if kind is Kind.IVF else indexes.Flat(folder, **options)
+
+
+def _open_collection(location: QdrantLocation, given: dict[str, Any], like: Source) -> Index:
+    """Open a collection of Qdrant, or prepare a new one, with the dtype and the tokenizer of the source."""
+    for name, value in given.items():
+        if value is not None:
+            raise typer.BadParameter("a collection of Qdrant has no such option; leave it out.", param_hint=f"--{name}")
+    index = location.open()
+    if index.exists:
+        return index
+    index.close()
+    dtype = "float16" if getattr(like, "dtype", None) == "float16" else "float32"
+    return location.open(dtype=dtype, **_keyword_options(like))
+
+
+def _keyword_options(like: Source) -> dict[str, Any]:
+    tokenizer = getattr(like, "tokenizer", None)
+    return {"keywords": tokenizer is not None, "tokenizer": tokenizer}
 
 
 def _kind_of(source: Source) -> Kind:

@@ -116,7 +116,7 @@ class QdrantConnection:
         if status in _REFUSED or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
             return StorageError(
                 f"the Qdrant server at {self.place} refuses this access ({reason}); give an api_key that may read and "
-                "write the collection."
+                "write the collection; commands take it from the environment variable QDRANT_API_KEY."
             )
         if status in _TIMED_OUT or name == "DEADLINE_EXCEEDED" or "Timeout" in type(source).__name__:
             if filter is not None:

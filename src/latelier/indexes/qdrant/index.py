@@ -157,6 +157,11 @@ class Qdrant(Index):
         return self._collection.configuration.tokenizer
 
     @property
+    def exists(self) -> bool:
+        """Whether the collection existed when the index last looked; the first write or setting makes it."""
+        return self._collection.exists
+
+    @property
     def dim(self) -> int | None:
         """See `Index.dim`."""
         return self._collection.dim if self._points.count() else None

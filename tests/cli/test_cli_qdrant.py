@@ -1,0 +1,183 @@
+"""Commands that name a collection of Qdrant: there and back in the local mode, and locations that cannot be opened."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from latelier import indexes
+from latelier.cli.index_location import QdrantLocation, parse_location
+from latelier.errors import InvalidArgumentError
+
+pytest.importorskip("qdrant_client", reason="needs the extra qdrant")
+
+
+def moved(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["written"]
+
+
+def records(index):
+    return [(record.id, record.text, record.metadata) for record in index.get(index.ids())]
+
+
+def hits(index, query, **options):
+    return [(hit.id, pytest.approx(hit.score, abs=1e-4)) for hit in index.search(query, **options)[0]]
+
+
+@pytest.mark.parametrize("way", ["copy", "export and import"])
+def test_to_qdrant_and_back(way, run, folder, tmp_path):
+    def move(source, target, *options):
+        if way == "copy":
+            return moved(run("copy", source, target, *options, "--json"))
+        export = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
+        assert moved(run("export", source, export, "--json")) == 3
+        return moved(run("import", export, target, *options, "--json"))
+
+    collection = f"qdrant:{tmp_path / 'collections'}#papers"
+    assert move(folder, collection) == 3
+    assert move(folder, collection) == 0  # the same command again
+    # 8 bits: their rounding does not change the order of these three documents
+    assert move(collection, tmp_path / "ivf", "--kind", "ivf", "--nbits", 8) == 3
+    query = np.asarray(indexes.open(folder, read_only=True).get_embeddings("moon")[0])
+    with (
+        indexes.open(folder, read_only=True) as flat,
+        indexes.Qdrant(tmp_path / "collections", collection="papers") as there,
+        indexes.open(tmp_path / "ivf", read_only=True) as back,
+    ):
+        assert flat.ids() == there.ids() == back.ids() == ["fruit", "moon", "berlin"]
+        assert records(flat) == records(there) == records(back)
+        assert dict(flat.settings) == dict(there.settings) == dict(back.settings)
+        assert flat.tokenizer == there.tokenizer == back.tokenizer == "porter"
+        np.testing.assert_array_equal(flat.get_embeddings("moon")[0], there.get_embeddings("moon")[0])
+        assert hits(there, query) == hits(flat, query)
+        assert [hit.id for hit in back.search(query)[0]] == [hit.id for hit in flat.search(query)[0]]
+        assert [hit.id for hit in there.search(mode="keywords", texts="earth")[0]] == ["moon"]
+    facts = json.loads(run("info", collection, "--json").stdout)
+    assert (facts["index"], facts["kind"], facts["documents"]) == (collection, "Qdrant", 3)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_a_killed_copy_goes_on(run, tmp_path):
+    count = 120
+    with indexes.Flat(tmp_path / "flat") as flat:
+        flat.add([f"doc {i}" for i in range(count)], [np.eye(4) + i for i in range(count)], metadata=[{"n": 1}] * count)
+        flat.settings["model"] = "one"
+    arguments = ["copy", str(tmp_path / "flat"), f"qdrant:{tmp_path / 'qdrant'}"]
+    process = subprocess.Popen([sys.executable, "-c", "from latelier.cli import main; main()", *arguments])
+    # An empty database has 12 KiB, and one with all documents 104 KiB.
+    while process.poll() is None and sum(file.stat().st_size for file in tmp_path.rglob("storage.sqlite")) < 30_000:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    with indexes.Qdrant(tmp_path / "qdrant") as index:
+        left = count - len(index)
+    assert 0 < left < count
+    assert moved(run(*arguments, "--json")) == left
+    with indexes.open(tmp_path / "flat", read_only=True) as flat, indexes.Qdrant(tmp_path / "qdrant") as index:
+        assert records(index) == records(flat)
+        assert dict(index.settings) == {"model": "one"}
+
+
+def test_a_new_collection_is_as_the_source(run, tmp_path):
+    with indexes.Flat(tmp_path / "half", dtype="float16", tokenizer="trigram") as index:
+        index.add("a", np.eye(4), "text")
+    with indexes.IVF(tmp_path / "two", nbits=2, keywords=False) as index:
+        index.add("a", np.eye(4))
+    for name, expected in {"half": ("float16", "trigram"), "two": ("float32", None)}.items():
+        assert moved(run("copy", tmp_path / name, f"qdrant:{tmp_path / 'q'}#{name}", "--json")) == 1
+        with indexes.Qdrant(tmp_path / "q", collection=name) as index:
+            assert (index.dtype, index.tokenizer) == expected
+        # An existing collection stays as it is, and a folder gets an index like the collection.
+        assert moved(run("copy", tmp_path / name, f"qdrant:{tmp_path / 'q'}#{name}", "--json")) == 0
+        assert moved(run("copy", f"qdrant:{tmp_path / 'q'}#{name}", tmp_path / f"{name}-back", "--json")) == 1
+        assert f", {expected[0]}, " in repr(indexes.open(tmp_path / f"{name}-back", read_only=True))
+
+
+@pytest.mark.parametrize("option", [("--kind", "flat"), ("--nbits", 4), ("--shards", 2)])
+def test_options_of_other_targets(option, run, folder, tmp_path):
+    result = run("copy", folder, f"qdrant:{tmp_path / 'new'}", *option)
+    assert result.exit_code == 2
+    assert f"{option[0]}: a collection of Qdrant has no such option; leave it out" in " ".join(result.stderr.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_kind_qdrant_says_how_a_collection_is_named(run, folder, tmp_path):
+    result = run("copy", folder, tmp_path / "new", "--kind", "qdrant")
+    assert result.exit_code == 2
+    assert "named by the target itself: qdrant:FOLDER" in " ".join(result.stderr.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_sources_that_are_not_there(run, folder, tmp_path):
+    result = run("copy", f"qdrant:{tmp_path / 'absent'}", tmp_path / "new")
+    assert (result.exit_code, (tmp_path / "absent").exists()) == (1, False)
+    assert "absent is not a folder of Qdrant's local mode" in result.stderr
+    before = sorted(folder.iterdir())
+    assert "leave out 'qdrant:'" in run("export", f"qdrant:{folder}", tmp_path / "new").stderr
+    assert "is not a folder of Qdrant's local mode: it holds" in run("copy", folder, f"qdrant:{folder}").stderr
+    assert sorted(folder.iterdir()) == before
+    run("copy", folder, f"qdrant:{tmp_path / 'qdrant'}")
+    result = run("export", f"qdrant:{tmp_path / 'qdrant'}#other", tmp_path / "new")
+    assert "there is no collection 'other' in " in result.stderr
+    result = run("copy", tmp_path / "qdrant", tmp_path / "new")
+    assert f"or give qdrant:{tmp_path / 'qdrant'} to latelier export or copy, if you trust it" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_server_that_does_not_answer(run, folder, tmp_path):
+    with socket.socket() as bound:  # not listening
+        bound.bind(("127.0.0.1", 0))
+        server = f"qdrant+http://127.0.0.1:{bound.getsockname()[1]}/papers"
+        for arguments in ((folder, server), (server, tmp_path / "new")):
+            result = run("copy", *arguments)
+            assert result.exit_code == 1
+            assert f"no Qdrant server answers at {server[len('qdrant+') : -len('/papers')]} " in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_the_extra(run, folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "qdrant_client", None)
+    result = run("copy", folder, f"qdrant:{tmp_path / 'new'}")
+    assert result.exit_code == 1
+    assert 'pip install "latelier[qdrant]"' in result.stderr
+
+
+def test_the_parts_of_a_location():
+    url = "qdrant+https://host.example/behind/a/proxy/my%20papers"
+    assert parse_location(url) == QdrantLocation(None, "https://host.example/behind/a/proxy", "my papers")
+    assert parse_location("qdrant:some/folder").collection == "latelier"
+    for plain in ("C:\\indexes", "./qdrant:x", "a:b", "notes:2024"):
+        assert str(parse_location(plain)).endswith(plain.removeprefix("./"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("s3://bucket/index", r"'s3' is not a scheme of indexes; give a folder, qdrant:FOLDER"),
+        ("http://localhost:6333/papers", "'http' is not a scheme"),
+        ("qdrant+ftp://localhost/papers", r"'qdrant\+ftp' is not a scheme"),
+        ("qdrant://localhost:6333/papers", r"give qdrant:FOLDER, qdrant\+http"),
+        ("qdrant:", "give qdrant:FOLDER"),
+        ("qdrant+http://localhost:6333", "without a collection or a host"),
+        ("qdrant+http:///papers", "without a collection or a host"),
+        ("qdrant+http://localhost:port/papers", "Port could not be cast to integer"),
+    ],
+)
+def test_other_locations_are_refused(text, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        parse_location(text)
+
+
+@pytest.mark.parametrize("text", ["qdrant+https://user:secret@host/papers", "qdrant+https://host/papers?key=secret"])
+def test_a_key_in_a_location_is_refused_and_not_repeated(text):
+    with pytest.raises(InvalidArgumentError, match="QDRANT_API_KEY") as raised:
+        parse_location(text)
+    assert "secret" not in str(raised.value)
