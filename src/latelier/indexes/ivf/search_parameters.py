@@ -29,8 +29,8 @@ Effort: TypeAlias = "EffortName | float"
 _FACTORS = {"fast": 0.5, "balanced": 1.0}
 # nprobe and candidates of effort 1.0, for k <= 25 and dim >= 128; benchmarks/index.py measures the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
-# The sign stage is left out for at most _FEW + _FEW_PER_HIT * k documents: reranking them at once is about as fast, and a
-# search of a small collection misses none.
+# The sign stage is left out for at most _FEW + _FEW_PER_HIT * k documents: reranking them at once is about as fast, and
+# a search of a small collection misses none.
 _FEW, _FEW_PER_HIT = 80, 4
 # Sign codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
 _SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
