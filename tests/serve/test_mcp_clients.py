@@ -14,8 +14,10 @@ from anyio import run
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from typer.testing import CliRunner
 
 from documents import FENCE
+from latelier.cli import app
 from latelier.errors import InvalidArgumentError
 from latelier.serve.tokens import check_token
 
@@ -86,3 +88,14 @@ def test_over_http_only_clients_with_the_token_are_served(url):
 def test_tokens_that_can_be_guessed_or_not_be_sent_are_rejected(token):
     with pytest.raises(InvalidArgumentError, match="expected at least 16, all of them visible ASCII"):
         check_token("token", token)
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_a_token_is_checked_before_an_index_is_opened(token, monkeypatch, tmp_path):
+    command = ["mcp", str(tmp_path / "none"), "--http"]
+    given = [CliRunner().invoke(app, [*command, "--token", token])]
+    monkeypatch.setenv("LATELIER_MCP_TOKEN", token)  # empty if the command that makes it fails
+    given.append(CliRunner().invoke(app, command))
+    for result in given:
+        assert result.exit_code == 1
+        assert f"the token has {len(token)} characters; expected at least 16" in result.stderr

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 __all__ = ["mcp"]
+
+_VARIABLE = "LATELIER_MCP_TOKEN"
 
 
 def mcp(
@@ -19,9 +22,7 @@ def mcp(
         bool, typer.Option("--http", help="Streamable HTTP on this machine rather than standard input and output.")
     ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port, with --http.")] = 8000,
-    token: Annotated[
-        str | None, typer.Option(envvar="LATELIER_MCP_TOKEN", help="Secret that clients send, with --http.")
-    ] = None,
+    token: Annotated[str | None, typer.Option(envvar=_VARIABLE, help="Secret that clients send, with --http.")] = None,
     model: Annotated[str | None, typer.Option(help="Model of all these indexes; default: each index's own.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
 ) -> None:
@@ -40,13 +41,18 @@ def mcp(
     try:
         from latelier.serve.mcp import create_mcp_server
         from latelier.serve.mcp_http import serve_mcp
+        from latelier.serve.tokens import check_token
     except ImportError as error:
         raise MissingExtraError("The Model Context Protocol", "mcp") from error
+    if http:
+        # typer takes an empty variable for a missing one; a server without a token is not what was asked for.
+        token = os.environ.get(_VARIABLE) if token is None else token
+        check_token("token", token)
     quiet_loading()
     with ExitStack() as stack:
         retrievers = open_named(folders, stack, model=model, device=device, read_only=not writable)
         server = create_mcp_server(retrievers, writable=writable)
         if http:
-            serve_mcp(server, port=port, token=token or None)
+            serve_mcp(server, port=port, token=token)
         else:
             server.run("stdio")

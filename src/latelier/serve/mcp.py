@@ -149,7 +149,11 @@ class _Tools:
         k: Annotated[int, Field(ge=1, le=_MOST_HITS, description="Maximum number of documents.")] = 5,
         filter: Filter = None,
         mode: Annotated[
-            Mode, Field(description="What is compared: meaning (vectors), words (keywords), or both (hybrid).")
+            Mode,
+            Field(
+                description="What is compared: meaning (vectors), words (keywords), both (hybrid), or the meaning of "
+                "the documents that have words of the query (rerank)."
+            ),
         ] = "vectors",
     ) -> list[FoundDocument]:
         """Find the documents that match a query best, with the passages that matched."""

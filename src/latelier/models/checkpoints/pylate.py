@@ -21,6 +21,7 @@ from torch import nn
 from latelier.errors import InvalidArgumentError
 from latelier.models.checkpoints.layout import Layout, is_complete
 from latelier.models.lengths import max_length
+from latelier.models.tokenizer_lock import tokenizer_lock
 
 __all__ = ["PYLATE", "LayoutName", "is_layout", "save_for_pylate"]
 
@@ -162,16 +163,17 @@ def _marker(model: MultiVectorEncoder, task: str) -> tuple[str, str]:
     if not prompt:
         return "", ""
     tokenizer = model.tokenizer
-    pieces = tokenizer.tokenize(prompt)
-    if len(pieces) != 1 or tokenizer.tokenize(pieces[0]) != pieces:
-        return "", f"its {task} prompt {prompt!r} is {len(pieces)} tokens, not one"
-    marker = pieces[0]
-    for text in _TEXTS:
-        first, *rest = tokenizer(text)["input_ids"]
-        inserted = [first, tokenizer.convert_tokens_to_ids(marker), *rest]
-        if not tokenizer(prompt + text)["input_ids"] == tokenizer(marker + text)["input_ids"] == inserted:
-            return "", f"its {task} marker {marker!r} changes how the text behind it is split into tokens"
-    return marker, ""
+    with tokenizer_lock(tokenizer):
+        pieces = tokenizer.tokenize(prompt)
+        if len(pieces) != 1 or tokenizer.tokenize(pieces[0]) != pieces:
+            return "", f"its {task} prompt {prompt!r} is {len(pieces)} tokens, not one"
+        marker = pieces[0]
+        for text in _TEXTS:
+            first, *rest = tokenizer(text)["input_ids"]
+            inserted = [first, tokenizer.convert_tokens_to_ids(marker), *rest]
+            if not tokenizer(prompt + text)["input_ids"] == tokenizer(marker + text)["input_ids"] == inserted:
+                return "", f"its {task} marker {marker!r} changes how the text behind it is split into tokens"
+        return marker, ""
 
 
 def _known_words(tokenizer: Any, words: list[str]) -> list[str]:
