@@ -1,6 +1,7 @@
 """An index of shards from the command line: made, described, searched, and served by a real server."""
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -61,3 +62,11 @@ def test_replicas_need_shards(run, sharded, tmp_path):
     result = run("index", sharded.parent / "records.jsonl", "--index", tmp_path / "new", "--replicas", 2)
     assert result.exit_code == 2
     assert "add --shards" in result.output
+
+
+def test_reshard_divides_anew(run, sharded, tmp_path):
+    folder = shutil.copytree(sharded, tmp_path / "index")
+    result = run("reshard", folder, 3)
+    assert "2 -> 3" in result.stdout, result.output
+    facts = json.loads(run("info", folder, "--json").stdout)
+    assert (facts["documents"], facts["shards"]) == (12, 3)

@@ -22,6 +22,7 @@ from latelier.cli.import_ import import_
 from latelier.cli.index import index
 from latelier.cli.info import info
 from latelier.cli.mcp import mcp
+from latelier.cli.reshard import reshard
 from latelier.cli.search import search
 from latelier.cli.serve import serve
 from latelier.cli.train import train
@@ -67,6 +68,7 @@ _COMMANDS = (
     export,
     import_,
     copy,
+    reshard,
     warmup,
     demo,
 )

@@ -24,7 +24,7 @@ QUERY = np.ones((1, 8), dtype="float32")
 
 def shard_pids(index):
     """Return the process of each replica."""
-    return persist(list(index._replicas), lambda replica: replica.call("process"))
+    return persist(list(index._generations.latest), lambda replica: replica.call("process"))
 
 
 def kill(pid):

@@ -19,7 +19,7 @@ def lose_a_node(folder):
     with indexes.Sharded(folder, shards=2, replicas=2, index="flat", nodes=["first", "second"]) as index:
         index.add(list(range(30)), matrices([3] * 30))
         before = index.search(QUERY)
-        nodes = persist(list(index._replicas), lambda replica: replica.call("node"))
+        nodes = persist(list(index._generations.latest), lambda replica: replica.call("node"))
         assert nodes[0] == nodes[3] != nodes[1] == nodes[2]
         cluster.remove_node(second, allow_graceful=False)
         for _ in range(5):

@@ -136,10 +136,10 @@ def ids_of_second_replicas(index):
     """Return the ids of the second replicas in the order of insertion."""
     found = [
         replicas[1].result(replicas[1].call("pin", version))
-        for replicas, version in zip(index._replicas.shards, index._views.record().versions, strict=True)
+        for replicas, version in zip(index._generations.latest.shards, index._views.record().versions, strict=True)
     ]
     pairs = []
-    for replicas, pinned in zip(index._replicas.shards, found, strict=True):
+    for replicas, pinned in zip(index._generations.latest.shards, found, strict=True):
         ids, numbers = replicas[1].result(replicas[1].read(pinned.name, "numbered_ids", None))
         pairs += zip(numbers, ids, strict=True)
     return [id for _, id in sorted(pairs)]

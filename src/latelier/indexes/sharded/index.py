@@ -31,9 +31,12 @@ from latelier.indexes.memory import MemoryReport
 from latelier.indexes.recall import measure_recall
 from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
 from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
+from latelier.indexes.sharded.commit_record import MOST_SHARDS, CommitRecord
 from latelier.indexes.sharded.configuration import Configuration
-from latelier.indexes.sharded.placement import positions_by_shard, shard_of
+from latelier.indexes.sharded.generations import Generations
+from latelier.indexes.sharded.placement import positions_by_shard
 from latelier.indexes.sharded.replicas import Replicas, persist
+from latelier.indexes.sharded.resharding import Resharding
 from latelier.indexes.sharded.searching import search_view
 from latelier.indexes.sharded.views import ShardsView, ShardsViews, read_record
 from latelier.indexes.sharded.writing import Writer
@@ -141,26 +144,20 @@ class Sharded(Index):
         self._storage = Storage(self.path, stored, lambda dim: {}, read_only=read_only)
         try:
             self._configuration = Configuration.from_json(self._storage.configuration)
-            self._configuration.check_equal(self.path, shards, replicas, index, nbits, dtype)
             initial = self._configuration.initial_record()
-            record = read_record(self._storage, initial)
-            self._replicas = Replicas(
-                self.path,
-                record,
-                self._configuration.shard_kind,
-                self._configuration.options(),
-                nodes=nodes,
-                read_only=self._storage.read_only,
-                max_memory=None if budget is None else budget // (record.shards * record.replicas),
-            )
+            present = self._configuration._replace(shards=read_record(self._storage, initial).shards)
+            present.check_equal(self.path, shards, replicas, index, nbits, dtype)
         except BaseException:
             self._storage.close()
             raise
-        self._views = ShardsViews(self._storage, self._replicas, initial)
-        self._writer = Writer(self._storage, self._replicas, self._views)
+        self._given_nodes, self._budget = nodes, budget
+        self._generations = Generations(self._start)
+        self._views = ShardsViews(self._storage, self._generations, initial)
+        self._writer = Writer(self._storage, self._generations, self._views)
         try:
-            if not self._storage.read_only:
-                self._writer.catch_up(record, drop_others=False)
+            with self._views.using() as (record, running):
+                if not self._storage.read_only:
+                    self._writer.catch_up(record, running, drop_others=False)
             if keywords is not None or tokenizer is not None:
                 self._check_tokenizer(keywords, tokenizer)
         except BaseException:
@@ -170,12 +167,12 @@ class Sharded(Index):
     @property
     def shards(self) -> int:
         """Number of shards."""
-        return len(self._replicas.shards)
+        return self._views.record().shards
 
     @property
     def replicas(self) -> int:
         """Number of copies of each shard."""
-        return len(self._replicas) // self.shards
+        return self._views.record().replicas
 
     @property
     def read_only(self) -> bool:
@@ -216,7 +213,8 @@ class Sharded(Index):
     def memory(self) -> MemoryReport:
         """What all shards and replicas take in memory together; see `MemoryReport`."""
         self._storage.stamp()  # raises an error if the index is closed
-        reports: list[MemoryReport] = persist(list(self._replicas), lambda replica: replica.call("memory"))
+        with self._views.open() as view:
+            reports: list[MemoryReport] = persist(list(view.replicas), lambda replica: replica.call("memory"))
         kept, read = Counter[str](), Counter[str]()
         for report in reports:
             kept.update(report.kept)
@@ -343,6 +341,29 @@ class Sharded(Index):
         if found := [damage for own in damages for damage in own]:
             warn_of_damage("; ".join(found))
 
+    def reshard(self, shards: int, *, show_progress: bool = False) -> None:
+        """Divide the documents among another number of shards, while others go on reading and writing.
+
+        Stored vectors are copied as they are, so results stay. The old shards stay on disk until `compact` or the next
+        `reshard`. With the present number of shards, all of them are made anew.
+
+        Parameters
+        ----------
+        shards
+            The new number of shards.
+        show_progress
+            Show a progress bar on stderr.
+
+        Raises
+        ------
+        LatelierError
+            If a process dies, a document is damaged, or another `reshard` begins; the index is unchanged.
+        """
+        count = check_count("shards", shards, most=MOST_SHARDS)
+        with progress_bar(shown=show_progress, unit=" documents", total=len(self)) as progress:
+            given = (self._storage, self._generations, self._views, self._writer)
+            Resharding(*given, self._start, progress.update).run(count)
+
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """See `Index.check` and `latelier.indexes.IVF.check`."""
         k, queries = check_count("k", k), check_count("queries", queries)
@@ -389,25 +410,25 @@ class Sharded(Index):
 
     def statistics(self) -> IndexStatistics:
         """Return how much the index holds, and on how many bytes, those of all replicas; no vector is read."""
-        found: list[IndexStatistics] = persist(list(self._replicas), lambda replica: replica.call("statistics"))
         files = (path for path in self.path.iterdir() if path.is_file())
-        return self._views.run(
-            lambda view: IndexStatistics(
+        with self._views.open() as view:
+            found: list[IndexStatistics] = persist(list(view.replicas), lambda replica: replica.call("statistics"))
+            return IndexStatistics(
                 documents=view.documents,
                 tokens=view.tokens,
-                removed=sum(each.removed for each in found) // self.replicas,
+                removed=sum(each.removed for each in found) // view.record.replicas,
                 bytes=sum(each.bytes for each in found) + sum(path.stat().st_size for path in files),
                 has_texts=view.has_texts,
                 has_metadata=view.has_metadata,
             )
-        )
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""
         own = self._storage.verify()
-        reports: list[VerifyReport] = persist(list(self._replicas), lambda replica: replica.call("verify"))
+        with self._views.using() as (_, running):
+            reports: list[VerifyReport] = persist(replicas := list(running), lambda each: each.call("verify"))
         files, damages = own.files, list(own.damages)
-        for replica, report in zip(self._replicas, reports, strict=True):
+        for replica, report in zip(replicas, reports, strict=True):
             folder = replica.options.folder.removeprefix(str(self.path)).replace("\\", "/").strip("/")
             files += report.files
             damages += [replace(damage, file=f"{folder}/{damage.file}") for damage in report.damages]
@@ -417,7 +438,7 @@ class Sharded(Index):
         """See `Index.close`; the processes of the shards end."""
         self._storage.close()
         self._views.close()
-        self._replicas.stop()
+        self._generations.close()
 
     def __len__(self) -> int:
         return self._views.run(lambda view: view.documents)
@@ -427,19 +448,30 @@ class Sharded(Index):
             known = as_id(id)
         except InvalidArgumentError:
             return False
-        shard = shard_of(known, self.shards)
-        return bool(self._views.run(lambda view: view.ask_some("known", {shard: ([known],)})[shard]))
+        return bool(self._views.run(lambda view: self._by_shard(view, "known", [known])).popitem()[1])
 
     def __repr__(self) -> str:
-        where = f"{self.shards} shards of {self._configuration.class_name}, {str(self.path)!r}"
         try:
             documents, tokens, dim = self._views.run(lambda view: (view.documents, view.tokens, view.dim))
+            where = f"{self.shards} shards of {self._configuration.class_name}, {str(self.path)!r}"
         except LatelierError:
             return f"Sharded(closed or damaged, {str(self.path)!r})"
         if not documents:
             return f"Sharded(0 documents, {where})"
         numbers = self._configuration.describe_numbers()
         return f"Sharded({documents:,} documents, {tokens:,} tokens, dim={dim}, {numbers}, {where})"
+
+    def _start(self, record: CommitRecord, options: dict[str, Any] | None = None) -> Replicas:
+        """Start the processes of the shards of a commit; `options` are those of new shards."""
+        return Replicas(
+            self.path,
+            record,
+            self._configuration.shard_kind,
+            self._configuration.options() | (options or {}),
+            nodes=self._given_nodes,
+            read_only=self._storage.read_only,
+            max_memory=None if self._budget is None else self._budget // (record.shards * record.replicas),
+        )
 
     def _write(
         self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: list[str], show_progress: bool

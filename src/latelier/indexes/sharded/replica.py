@@ -49,11 +49,13 @@ class ShardProcess:
             raise ReplicaDownError("the process of this shard was started again.")
         return self._shard.read(commit, method, *arguments)
 
-    def close(self) -> None:
-        """Close the shard."""
+    def close(self, *, delete: bool = False) -> None:
+        """Close the shard; with `delete`, delete its folder too."""
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.close()
+            if delete:
+                shard.delete()
 
 
 class Replica:
@@ -150,10 +152,10 @@ class Replica:
             except ReplicaDownError:
                 self.reopen(opened)
 
-    def stop(self) -> None:
-        """Close the shard and end its process."""
+    def stop(self, *, delete: bool = False) -> None:
+        """Close the shard and end its process; with `delete`, delete the folder of the shard too."""
         with suppress(LatelierError):  # it has died
-            self.result(self._actor.close.options(concurrency_group="write").remote())
+            self.result(self._actor.close.options(concurrency_group="write").remote(delete=delete))
         stop_process(self._actor)
 
 

@@ -85,14 +85,14 @@ class Replicas:
         """Return all replicas of some shards."""
         return [replica for shard in shards for replica in self.shards[shard]]
 
-    def stop(self) -> None:
-        """End all processes, if they were not ended before."""
+    def stop(self, *, delete: bool = False) -> None:
+        """End all processes, if they were not ended before; with `delete`, delete the folders of the shards too."""
         if self._are_stopped:
             return
         self._are_stopped = True
         for replica in self:
             with suppress(LatelierError):
-                replica.stop()
+                replica.stop(delete=delete)
 
 
 def persist(replicas: Sequence[Replica], begin: Callable[[Replica], Any]) -> list[Any]:

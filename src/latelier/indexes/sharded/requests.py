@@ -14,6 +14,8 @@ from latelier.indexes.hybrid_search import score_documents
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Id, Record
 from latelier.indexes.search_mode import SearchMode
+from latelier.indexes.sharded.handover import Sizes, divide, sizes_of
+from latelier.indexes.sharded.staging import StagedBatch
 from latelier.indexes.stored import StoredIndex
 from latelier.scores.topk import TopK
 
@@ -120,6 +122,14 @@ class ShardReader:
     def numbered_ids(self, prefix: str | None) -> tuple[list[Id], list[int]]:
         """See `Storage.numbered_ids`."""
         return self._storage.numbered_ids(prefix)
+
+    def sizes(self, check: bool) -> Sizes:
+        """See `sizes_of`."""
+        return sizes_of(self._index, check=check)
+
+    def divide(self, numbers: tuple[int, int], shards: int) -> dict[int, StagedBatch]:
+        """See `latelier.indexes.sharded.handover.divide`."""
+        return divide(self._index, numbers, shards)
 
     def tokenizer(self) -> str | None:
         """See `StoredIndex.tokenizer`."""

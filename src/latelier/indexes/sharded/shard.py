@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +23,7 @@ from latelier.indexes.ivf import IVF
 from latelier.indexes.memory import MemoryReport
 from latelier.indexes.results import Id, VerifyReport
 from latelier.indexes.search_mode import Tokenizer
+from latelier.indexes.sharded.handover import merge
 from latelier.indexes.sharded.requests import ShardReader
 from latelier.indexes.sharded.staging import Manifest, StagedBatch, StagedTransaction, staged_versions
 from latelier.indexes.statistics import IndexStatistics
@@ -114,6 +117,8 @@ class Shard:
 
     def __init__(self, options: ShardOptions) -> None:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read by `latelier.kernels.threads`
+        import numba  # noqa: F401 (here, since two threads that import it at the same time can both fail)
+
         self._folder = Path(options.folder)
         given: dict[str, Any] = {"read_only": options.read_only, "max_memory": options.max_memory}
         if not (self._folder / "catalog.sqlite").is_file():
@@ -253,6 +258,48 @@ class Shard:
             warnings.simplefilter("always")
             self._index.compact(keywords=keywords, tokenizer=tokenizer)
         return [str(each.message) for each in caught if issubclass(each.category, IndexDamageWarning)]
+
+    # A new generation, see `latelier.indexes.sharded.resharding`: nobody reads its shards before its commit.
+
+    def receive(self, given: Sequence[StagedBatch]) -> None:
+        """Insert documents as other shards have stored them; their numbers are above those of all before."""
+        batch, numbers = merge(given)
+        self._index.budget_check()(batch)
+        with self._index.storage.transaction() as transaction:
+            self._index.insert(transaction, batch, replace=False, numbers=numbers)
+
+    def remove_numbers(self, numbers: np.ndarray) -> None:
+        """Remove those of some documents that are in this shard, by number."""
+        snapshot = self._index.storage.snapshot()
+        ids = snapshot.ids(snapshot.keep_living(np.array(numbers)))
+        with self._index.storage.transaction() as transaction:
+            transaction.remove(ids)
+
+    def after_write(self) -> None:
+        """See `StoredIndex.after_write`."""
+        self._index.after_write()
+
+    def settle(self, version: str, fields: Sequence[str]) -> None:
+        """Give the shard its version and the metadata keys that filters can name."""
+        with self._index.storage.transaction() as transaction:
+            transaction.make_fields(fields)
+            transaction.set_setting(_APPLIED, version)
+
+    def delete_generations(self, *, older: bool) -> None:
+        """Delete the folders of older generations on this machine, or of all other ones.
+
+        On Windows, files that are open stay.
+        """
+        own = self._folder.parent
+        for other in own.parent.iterdir():
+            if other.name.isdecimal() and (int(other.name) < int(own.name) if older else other != own):
+                shutil.rmtree(other, ignore_errors=True)
+
+    def delete(self) -> None:
+        """Delete the folder of the shard, which is closed; on Windows, files that others have open stay."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):  # other shards are in the folder of the generation
+            self._folder.parent.rmdir()
 
     # Reading.
 

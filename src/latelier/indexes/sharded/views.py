@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from latelier.errors import LatelierError, StorageError
 from latelier.indexes.sharded.commit_record import RECORD_SETTING, CommitRecord
+from latelier.indexes.sharded.generations import Generations
 from latelier.indexes.sharded.replica import Replica, ReplicaDownError
 from latelier.indexes.sharded.replicas import Replicas, persist
 from latelier.indexes.sharded.shard import Pinned
@@ -135,10 +136,12 @@ class ShardsView:
         The commit.
     shards
         The version of each shard.
+    replicas
+        The processes of all shards.
     """
 
-    def __init__(self, record: CommitRecord, shards: Sequence[HeldShard]) -> None:
-        self.record, self.shards = record, shards
+    def __init__(self, record: CommitRecord, shards: Sequence[HeldShard], replicas: Replicas) -> None:
+        self.record, self.shards, self.replicas = record, shards, replicas
         self.users = 0
 
     @property
@@ -183,14 +186,14 @@ class ShardsViews:
     ----------
     storage
         The catalog of the sharded index.
-    replicas
-        All shards.
+    generations
+        The processes of the shards.
     initial
         The record of an index without a commit.
     """
 
-    def __init__(self, storage: Storage, replicas: Replicas, initial: CommitRecord) -> None:
-        self._storage, self._replicas, self._initial = storage, replicas, initial
+    def __init__(self, storage: Storage, generations: Generations, initial: CommitRecord) -> None:
+        self._storage, self._generations, self._initial = storage, generations, initial
         self._latest: ShardsView | None = None
         self._stamp: Any = None
         self._lock, self._refreshing = threading.Lock(), threading.RLock()
@@ -247,6 +250,40 @@ class ShardsViews:
             finally:
                 del mine["view"]
 
+    @contextmanager
+    def using(self) -> Iterator[tuple[CommitRecord, Replicas]]:
+        """Yield the latest commit, and the processes of its shards, which run within the ``with`` block."""
+        while True:
+            record = self.record()
+            try:
+                replicas = self._generations.take(record)
+                break
+            except LatelierError:
+                if self.record().generation == record.generation:
+                    raise
+                # Meanwhile the documents were divided anew, and these shards deleted.
+        try:
+            yield record, replicas
+        finally:
+            self._generations.give_back(record)
+
+    @contextmanager
+    def separate(self) -> Iterator[ShardsView]:
+        """Yield a view of its own, so that long reads of it do not make others wait; no writer may be writing."""
+        record = self.record()
+        with self._generations.using(record) as replicas:
+            shards = self._pin(record, None, replicas)
+            if shards is None:
+                raise StorageError("the shards do not agree on a commit.")
+            for shard in shards:
+                shard.users = 1
+            try:
+                yield ShardsView(record, shards, replicas)
+            finally:
+                for shard in shards:
+                    shard.users = 0
+                    shard.release()
+
     def refresh(self) -> ShardsView:
         """Make a view of the latest commit, and wait until the shards agree on it."""
         with self._refreshing:
@@ -272,13 +309,15 @@ class ShardsViews:
     def _refresh(self, *, wait: bool) -> ShardsView:
         deadline = time.monotonic() + _AGREE_SECONDS
         while True:
-            stamp, record, latest = self._storage.stamp(), self.record(), self._latest
-            if latest is not None and latest.record == record:
+            stamp, latest = self._storage.stamp(), self._latest
+            if latest is not None and latest.record == self.record():
                 self._stamp = stamp
                 return latest
-            shards = self._pin(record, latest)
-            if shards is not None:
-                return self._replace(ShardsView(record, shards), stamp)
+            with self.using() as (record, replicas):
+                shards = self._pin(record, latest, replicas)
+                if shards is not None:
+                    self._generations.take(record)  # until the view is given up
+                    return self._replace(ShardsView(record, shards, replicas), stamp)
             if latest is not None and not wait:
                 return latest
             if time.monotonic() > deadline:
@@ -288,7 +327,7 @@ class ShardsViews:
                 )
             time.sleep(_PAUSE_SECONDS)
 
-    def _pin(self, record: CommitRecord, latest: ShardsView | None) -> list[HeldShard] | None:
+    def _pin(self, record: CommitRecord, latest: ShardsView | None, running: Replicas) -> list[HeldShard] | None:
         """Return the versions of a record, held; None if a shard has another one."""
         known = {} if latest is None else dict(enumerate(latest.shards))
         shards, made = [], []
@@ -297,7 +336,7 @@ class ShardsViews:
             if number in known and known[number].key == key:
                 shards.append(known[number])
                 continue
-            replicas = self._replicas.shards[number]
+            replicas = running.shards[number]
             pinned = persist(replicas, lambda replica, version=version: replica.call("pin", version))  # type: ignore[misc]
             held = HeldShard(replicas, key, pinned)
             made.append(held)
@@ -335,8 +374,11 @@ class ShardsViews:
                     shard.users -= 1
                     if not shard.users:
                         released.append(shard)
+            is_given_up = not view.users
         for shard in released:
             shard.release()
+        if is_given_up:
+            self._generations.give_back(view.record)
 
     def _forget(self, view: ShardsView) -> None:
         """Make a new view at the next read."""

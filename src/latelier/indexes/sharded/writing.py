@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from latelier.indexes.catalog.metadata import new_fields
 from latelier.indexes.catalog.values import duplicate_ids
 from latelier.indexes.results import Id
 from latelier.indexes.sharded.commit_record import RECORD_SETTING, CommitRecord
+from latelier.indexes.sharded.generations import Generations
 from latelier.indexes.sharded.placement import positions_by_shard
-from latelier.indexes.sharded.replica import ReplicaDownError
+from latelier.indexes.sharded.replica import Replica, ReplicaDownError
 from latelier.indexes.sharded.replicas import Replicas, persist
 from latelier.indexes.sharded.shard import Duplicates
 from latelier.indexes.sharded.staging import Manifest
@@ -145,14 +146,14 @@ class Writer:
     ----------
     storage
         Its catalog.
-    replicas
-        Its shards.
+    generations
+        The processes of its shards.
     views
         The views of its readers, which see each write when it returns.
     """
 
-    def __init__(self, storage: Storage, replicas: Replicas, views: ShardsViews) -> None:
-        self._storage, self._replicas, self._views = storage, replicas, views
+    def __init__(self, storage: Storage, generations: Generations, views: ShardsViews) -> None:
+        self._storage, self._generations, self._views = storage, generations, views
 
     @contextmanager
     def begin(self) -> Iterator[tuple[Write, ShardsView]]:
@@ -164,43 +165,48 @@ class Writer:
             The write, and the view of the commit before it.
         """
         changed: list[int] = []
-        with self._storage.transaction() as transaction:
-            record = self._views.record()
-            self.catch_up(record, drop_others=True)
-            write = Write(self._replicas, record, self._storage.fields())
-            try:
-                yield write, self._views.refresh()
-                changed = write.finish()
-            except BaseException:
-                write.drop()
-                raise
+        with ExitStack() as stack:
+            with self._storage.transaction() as transaction:
+                record = self._views.record()
+                replicas = stack.enter_context(self._generations.using(record))
+                self.catch_up(record, replicas, drop_others=True)
+                write = Write(replicas, record, self._storage.fields())
+                try:
+                    yield write, self._views.refresh()
+                    changed = write.finish()
+                except BaseException:
+                    write.drop()
+                    raise
+                if changed:
+                    after = record.after(write.version, changed, next_number=write.next_number)
+                    transaction.make_fields(write.new_fields)
+                    transaction.set_setting(RECORD_SETTING, after.to_json())
             if changed:
-                after = record.after(write.version, changed, next_number=write.next_number)
-                transaction.make_fields(write.new_fields)
-                transaction.set_setting(RECORD_SETTING, after.to_json())
-        if changed:
-            self._apply(write.version, changed)
+                self._apply(write.version, replicas.of(changed))
 
     def reorganise(self, change: Callable[[Any], Any]) -> list[Any]:
         """Let every replica change how it stores its documents, as the only writer; return the results."""
         with self._storage.transaction() as transaction:
             record = self._views.record()
-            self.catch_up(record, drop_others=True)
-            results = persist(list(self._replicas), change)
+            with self._generations.using(record) as replicas:
+                self.catch_up(record, replicas, drop_others=True)
+                results = persist(list(replicas), change)
+                # A later generation may be in the making.
+                persist(list(replicas), lambda replica: replica.write("delete_generations", older=True))
             transaction.set_setting(RECORD_SETTING, record.reorganised().to_json())
         self._views.refresh()
         return results
 
-    def catch_up(self, record: CommitRecord, *, drop_others: bool) -> None:
+    def catch_up(self, record: CommitRecord, running: Replicas, *, drop_others: bool) -> None:
         """Let every replica apply what was committed; see `Shard.catch_up`."""
         versions = {
             replica: version
-            for replicas, version in zip(self._replicas.shards, record.versions, strict=True)
+            for replicas, version in zip(running.shards, record.versions, strict=True)
             for replica in replicas
         }
         persist(list(versions), lambda replica: replica.write("catch_up", versions[replica], drop_others=drop_others))
 
-    def _apply(self, version: str, shards: Sequence[int]) -> None:
+    def _apply(self, version: str, replicas: Sequence[Replica]) -> None:
         """Let shards apply what was committed.
 
         Raises
@@ -209,7 +215,7 @@ class Writer:
             If one of them cannot do so now, for example on a full disk.
         """
         try:
-            has_maintained = persist(self._replicas.of(shards), lambda replica: replica.write("apply", version))
+            has_maintained = persist(replicas, lambda replica: replica.write("apply", version))
         except StorageError as error:
             raise StorageError(
                 f"this write is committed and will not be lost, but it is not visible yet: {error} The next write, or "

@@ -132,6 +132,11 @@ class Segment:
         return self.arrays[_DOCUMENTS][_ID_OFFSETS]
 
     @property
+    def token_names(self) -> list[str]:
+        """Names of the token arrays."""
+        return [name for name in self.arrays if name not in (_DOCUMENTS, _IDS)]
+
+    @property
     def tokens(self) -> int:
         """Number of tokens of all documents."""
         return int(self.offsets[-1])

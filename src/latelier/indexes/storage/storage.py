@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, StorageError
+from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Parameters
 from latelier.indexes.catalog import document_rows, schema
 from latelier.indexes.catalog.connection import Connection, make_catalog
@@ -310,6 +310,24 @@ class Storage:
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data that matches its checksums."""
         return snapshot.check_ann_data(self._store)
+
+    def check_segments(self, snapshot: Snapshot) -> None:
+        """Compare the segments of a snapshot with their checksums, except those that later commits have replaced.
+
+        The files of these may be deleted. Where another segment holds their documents, they were compared before.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If one is damaged.
+        """
+        for state in snapshot.segments:
+            try:
+                self._store.compare_checksums(state.living.segment.arrays, state.row.name, state.row.files)
+            except CorruptedIndexError:
+                with self._pool.reading() as latest:
+                    if state.row.name in {row.name for row in read_segments(latest)}:
+                        raise
 
     def verify(self) -> VerifyReport:
         """Read all files and compare them with their checksums."""
