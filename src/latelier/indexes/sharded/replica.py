@@ -43,6 +43,11 @@ class ShardProcess:
             raise ReplicaDownError("the process of this shard was started again.")
         return getattr(self._shard, method)(*arguments, **options)
 
+    def release(self, commit: str) -> None:
+        """Give up a commit, if it is held."""
+        if self._shard is not None:
+            self._shard.release(commit)
+
     def read(self, commit: str, method: str, *arguments: Any) -> Any:
         """Return the result of `Shard.read`, if the commit is held."""
         if self._shard is None or not self._shard.holds(commit):
@@ -101,6 +106,10 @@ class Replica:
     def read(self, commit: str, method: str, *arguments: Any) -> Any:
         """Begin a read of a commit that `Shard.pin` holds."""
         return self._actor.read.options(concurrency_group="read").remote(commit, method, *arguments)
+
+    def release(self, commit: str) -> None:
+        """Let the process give up a commit; this waits for nothing."""
+        self._actor.release.options(concurrency_group="read").remote(commit)
 
     def result(self, reference: Any) -> Any:
         """Wait for a call that was begun, and return its result, or raise its error.

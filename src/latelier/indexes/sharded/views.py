@@ -110,7 +110,7 @@ class HeldShard:
         """Let the replicas give this version up."""
         for replica, name in zip(self._replicas, self._names, strict=True):
             if name is not None:
-                replica.call("release", name)
+                replica.release(name)
 
     def _mark_down(self, place: int, name: str) -> None:
         if self._names[place] == name:
@@ -125,6 +125,7 @@ class HeldShard:
                 with suppress(_ChangedError):  # a later view will have this replica
                     self.repair(place)
                 return
+            time.sleep(_PAUSE_SECONDS)
 
 
 class ShardsView:
