@@ -32,6 +32,11 @@ NOT_IN_QDRANT = {
     "types_are_other_questions": "SQLite does not evaluate its filters, and nothing is cached",
     "test_repr_says": "counting tokens would read every payload; statistics() does",
 }
+# What cannot be seen of shards, likewise.
+NOT_IN_SHARDED = dict.fromkeys(
+    ["is_evaluated_once", "are_evaluated_each", "types_are_other_questions"],
+    "SQLite evaluates its filters in the processes of the shards, where nothing counts them",
+) | {"test_index_forks.py": "no connection to Ray survives a fork, see test_lost_connections.py"}
 # These start processes, which takes long beside what they test.
 SHARDED = [name for name in KINDS if name.startswith("sharded")]
 
@@ -50,10 +55,11 @@ def shard_processes():
 
 def make(request, folder):
     """Return an empty index of the kind that a fixture's parameter names."""
-    for part, reason in NOT_IN_QDRANT.items():
-        if "qdrant" in request.param and part in request.node.name:
-            pytest.skip(f"Qdrant: {reason}")
-    if request.param in SHARDED:
+    kind = request.param.split("-")[0]
+    for part, reason in {"qdrant": NOT_IN_QDRANT, "sharded": NOT_IN_SHARDED}.get(kind, {}).items():
+        if part in request.node.nodeid:
+            pytest.skip(f"{kind}: {reason}")
+    if kind == "sharded":
         pytest.importorskip("ray")
         request.getfixturevalue("shard_processes")
     return KINDS[request.param](folder)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import select
+import signal
 import traceback
 
 import numpy as np
@@ -87,6 +89,10 @@ def start_child(function):
 
     def result():
         with os.fdopen(reader) as pipe:
+            if not select.select([pipe], [], [], 120)[0]:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                raise TimeoutError("the child process hangs")
             answer = json.load(pipe)
         os.waitpid(child, 0)
         assert "error" not in answer, answer.get("error")

@@ -1,5 +1,6 @@
 """A small dose of every part, each in a process of its own as `make soak` runs them; and that the soak can fail."""
 
+import faulthandler
 import os
 import re
 import signal
@@ -64,6 +65,8 @@ def case(source, scratch, seed):
 
 
 def test_what_goes_wrong_is_put_down_to_its_seed(tmp_path):
+    # The watchdog of pytest is a thread: forked processes would wait for it when they start their own.
+    faulthandler.cancel_dump_traceback_later()
     reports = run_part(Part("trial", 10, prepare, case, seconds=1.0), range(10), tmp_path, workers=2)
     assert [report.seed for report in reports] == list(range(10))
     wrong = {report.seed: report.wrong for report in reports if report.wrong}

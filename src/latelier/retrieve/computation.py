@@ -32,9 +32,10 @@ class Computation(NamedTuple):
 
     Examples
     --------
-    >>> computation = Computation.of({"backend": "auto", "compute_dtype": "int8", "truncate_dim": 64})
+    >>> given = {"backend": "auto", "compute_dtype": "int8", "dim": 64}
+    >>> computation = Computation.of(given)
     >>> computation.loading_options, computation.identity_options
-    ({'truncate_dim': 64, 'backend': 'auto'}, {'truncate_dim': 64, 'compute_dtype': 'int8'})
+    ({'dim': 64, 'backend': 'auto'}, {'dim': 64, 'compute_dtype': 'int8'})
     >>> Computation.of({"compute_dtype": "int8"}).loading_options
     {'backend': 'onnx'}
     """

@@ -74,7 +74,7 @@ class EncodingWorkers:
     >>> from latelier.retrieve import EncodingWorkers, Retriever
     >>> retriever = Retriever(device="cpu")
     >>> texts = ["Bananas are healthy.", "The moon is far away."]
-    >>> with EncodingWorkers(retriever.model, workers=2) as workers:  # doctest: +SKIP
+    >>> with EncodingWorkers(retriever.model) as workers:  # doctest: +SKIP
     ...     retriever.add(texts, workers=workers, chunk_size=1)
     ...     [vectors.lengths.tolist() for vectors in workers.encode([texts])]
     [[6, 7]]

@@ -47,8 +47,8 @@ class KeywordStatistics(NamedTuple):
 
         Examples
         --------
-        >>> parts = [KeywordStatistics(2, 10, {"a": 1}), KeywordStatistics(1, 4, {"a": 1})]
-        >>> KeywordStatistics.total(parts)
+        >>> first = KeywordStatistics(2, 10, {"a": 1})
+        >>> KeywordStatistics.total([first, KeywordStatistics(1, 4, {"a": 1})])
         KeywordStatistics(documents=3, length=14, frequencies={'a': 2})
         """
         documents, length, frequencies = 0, 0, Counter[str]()

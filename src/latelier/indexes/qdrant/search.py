@@ -58,8 +58,10 @@ def choose_candidates(k: int, effort: object, candidates: object) -> int | None:
 
     Examples
     --------
-    >>> choose_candidates(10, "balanced", None), choose_candidates(10, "exact", None)
-    (200, None)
+    >>> choose_candidates(10, "balanced", None)
+    200
+    >>> choose_candidates(10, "exact", None) is None
+    True
     >>> choose_candidates(10, 0.5, None), choose_candidates(10, "balanced", 5)
     (100, 10)
     """

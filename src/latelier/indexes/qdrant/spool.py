@@ -27,7 +27,8 @@ class Spool:
     Examples
     --------
     >>> documents = [StoredDocument("a", None, "{}", {})]
-    >>> batch = DocumentBatch(documents, np.array([1]), 2, {"vectors": np.eye(1, 2)})
+    >>> vectors = {"vectors": np.eye(1, 2)}
+    >>> batch = DocumentBatch(documents, np.array([1]), 2, vectors)
     >>> with Spool() as spool:
     ...     spool.append(batch)
     ...     spool.append(batch)

@@ -13,6 +13,7 @@ from typing import Any
 
 from latelier.indexes.sharded.commit_record import CommitRecord
 from latelier.indexes.sharded.replicas import Replicas
+from latelier.utils.ray_session import check_not_forked, is_forked
 
 __all__ = ["Generations"]
 
@@ -40,6 +41,7 @@ class Generations:
 
     def take(self, record: CommitRecord) -> Replicas:
         """Return the processes of a commit's generation, started if necessary, until `give_back`."""
+        check_not_forked()  # a lock may have been held at the fork
         with self._starting:
             with self._lock:
                 if record.generation in self._running:
@@ -77,7 +79,9 @@ class Generations:
             self.give_back(record)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, unless they are those of a parent process."""
+        if is_forked():
+            return
         with self._lock:
             running = dict(self._running)
             self._users.clear()

@@ -11,7 +11,7 @@ from typing import Any
 
 from latelier.errors import LatelierError, StorageError
 from latelier.indexes.sharded.shard import Shard, ShardOptions
-from latelier.utils.ray_session import require_ray
+from latelier.utils.ray_session import RaySession, require_ray
 
 __all__ = ["Replica", "ReplicaDownError", "ShardProcess"]
 
@@ -78,9 +78,9 @@ class Replica:
         self.options = options
         self._opening = threading.Lock()
         self._opened = 0
-        self._ray = require_ray("A sharded index")
+        self._session = RaySession("A sharded index")
         self._actor = start_process(resources)
-        self._started = self._actor.open.options(concurrency_group="write").remote(options)
+        self._started = self._begin("open", "write", options)
 
     def wait_until_open(self) -> None:
         """Wait until the process has opened the shard; after that it is never made, only opened."""
@@ -97,19 +97,20 @@ class Replica:
 
     def write(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Begin a call of a method of `Shard`, after those that were begun before; `result` returns its result."""
-        return self._actor.call.options(concurrency_group="write").remote(method, *arguments, **options)
+        return self._begin("call", "write", method, *arguments, **options)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Begin a call of a method of `Shard` that waits for no other one."""
-        return self._actor.call.options(concurrency_group="read").remote(method, *arguments, **options)
+        return self._begin("call", "read", method, *arguments, **options)
 
     def read(self, commit: str, method: str, *arguments: Any) -> Any:
         """Begin a read of a commit that `Shard.pin` holds."""
-        return self._actor.read.options(concurrency_group="read").remote(commit, method, *arguments)
+        return self._begin("read", "read", commit, method, *arguments)
 
     def release(self, commit: str) -> None:
         """Let the process give up a commit; this waits for nothing."""
-        self._actor.release.options(concurrency_group="read").remote(commit)
+        with suppress(StorageError):  # there is no process any more
+            self._begin("release", "read", commit)
 
     def result(self, reference: Any) -> Any:
         """Wait for a call that was begun, and return its result, or raise its error.
@@ -119,7 +120,8 @@ class Replica:
         ReplicaDownError
             If the process has died.
         """
-        return fetch(self._ray, reference)
+        self._session.check()
+        return fetch(self._session.ray, reference)
 
     def reopen(self, opened: int) -> None:
         """Wait until Ray has started the process again, and open the shard.
@@ -140,7 +142,7 @@ class Replica:
             deadline = time.monotonic() + _RESTART_SECONDS
             while True:
                 try:
-                    self.result(self._actor.open.options(concurrency_group="write").remote(self.options))
+                    self.result(self._begin("open", "write", self.options))
                     break
                 except ReplicaDownError:
                     if time.monotonic() > deadline:
@@ -163,9 +165,16 @@ class Replica:
 
     def stop(self, *, delete: bool = False) -> None:
         """Close the shard and end its process; with `delete`, delete the folder of the shard too."""
-        with suppress(LatelierError):  # it has died
-            self.result(self._actor.close.options(concurrency_group="write").remote(delete=delete))
-        stop_process(self._actor)
+        with suppress(LatelierError):  # it has died, or is no longer ours
+            self.result(self._begin("close", "write", delete=delete))
+        with suppress(StorageError):
+            self._session.check()
+            stop_process(self._actor)
+
+    def _begin(self, method: str, group: str, *arguments: Any, **options: Any) -> Any:
+        """Begin a call of a method of `ShardProcess`."""
+        self._session.check()
+        return getattr(self._actor, method).options(concurrency_group=group).remote(*arguments, **options)
 
 
 def start_process(resources: dict[str, float]) -> Any:

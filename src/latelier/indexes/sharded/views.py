@@ -21,6 +21,7 @@ from latelier.indexes.sharded.replica import Replica, ReplicaDownError
 from latelier.indexes.sharded.replicas import Replicas, persist
 from latelier.indexes.sharded.shard import Pinned
 from latelier.indexes.storage.storage import Storage
+from latelier.utils.ray_session import check_not_forked
 
 __all__ = ["ShardsView", "ShardsViews", "read_record"]
 
@@ -227,6 +228,7 @@ class ShardsViews:
     @contextmanager
     def open(self) -> Iterator[ShardsView]:
         """Yield the view that this thread holds, or else one of the latest commit that all shards agree on."""
+        check_not_forked()
         held: ShardsView | None = getattr(self._by_thread, "view", None)
         if held is not None:
             yield held
@@ -287,13 +289,13 @@ class ShardsViews:
 
     def refresh(self) -> ShardsView:
         """Make a view of the latest commit, and wait until the shards agree on it."""
+        check_not_forked()
         with self._refreshing:
             return self._refresh(wait=True)
 
     def close(self) -> None:
         """Forget all views."""
-        with self._lock:
-            self._latest = None
+        self._latest = None
 
     def _current(self) -> ShardsView:
         stamp, latest = self._storage.stamp(), self._latest
