@@ -72,6 +72,18 @@ def test_a_response_says_how_long_each_stage_took_and_has_the_form_that_is_docum
     assert 'latelier_stage_seconds_count{index="records",stage="encode"} 1.0' in metrics
 
 
+def test_options_of_another_mode_are_refused_unless_they_are_the_defaults(client):
+    default = {"query": "apples", "k": 1, "fusion": "relative", "weights": [0.5, 0.5]}
+    assert (
+        post(client, "/search", default)["results"] == post(client, "/search", {"query": "apples", "k": 1})["results"]
+    )
+    for options in ({"fusion": "rrf"}, {"mode": "rerank", "weights": [0.1, 0.9]}):
+        for path, more in (("/search", {}), ("/why-not", {"id": "moon"})):
+            answer = error(client.post(INDEX + path, json={"query": "apples", **options, **more}), 422)
+            assert "has no effect on mode" in answer["message"]
+    post(client, "/search", {"query": "apples", "mode": "hybrid", "fusion": "rrf", "weights": [0.1, 0.9]})
+
+
 def test_documents_that_are_stored_as_passages_are_documents(shallow):
     retriever = Retriever(shallow, device="cpu")
     text = "Pears ripen in September. " * 12 + "Kings ruled."

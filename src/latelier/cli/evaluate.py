@@ -28,6 +28,7 @@ class OnProblem(str, Enum):
 
 
 def evaluate(
+    context: typer.Context,
     data: Annotated[
         Path,
         typer.Argument(metavar="DATA", help="Folder of a collection in BEIR's layout, or qrels for --run."),
@@ -86,6 +87,7 @@ def evaluate(
 
     from latelier import evaluation
     from latelier.cli.output import print_json, printable, quiet_loading
+    from latelier.cli.unused_options import refuse_unused_in_mode
     from latelier.errors import InvalidArgumentError
     from latelier.evaluation.measures import DEFAULT_MEASURES
     from latelier.utils.reading import number_or_text
@@ -102,6 +104,7 @@ def evaluate(
             )
         qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
     else:
+        refuse_unused_in_mode(context, (mode or Mode.VECTORS).value)
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem.value)
         with _retriever(collection, index, model, kind, device) as retriever:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ _VARIABLE = "LATELIER_MCP_TOKEN"
 
 
 def mcp(
+    context: typer.Context,
     folders: Annotated[
         list[str], typer.Argument(metavar="[NAME=]DIR...", help="Folders of indexes; the name is that of the folder.")
     ],
@@ -36,6 +36,8 @@ def mcp(
 
     from latelier.cli.named_indexes import open_named
     from latelier.cli.output import quiet_loading
+    from latelier.cli.secret import given_secret
+    from latelier.cli.unused_options import refuse_unused
     from latelier.errors import MissingExtraError
 
     try:
@@ -45,9 +47,10 @@ def mcp(
     except ImportError as error:
         raise MissingExtraError("The Model Context Protocol", "mcp") from error
     if http:
-        # typer takes an empty variable for a missing one; a server without a token is not what was asked for.
-        token = os.environ.get(_VARIABLE) if token is None else token
+        token = given_secret(token, _VARIABLE)
         check_token("token", token)
+    else:
+        refuse_unused(context, ("token", "port"), "has no effect without --http")
     quiet_loading()
     with ExitStack() as stack:
         retrievers = open_named(folders, stack, model=model, device=device, read_only=not writable)

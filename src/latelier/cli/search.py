@@ -47,6 +47,7 @@ Depth: TypeAlias = Annotated[
 
 
 def search(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
     *,
@@ -106,11 +107,13 @@ def search(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
     from latelier.cli.output import print_json, quiet_loading, result_lines, results_json
+    from latelier.cli.unused_options import refuse_unused_in_mode
     from latelier.retrieve import Retriever
     from latelier.retrieve.queries import checked_queries
     from latelier.retrieve.searching import find_results
     from latelier.utils.reading import number_or_text
 
+    refuse_unused_in_mode(context, mode.value)
     quiet_loading()
     values = [number_or_text(value) for value in parameter or ()]
     given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}

@@ -10,6 +10,8 @@ from latelier.cli.search import Backend
 
 __all__ = ["serve"]
 
+_READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
+
 
 def serve(
     folders: Annotated[
@@ -21,12 +23,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address; others than loopback need a read token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any free one.")] = 8080,
     read_only: Annotated[bool, typer.Option("--read-only", help="Take no changes.")] = False,
-    read_token: Annotated[
-        str | None, typer.Option(envvar="LATELIER_READ_TOKEN", help="Secret that readers send.")
-    ] = None,
-    write_token: Annotated[
-        str | None, typer.Option(envvar="LATELIER_WRITE_TOKEN", help="Secret that writers send.")
-    ] = None,
+    read_token: Annotated[str | None, typer.Option(envvar=_READ, help="Secret that readers send.")] = None,
+    write_token: Annotated[str | None, typer.Option(envvar=_WRITE, help="Secret that writers send.")] = None,
     origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="Origin whose web pages may use the server; repeatable.")
     ] = None,
@@ -51,6 +49,7 @@ def serve(
 
     from latelier.cli.named_indexes import open_named
     from latelier.cli.output import quiet_loading
+    from latelier.cli.secret import given_secret
     from latelier.errors import InvalidArgumentError, MissingExtraError
 
     try:
@@ -60,7 +59,7 @@ def serve(
     quiet_loading()
     if not folders and not demo:
         raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
-    access = Access(read_token or None, write_token or None, tuple(origin or ()))
+    access = Access(given_secret(read_token, _READ), given_secret(write_token, _WRITE), tuple(origin or ()))
     access.check_host(host)
     with ExitStack() as stack:
         options = {"model": model, "device": device, "read_only": read_only, "max_memory": max_memory}

@@ -14,6 +14,7 @@ __all__ = ["why_not"]
 
 
 def why_not(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
     document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")],
@@ -65,9 +66,11 @@ def why_not(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.document_id import document_id
     from latelier.cli.output import print_json, printable, quiet_loading
+    from latelier.cli.unused_options import refuse_unused_in_mode
     from latelier.retrieve import Retriever
     from latelier.utils.reading import number_or_text
 
+    refuse_unused_in_mode(context, mode.value)
     quiet_loading()
     given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
     with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:

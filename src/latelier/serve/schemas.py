@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from latelier.indexes import WhyNotReport
 from latelier.retrieve import Explanation
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "ChangeResponse",
@@ -88,6 +91,14 @@ class _Options(_Body):
     """The values of the filter's ``?`` or ``:name``."""
     effort: Literal["fast", "balanced", "exact"] | Annotated[Number, Field(gt=0)] | None = None
     """How much an approximate index searches; more effort, more recall."""
+
+    @model_validator(mode="after")
+    def _options_of_the_mode(self) -> Self:
+        # Generated clients send the defaults as well.
+        for name in ("fusion", "weights"):
+            if self.mode != "hybrid" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect on mode {self.mode!r}, only on 'hybrid'; leave it out")
+        return self
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `Retriever.search` besides the queries and `k`."""

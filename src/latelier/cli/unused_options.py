@@ -1,0 +1,63 @@
+"""Options that have no effect beside the others: an error, so that nobody takes them to have worked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import typer
+
+__all__ = ["refuse_unused", "refuse_unused_in_mode"]
+
+# The modes of a search that use an option; other options have an effect in every mode.
+_MODES = {
+    "fusion": ("hybrid",),
+    "weights": ("hybrid",),
+    "depth": ("hybrid", "rerank"),
+    "effort": ("vectors", "hybrid", "rerank"),
+    "nprobe": ("vectors", "hybrid", "rerank"),
+    "candidates": ("vectors", "hybrid", "rerank"),
+    "rerank": ("vectors", "hybrid", "rerank"),
+}
+
+
+def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> None:
+    """Raise an error if one of some options is on the command line; a default or a variable is none.
+
+    Parameters
+    ----------
+    context
+        The call of the command.
+    names
+        Names of its parameters.
+    cure
+        When they have an effect, as a sentence that begins after the name of the option.
+
+    Raises
+    ------
+    typer.BadParameter
+        If one of them is on the command line.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=f"--{name}")
+
+
+def refuse_unused_in_mode(context: typer.Context, mode: str) -> None:
+    """Raise an error if the mode of a search does not use an option that is on the command line.
+
+    Parameters
+    ----------
+    context
+        The call of a command that searches.
+    mode
+        The mode of the search.
+
+    Raises
+    ------
+    typer.BadParameter
+        If there is such an option.
+    """
+    for name, modes in _MODES.items():
+        if name in context.params and mode not in modes:
+            refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")

@@ -1,0 +1,53 @@
+"""Options that cannot have an effect are refused before anything is opened: nobody takes them to have worked."""
+
+import pytest
+
+OF_MODES = [
+    ("vectors", "--fusion", "rrf"),
+    ("vectors", "--depth", 5),
+    ("rerank", "--weights", 1, 2),
+    ("keywords", "--effort", "fast"),
+    ("keywords", "--rerank", 5),
+]
+
+
+@pytest.mark.parametrize("command", [("search", "no-index", "fruit"), ("why-not", "no-index", "fruit", "moon")])
+@pytest.mark.parametrize(("mode", "option", "values"), [(mode, option, values) for mode, option, *values in OF_MODES])
+def test_an_option_of_another_search_mode_is_refused(run, command, mode, option, values):
+    result = run(*command, "--mode", mode, option, *values)
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: it has no effect on --mode {mode}, only on " in result.stderr
+
+
+def test_evaluate_refuses_options_of_another_mode(run):
+    result = run("evaluate", "no-data", "--fusion", "rrf")  # its mode is vectors
+    assert (result.exit_code, "--fusion: it has no effect on --mode vectors" in result.stderr) == (2, True)
+    result = run("evaluate", "no-data", "--mode", "hybrid", "--fusion", "rrf")
+    assert (result.exit_code, "no-data" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--token", "a-secret-of-clients"), ("--port", 8000)])
+def test_options_of_http_need_it(run, option, value):
+    pytest.importorskip("mcp")
+    result = run("mcp", "no-index", option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: it has no effect without --http" in result.stderr
+
+
+def test_a_token_in_the_environment_may_stay_there_without_http(run, monkeypatch):
+    pytest.importorskip("mcp")
+    monkeypatch.setenv("LATELIER_MCP_TOKEN", "a-secret-of-clients")
+    result = run("mcp", "no-index")
+    assert (result.exit_code, "there is no index in" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["read", "write"])
+@pytest.mark.parametrize("token", ["", "   "])
+def test_an_empty_token_of_a_server_is_refused(run, monkeypatch, name, token):
+    pytest.importorskip("fastapi")
+    given = [run("serve", "no-index", f"--{name}-token", token)]
+    monkeypatch.setenv(f"LATELIER_{name.upper()}_TOKEN", token)
+    given.append(run("serve", "no-index"))
+    for result in given:
+        assert result.exit_code == 1
+        assert f"the {name} token has {len(token)} characters; expected at least 16" in result.stderr
