@@ -300,6 +300,32 @@ def test_dates_are_points_in_time(store, value):
 
 
 @pytest.mark.parametrize(
+    ("operator", "value", "expected"),
+    [
+        ("==", "7", {"7"}),
+        ("!=", "7", {"fruit", "moon", "pasta", "train"}),
+        ("in", ["7", "moon"], {"7", "moon"}),
+        ("not in", ["7", "moon", "pasta"], {"fruit", "train"}),
+        ("==", "07", set()),
+        ("==", "9" * 5000, set()),
+    ],
+)
+def test_an_id_is_a_text_as_in_the_documents_that_come_back(fruit, operator, value, expected):
+    filters = {"field": "id", "operator": operator, "value": value}
+    assert set(ids(fruit.run("a trip", filters=filters, top_k=10))) == expected
+
+
+def test_an_id_of_an_index_of_passages_is_that_of_the_document(passages):
+    passages.update([{"id": 7, "text": LONG}])
+    passages.index.add([8, "whole"], [passages.model.encode_document(["Octopus"])[0]] * 2, ["Octopus"] * 2)
+    for id_ in ("sea", "7", "8", "whole"):
+        filters = {"field": "id", "operator": "==", "value": id_}
+        [found] = HaystackRetriever(passages, filters=filters).run("octopus")["documents"]
+        assert (found.id, str(found.meta["latelier_id"])) == (id_, id_)
+    passages.remove([7, 8, "whole"])
+
+
+@pytest.mark.parametrize(
     ("filters", "message"),
     [
         ({"field": "meta.x", "operator": "~", "value": 1}, "expected one of ==, !="),

@@ -18,6 +18,7 @@ from latelier.integrations.search_options import add_filter, merge_search_option
 from latelier.retrieve import Retriever
 from latelier.retrieve.opening import given_model
 from latelier.retrieve.query_model import QueryModel, check_query_backend
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.utils.checks import check_count
 from latelier.utils.describing import describe
@@ -190,8 +191,10 @@ class HaystackRetriever:
         wanted = apply_filter_policy(self.filter_policy, self.filters, filters)
         count = {"k": self.top_k if top_k is None else check_count("top_k", top_k)}
         options = merge_search_options(count, self.search_options, search_options)
-        options = add_filter(options, haystack_filter(wanted) if wanted else None)
-        results = find_documents(self._opened(), query, **options)
+        retriever = self._opened()
+        passages = StoredDocuments(retriever.index).has_passages
+        options = add_filter(options, haystack_filter(wanted, passages=passages) if wanted else None)
+        results = find_documents(retriever, query, **options)
         documents = [
             Document(id=str(result.id), content=result.text, meta=place_metadata(result), score=result.score)
             for result in results

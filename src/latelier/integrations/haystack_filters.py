@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from latelier.errors import MissingExtraError
+from latelier.indexes.catalog.values import INT64
 from latelier.integrations.conditions import SqlCondition, combine, equals, in_order, metadata_field, negate, one_of
 from latelier.utils.describing import describe
 
@@ -17,19 +19,24 @@ except ImportError as error:
 
 __all__ = ["haystack_filter"]
 
-# Fields of a document that an index stores under another name than its metadata.
-_COLUMNS = {"id": "id", "content": "text"}
+_ID = SqlCondition("id")
+# The id of a passage is JSON that begins with the id of its document; others may have added documents without passages.
+_PASSAGE_ID = SqlCondition("iif(json_valid(id), ifnull(id ->> 0, id), id)")
+_INTEGER = re.compile("0|-?[1-9][0-9]*")
 _COMPARISONS = ("==", "!=", ">", ">=", "<", "<=", "in", "not in")
 
 
-def haystack_filter(filters: Mapping[str, Any]) -> SqlCondition:
+def haystack_filter(filters: Mapping[str, Any], *, passages: bool = False) -> SqlCondition:
     """Translate filters, in the form that Haystack documents for document stores.
 
     Parameters
     ----------
     filters
         A comparison, ``{"field", "operator", "value"}``, or a logical operation, ``{"operator", "conditions"}``. A text
-        that is an ISO 8601 date is compared as a point in time; one without a time zone is in UTC.
+        that is an ISO 8601 date is compared as a point in time; one without a time zone is in UTC. The field ``id`` is
+        that of the document, whose ids are str in Haystack: ``"7"`` is also the document 7 of the index.
+    passages
+        Whether the index has passages of documents.
 
     Returns
     -------
@@ -49,10 +56,10 @@ def haystack_filter(filters: Mapping[str, Any]) -> SqlCondition:
     """
     if not isinstance(filters, Mapping):
         raise FilterError(f"received {describe(filters)} as filters; expected a dict.")
-    return _comparison(filters) if "field" in filters else _operation(filters)
+    return _comparison(filters, passages) if "field" in filters else _operation(filters, passages)
 
 
-def _operation(filters: Mapping[str, Any]) -> SqlCondition:
+def _operation(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
     for key in ("operator", "conditions"):
         if key not in filters:
             raise FilterError(f"'{key}' key missing in {describe(filters)}; a comparison needs 'field' too.")
@@ -61,7 +68,7 @@ def _operation(filters: Mapping[str, Any]) -> SqlCondition:
         raise FilterError(f"received the operator {describe(operator)}; expected 'AND', 'OR' or 'NOT'.")
     if not isinstance(given, (list, tuple)) or not given:
         raise FilterError(f"received {describe(given)} as conditions; expected a list that is not empty.")
-    conditions = [haystack_filter(condition) for condition in given]
+    conditions = [haystack_filter(condition, passages=passages) for condition in given]
     return combine("OR", conditions) if operator == "OR" else _all(conditions, is_negated=operator == "NOT")
 
 
@@ -70,14 +77,14 @@ def _all(conditions: list[SqlCondition], *, is_negated: bool) -> SqlCondition:
     return negate(every) if is_negated else every
 
 
-def _comparison(filters: Mapping[str, Any]) -> SqlCondition:
+def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
     for key in ("operator", "value"):
         if key not in filters:
             raise FilterError(f"'{key}' key missing in {describe(filters)}.")
     operator, value = filters["operator"], filters["value"]
     if operator not in _COMPARISONS:
         raise FilterError(f"received the operator {describe(operator)}; expected one of {', '.join(_COMPARISONS)}.")
-    field = _field(filters["field"])
+    field = _field(filters["field"], passages)
     if operator in ("in", "not in"):
         if not isinstance(value, list):
             raise FilterError(f"received {describe(value)} as the value of '{operator}'; expected a list.")
@@ -89,17 +96,21 @@ def _comparison(filters: Mapping[str, Any]) -> SqlCondition:
     return _in_order(field, operator, value)
 
 
-def _field(name: Any) -> SqlCondition:
+def _field(name: Any, passages: bool) -> SqlCondition:
     if not isinstance(name, str) or not name:
         raise FilterError(f"received {describe(name)} as a field; expected a text such as 'meta.year'.")
-    if name in _COLUMNS:
-        return SqlCondition(_COLUMNS[name])
+    if name == "id":
+        return _PASSAGE_ID if passages else _ID
+    if name == "content":
+        return SqlCondition("text")
     # As in Haystack, names without "meta." are metadata keys too.
     return metadata_field(*name.removeprefix("meta.").split("."))
 
 
 def _one_of(field: SqlCondition, values: list[Any]) -> SqlCondition:
     plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+    if field in (_ID, _PASSAGE_ID):
+        plain += [int(value) for value in plain if _spells_integer(value)]
     dates = [value for value in plain if _is_date(value)]
     found = equals(field, plain[0]) if len(plain) == 1 else one_of(field, plain)
     if not dates:
@@ -109,6 +120,12 @@ def _one_of(field: SqlCondition, values: list[Any]) -> SqlCondition:
         (*field.parameters * 2, *dates),
     )
     return combine("OR", [found, times])
+
+
+def _spells_integer(id: Any) -> bool:
+    """Whether an id of Haystack is that of a document with an int as its id."""
+    # Python does not convert integers of thousands of digits, and an index has none beyond 64 bits.
+    return isinstance(id, str) and len(id) <= 20 and bool(_INTEGER.fullmatch(id)) and int(id) in INT64
 
 
 def _in_order(field: SqlCondition, operator: Any, value: Any) -> SqlCondition:
