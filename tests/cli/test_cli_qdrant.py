@@ -13,6 +13,7 @@ import pytest
 
 from latelier import indexes
 from latelier.cli.index_location import QdrantLocation, parse_location
+from latelier.cli.info import print_facts
 from latelier.errors import InvalidArgumentError
 
 pytest.importorskip("qdrant_client", reason="needs the extra qdrant")
@@ -61,6 +62,26 @@ def test_to_qdrant_and_back(way, run, folder, tmp_path):
         assert [hit.id for hit in there.search(mode="keywords", texts="earth")[0]] == ["moon"]
     facts = json.loads(run("info", collection, "--json").stdout)
     assert (facts["index"], facts["kind"], facts["documents"]) == (collection, "Qdrant", 3)
+    other = json.loads(run("info", folder, "--json").stdout)
+    same = ("tokens", "removed", "texts", "metadata", "keywords", "model", "dim")
+    assert {name: facts[name] for name in same} == {name: other[name] for name in same}
+    stored = tmp_path / "collections/collection/papers/storage.sqlite"
+    assert facts["bytes"] == stored.stat().st_size
+    assert facts["bytes_per_token"] == round(facts["bytes"] / facts["tokens"])
+
+
+def test_sizes_that_a_server_does_not_tell_are_unknown(capsys):
+    print_facts({"bytes": None, "bytes_per_token": 0, "tokens": 5, "keywords": None})
+    assert capsys.readouterr().out.split() == [
+        "bytes",
+        "unknown",
+        "bytes_per_token",
+        "0",
+        "tokens",
+        "5",
+        "keywords",
+        "-",
+    ]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")

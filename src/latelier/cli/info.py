@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["index_facts", "info", "print_facts"]
 
+# A server of Qdrant does not tell them.
+_SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
+
 
 def info(
     index: Annotated[
@@ -54,6 +57,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     """
     from latelier.cli.output import printable
     from latelier.errors import IndexFormatError
+    from latelier.indexes.qdrant import Qdrant
     from latelier.indexes.sharded import Sharded
     from latelier.indexes.stored import StoredIndex
     from latelier.retrieve.model_identity import ModelIdentity
@@ -67,10 +71,11 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     facts["dim"] = index.dim
     if isinstance(index, Sharded):
         facts |= {"shards": index.shards, "replicas": index.replicas}
-    if isinstance(index, (StoredIndex, Sharded)):
+    if isinstance(index, (StoredIndex, Sharded, Qdrant)):
         held = index.statistics()
         facts |= {"bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
-        facts |= {"bytes_per_document": round(held.bytes_per_document), "bytes_per_token": round(held.bytes_per_token)}
+        ratios = {"bytes_per_document": held.bytes_per_document, "bytes_per_token": held.bytes_per_token}
+        facts |= {name: None if ratio is None else round(ratio) for name, ratio in ratios.items()}
         facts |= {"texts": held.has_texts, "metadata": held.has_metadata, "keywords": index.tokenizer}
     return {
         **facts,
@@ -86,7 +91,8 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
     width = max(map(len, facts))
     for name, value in facts.items():
-        shown = ("yes" if value else "no") if isinstance(value, bool) else str(value or "-")
+        missing = "unknown" if name in _SIZES else "-"
+        shown = ("yes" if value else "no") if isinstance(value, bool) else str(value or missing)
         shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else shown
         typer.echo(f"{bold(f'{name:{width}}')} {printable(shown)}")
 

@@ -1,4 +1,4 @@
-"""`IndexStatistics`: how much an index in this library's own storage holds, and on how many bytes."""
+"""`IndexStatistics`: how much an index holds, and on how many bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class IndexStatistics:
     removed
         Removed documents with vectors that are still stored; `compact` frees them.
     bytes
-        Size of all files of the index; 0 for an index in memory.
+        Size of all files of the index; 0 for an index in memory, None if it is unknown, as on a server of Qdrant.
     has_texts, has_metadata
         Whether a document has a text, and whether one has metadata.
 
@@ -32,16 +32,21 @@ class IndexStatistics:
     documents: int
     tokens: int
     removed: int
-    bytes: int
+    bytes: int | None
     has_texts: bool
     has_metadata: bool
 
     @property
-    def bytes_per_document(self) -> float:
-        """Bytes on disk per document, everything included; 0 if there are no documents."""
-        return self.bytes / self.documents if self.documents else 0.0
+    def bytes_per_document(self) -> float | None:
+        """Bytes on disk per document, everything included; 0 if there are no documents, None if unknown."""
+        return self._bytes_per(self.documents)
 
     @property
-    def bytes_per_token(self) -> float:
-        """Bytes on disk per token vector, everything included; 0 if there are no documents."""
-        return self.bytes / self.tokens if self.tokens else 0.0
+    def bytes_per_token(self) -> float | None:
+        """Bytes on disk per token vector, everything included; 0 if there are no documents, None if unknown."""
+        return self._bytes_per(self.tokens)
+
+    def _bytes_per(self, count: int) -> float | None:
+        if self.bytes is None:
+            return None
+        return self.bytes / count if count else 0.0

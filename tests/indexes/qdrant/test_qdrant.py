@@ -168,7 +168,14 @@ def test_verify_compares_what_is_stored_with_checksums(tmp_path):
             True,
             False,
         )
-        assert statistics.bytes > 1000
+        size = (tmp_path / "index/collection/latelier/storage.sqlite").stat().st_size
+        assert statistics.bytes == size > 1000
+    with indexes.Qdrant(tmp_path / "index", collection="other") as other:
+        other.add("d", np.eye(300))
+        assert statistics.bytes_per_token == size / 6 < other.statistics().bytes / 6
+        other._connection.is_local = False
+        unknown = other.statistics()
+        assert (unknown.tokens, unknown.bytes, unknown.bytes_per_token) == (300, None, None)
     client = QdrantClient(path=str(tmp_path / "index"))
     points, _ = client.scroll("latelier", with_payload=["id"])
     places = {point.payload["id"]: point.id for point in points}

@@ -60,6 +60,7 @@ class QdrantConnection:
         except ImportError as error:
             raise MissingExtraError("indexes.Qdrant", "qdrant") from error
         self.is_local = url is None
+        self.path = path
         self.place = url or ("memory" if path is None else str(path))
         self.closed = False
         if path is not None:

@@ -394,9 +394,10 @@ class Qdrant(Index):
         Returns
         -------
         IndexStatistics
-            Its ``bytes`` are those of the folder of the local mode; a server does not tell, so they are 0.
+            Its ``bytes`` are those of the collection in the folder of the local mode; None for a server, which does
+            not tell.
         """
-        return statistics(self._points, self.path)
+        return statistics(self._points, self._collection)
 
     def close(self) -> None:
         """See `Index.close`."""

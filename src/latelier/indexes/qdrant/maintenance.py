@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,22 +93,31 @@ def verify_points(points: Points) -> VerifyReport:
     return VerifyReport(count, tuple(damages))
 
 
-def statistics(points: Points, path: Path | None) -> IndexStatistics:
-    """Return how much an index holds; `path` is the folder of the local mode."""
+def statistics(points: Points, collection: QdrantCollection) -> IndexStatistics:
+    """Return how much an index holds."""
     from qdrant_client import models
 
     tokens = [check_payload(record, ["tokens"])["tokens"] for record in points.scroll(["tokens"])]
     no_text = models.IsEmptyCondition(is_empty=models.PayloadField(key="text"))
     no_metadata = models.FieldCondition(key="metadata", match=models.MatchValue(value="{}"))
-    files = () if path is None else (file for file in path.rglob("*") if file.is_file())
     return IndexStatistics(
         documents=len(tokens),
         tokens=sum(tokens),
         removed=0,
-        bytes=sum(file.stat().st_size for file in files),
+        bytes=_stored_bytes(collection),
         has_texts=points.count(models.Filter(must_not=[no_text])) > 0,
         has_metadata=points.count(models.Filter(must_not=[no_metadata])) > 0,
     )
+
+
+def _stored_bytes(collection: QdrantCollection) -> int | None:
+    """Return the size of the files of a collection; None if it is on a server, which does not tell."""
+    connection = collection.connection
+    if not connection.is_local:
+        return None
+    # The folder of the local mode may hold other collections too.
+    folder = None if connection.path is None else connection.path / "collection" / collection.name
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder is not None else 0
 
 
 def _texts(points: Points) -> Iterable[list[tuple[Any, str]]]:

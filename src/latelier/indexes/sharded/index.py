@@ -417,7 +417,7 @@ class Sharded(Index):
                 documents=view.documents,
                 tokens=view.tokens,
                 removed=sum(each.removed for each in found) // view.record.replicas,
-                bytes=sum(each.bytes for each in found) + sum(path.stat().st_size for path in files),
+                bytes=sum(each.bytes or 0 for each in found) + sum(path.stat().st_size for path in files),
                 has_texts=view.has_texts,
                 has_metadata=view.has_metadata,
             )
