@@ -8,6 +8,8 @@ import urllib.request
 
 import pytest
 
+from latelier.indexes.sharded import replica
+
 pytestmark = pytest.mark.slow
 RECORDS = [{"id": f"d{i}", "text": f"document number {i}", "year": 2000 + i} for i in range(12)]
 
@@ -27,6 +29,17 @@ def sharded(tmp_path_factory, run, tiny, ray_session):
 def test_info_counts_shards(run, sharded):
     facts = json.loads(run("info", sharded, "--json").stdout)
     assert (facts["kind"], facts["documents"], facts["shards"], facts["replicas"]) == ("Sharded", 12, 2, 1)
+
+
+def test_each_shard_is_started_once(run, sharded, tmp_path, monkeypatch):
+    folder, started = tmp_path / "index", []
+    shutil.copytree(sharded, folder)
+    (tmp_path / "more.jsonl").write_text('{"id": "more", "text": "another document"}\n')
+    start = replica.start_process
+    monkeypatch.setattr(replica, "start_process", lambda resources: (started.append(resources), start(resources))[1])
+    result = run("index", tmp_path / "more.jsonl", "--index", folder, "--device", "cpu", "--json")
+    assert json.loads(result.stdout)["documents"] == len(RECORDS) + 1, result.output
+    assert len(started) == 2
 
 
 def test_search_finds_what_one_index_finds(run, sharded, tiny, tmp_path):

@@ -312,15 +312,10 @@ def _open_or_make(
         if index is None:
             return Retriever(model, folder, **given, max_memory=max_memory)
         return Retriever(model, index, **given)
-    if model is None:
-        with indexes.open(folder, read_only=True) as index:
-            is_filled = index.dim is not None or ModelIdentity.stored_in(index) is not None
-        if not is_filled:
-            return Retriever(None, folder, **given, max_memory=max_memory)
-    if not computing:
-        return Retriever.open(folder, model=model, device=device, max_memory=max_memory)
     opened = indexes.open(folder, max_memory=max_memory)
     try:
+        if model is None and opened.dim is None and ModelIdentity.stored_in(opened) is None:
+            return Retriever(None, opened, **given)
         return Retriever(stored_model(folder, opened, model, device, "auto", computing), opened)
     except BaseException:
         opened.close()

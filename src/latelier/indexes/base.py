@@ -268,6 +268,19 @@ class Index(ABC):
         """Dimension of the token vectors; ``None`` while the index is empty."""
 
     @property
+    def nbits(self) -> int | None:
+        """Bits per number of quantised vectors; ``None`` if vectors are stored in floating point.
+
+        Searches of an index with quantised vectors accept ``effort="exact"``, which scores every document.
+        """
+        return None
+
+    @property
+    def dtype(self) -> str:
+        """Floating type of the vectors that `get_embeddings` returns."""
+        return "float32"
+
+    @property
     @abstractmethod
     def fields(self) -> list[str]:
         """The keys of the metadata that filters can name, sorted; those of removed documents stay."""

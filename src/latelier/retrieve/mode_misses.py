@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes import IVF, Cause, Change, Hit, Id, Index, WhyNotReport
+from latelier.indexes import Cause, Change, Hit, Id, Index, WhyNotReport
 from latelier.indexes.catalog.keyword_search import query_words
 from latelier.indexes.catalog.values import as_id
 from latelier.indexes.filter_misses import excluding_conditions, filter_arguments, filter_cause, split_filter
@@ -131,7 +131,7 @@ class _ModeMiss:
     def _side(self, kind: str, mode: str, most: int) -> _Side:
         """Return the place of the document in a ranking of all documents, or of those that are reranked."""
         change: dict[str, Any] = {"mode": mode, **({"depth": most} if mode == "rerank" else {})}
-        if isinstance(self.index, IVF):
+        if self.index.nbits is not None:
             change["effort"] = "exact"
         [hits] = self.index.search(
             self.vectors, max(1, most), texts=[self.query], **{**_without_k(self.arguments), **change}

@@ -22,7 +22,7 @@ _MOST_ENCODED, _FURTHER = 200, 2
 
 def rounds_vectors(index: Index) -> bool:
     """Whether an index stores vectors with less than single precision."""
-    return isinstance(index, IVF) or (isinstance(index, Flat) and index.dtype != "float32")
+    return index.nbits is not None or index.dtype != "float32"
 
 
 def scores_when_stored(index: Index, query: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
@@ -53,8 +53,8 @@ def scores_when_stored(index: Index, query: TokenEmbeddings, documents: TokenEmb
     documents = documents.to("numpy")
     if not rounds_vectors(index):
         return exact_scores(query, documents)[0]
-    like: Any = {"nbits": index.nbits} if isinstance(index, IVF) else {"dtype": "float16"}
-    with IVF(**like) if isinstance(index, IVF) else Flat(**like) as stored:
+    nbits: Any = index.nbits
+    with Flat(dtype="float16") if nbits is None else IVF(nbits=nbits) as stored:
         stored.add(range(len(documents)), documents)
         return exact_scores(query, stored.get_embeddings(range(len(documents))))[0]
 
@@ -85,9 +85,11 @@ def find_quantisation_loss(
     if rank > _MOST_ENCODED:
         raise LatelierError(f"its rank is {rank:,}, and only {_MOST_ENCODED} documents are encoded again.")
     k, count = arguments["k"], min(_MOST_ENCODED, _FURTHER * rank + arguments["k"])
-    exact = {**arguments, "k": count, **({"effort": "exact"} if isinstance(index, IVF) else {})}
+    exact = {**arguments, "k": count, **({} if index.nbits is None else {"effort": "exact"})}
     hits = index.search(query, **exact)[0]
     ids = [hit.id for hit in hits]
+    if id not in ids:  # an approximate search without `effort`
+        return None
     vectors = _encode_again(model, index, ids)
     scores = exact_scores(query, vectors)[0]
     mine = ids.index(id)
@@ -121,7 +123,7 @@ def _encode_again(model: QueryModel, index: Index, ids: list[Id]) -> TokenEmbedd
 
 def _finer(index: Index, vectors: TokenEmbeddings, query: TokenEmbeddings, mine: int, k: int) -> tuple[Change, ...]:
     """Return the smallest number of bits with which the document is found among those encoded again."""
-    bits: list[Any] = sorted(each for each in BITS if isinstance(index, IVF) and each > index.nbits)
+    bits: list[Any] = sorted(each for each in BITS if index.nbits is not None and each > index.nbits)
     for nbits in bits:
         with IVF(nbits=nbits) as finer:
             finer.add(range(len(vectors)), vectors)
