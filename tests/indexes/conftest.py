@@ -36,7 +36,10 @@ NOT_IN_QDRANT = {
 NOT_IN_SHARDED = dict.fromkeys(
     ["is_evaluated_once", "are_evaluated_each", "types_are_other_questions"],
     "SQLite evaluates its filters in the processes of the shards, where nothing counts them",
-) | {"test_index_forks.py": "no connection to Ray survives a fork, see test_lost_connections.py"}
+) | dict.fromkeys(
+    ["test_index_forks.py", "test_processes_see_whole_commits"],
+    "no connection to Ray survives a fork, see test_lost_connections.py",
+)
 # These start processes, which takes long beside what they test.
 SHARDED = [name for name in KINDS if name.startswith("sharded")]
 

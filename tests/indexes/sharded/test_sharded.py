@@ -155,5 +155,7 @@ def test_a_retriever_works_over_it(tmp_path, tiny):
         retriever.add({"id": i, "text": f"text {i}"} for i in range(6))
         [hit] = retriever.search("text 3", k=1)
     with Retriever.open(tmp_path / "index", read_only=True) as retriever:
-        assert retriever.search("text 3", k=1) == [hit]
+        [again] = retriever.search("text 3", k=1)
+        assert (again.id, again.text) == (hit.id, hit.text)
+        assert again.score == pytest.approx(hit.score)
         assert len(retriever) == 6

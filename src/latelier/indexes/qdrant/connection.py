@@ -86,10 +86,13 @@ class QdrantConnection:
         filter
             The filter of a search: a request that takes too long raises `FilterTimeoutError`, which names it.
         """
-        if self.closed:
-            raise InvalidArgumentError(f"the index in {self.place} is closed; open it again with indexes.Qdrant().")
+        self._check_open()
         with self._lock, self._translate(filter):
             yield self._client
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InvalidArgumentError(f"the index in {self.place} is closed; open it again with indexes.Qdrant().")
 
     def close(self) -> None:
         """Close the client; closing twice is allowed."""
@@ -106,6 +109,7 @@ class QdrantConnection:
         except (LatelierError, KeyboardInterrupt):
             raise
         except Exception as error:
+            self._check_open()  # another thread may have closed it meanwhile
             raise self._explain(error, filter) from error
 
     def _explain(self, error: Exception, filter: str | None) -> Exception:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from latelier.errors import LatelierError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.sharded.shard import Shard, ShardOptions
 from latelier.utils.ray_session import RaySession, require_ray
 
@@ -78,6 +79,7 @@ class Replica:
         self.options = options
         self._opening = threading.Lock()
         self._opened = 0
+        self._is_stopped = False
         self._session = RaySession("A sharded index")
         self._actor = start_process(resources)
         self._started = self._begin("open", "write", options)
@@ -119,9 +121,15 @@ class Replica:
         ------
         ReplicaDownError
             If the process has died.
+        InvalidArgumentError
+            If it has not died, but another thread has closed the index.
         """
         self._session.check()
-        return fetch(self._session.ray, reference)
+        try:
+            return fetch(self._session.ray, reference)
+        except ReplicaDownError:
+            self._check_open()
+            raise
 
     def reopen(self, opened: int) -> None:
         """Wait until Ray has started the process again, and open the shard.
@@ -165,11 +173,17 @@ class Replica:
 
     def stop(self, *, delete: bool = False) -> None:
         """Close the shard and end its process; with `delete`, delete the folder of the shard too."""
+        self._is_stopped = True
         with suppress(LatelierError):  # it has died, or is no longer ours
-            self.result(self._begin("close", "write", delete=delete))
+            fetch(self._session.ray, self._begin("close", "write", delete=delete))
         with suppress(StorageError):
             self._session.check()
             stop_process(self._actor)
+
+    def _check_open(self) -> None:
+        if self._is_stopped:
+            folder = Path(self.options.folder).parents[2]
+            raise InvalidArgumentError(f"the index in {folder} is closed; open it again with indexes.open(path).")
 
     def _begin(self, method: str, group: str, *arguments: Any, **options: Any) -> Any:
         """Begin a call of a method of `ShardProcess`."""
