@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ import pytest
 from latelier import indexes
 from latelier.cli.index_location import QdrantLocation, parse_location
 from latelier.cli.info import print_facts
+from latelier.cli.named_indexes import named_locations, open_named
 from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT
 
 pytest.importorskip("qdrant_client", reason="needs the extra qdrant")
 
@@ -68,6 +71,91 @@ def test_to_qdrant_and_back(way, run, folder, tmp_path):
     stored = tmp_path / "collections/collection/papers/storage.sqlite"
     assert facts["bytes"] == stored.stat().st_size
     assert facts["bytes_per_token"] == round(facts["bytes"] / facts["tokens"])
+
+
+@pytest.fixture(scope="module")
+def collection(run, folder, tmp_path_factory):
+    """A copy of the index in Qdrant, whose settings name its model; tests only read it."""
+    location = f"qdrant:{tmp_path_factory.mktemp('qdrant') / 'collections'}#records"
+    assert moved(run("copy", folder, location, "--json")) == 3
+    return location
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("search", "unhealthy fruit", "--explain"),
+        ("search", "bananas", "--mode", "keywords"),
+        ("search", "the moon", "--mode", "rerank", "--filter", "year > ?", "--parameter", 2020),
+        ("explain", "unhealthy fruit", "fruit"),
+    ],
+)
+def test_commands_search_a_collection_with_the_model_that_filled_it(run, folder, collection, arguments):
+    command, *others = arguments
+    expected, found = (
+        json.loads(run(command, index, *others, "--device", "cpu", "--json").stdout) for index in (folder, collection)
+    )
+    if command == "explain":
+        assert [word["matched"] for word in found["words"]] == [word["matched"] for word in expected["words"]]
+        assert found["score"] == pytest.approx(expected["score"], abs=1e-3)
+        return
+    assert [hit["id"] for hit in found["results"]] == [hit["id"] for hit in expected["results"]]
+    assert found["results"][0]["text"] == expected["results"][0]["text"]
+    words = [
+        [[word["matched"] for word in hit.get("words", [])] for hit in each["results"]] for each in (expected, found)
+    ]
+    assert words[0] == words[1]
+
+
+def test_other_commands_read_a_collection(run, collection, tmp_path):
+    report = json.loads(run("why-not", collection, "fruit", "moon", "-k", 1, "--device", "cpu", "--json").stdout)
+    assert report["causes"][0]["kind"] == "scored_lower"
+    facts = json.loads(run("check", collection, "-k", 2, "--json").stdout)
+    assert (facts["kind"], facts["recall"]["recall"], facts["integrity"]["files"]) == ("Qdrant", 1.0, 3)
+    result = run("search", collection, "fruit", "--max-memory", "1GB")
+    assert (result.exit_code, "a collection of Qdrant, which takes no budget" in result.stderr) == (1, True)
+    result = run("search", f"{collection}-absent", "fruit")
+    assert (result.exit_code, "there is no collection 'records-absent' in" in result.stderr) == (1, True)
+    result = run("index", tmp_path, "--index", collection)
+    assert (result.exit_code, f"latelier copy FOLDER {collection}" in result.stderr) == (2, True)
+
+
+def test_a_collection_that_does_not_name_its_model_needs_one(run, tmp_path, minilm):
+    with indexes.Qdrant(tmp_path / "plain") as index:
+        model = ColBERT.from_dense(minilm, device="cpu")
+        texts = ["Bananas are healthy.", "The moon is far away."]
+        index.add(["fruit", "moon"], model.encode_document(texts), texts)
+    command = ("search", f"qdrant:{tmp_path / 'plain'}", "unhealthy fruit", "--device", "cpu", "--json")
+    result = run(*command)
+    assert (result.exit_code, "does not name its model" in result.stderr, "or --model" in result.stderr) == (
+        1,
+        True,
+        True,
+    )
+    found = json.loads(run(*command, "--model", minilm).stdout)["results"]
+    assert [hit["id"] for hit in found] == ["fruit", "moon"]
+
+
+def test_indexes_of_a_server_have_the_names_of_their_collections(run, collection):
+    testclient = pytest.importorskip("fastapi.testclient")
+    from latelier.serve import create_app
+
+    with ExitStack() as stack:
+        named = open_named([collection], stack, device="cpu", read_only=False)
+        assert list(named) == ["records"]
+        with testclient.TestClient(create_app(named), base_url="http://localhost") as client:
+            body = {"query": "unhealthy fruit", "k": 1}
+            answer = client.post("/v1/indexes/records/search", json=body).json()
+            assert answer["results"][0][0]["id"] == "fruit"
+            assert client.get("/v1/indexes").json()[0]["kind"] == "Qdrant"
+    with pytest.raises(InvalidArgumentError, match=r"two indexes named 'records'; name one of them: NAME=qdrant:b#rec"):
+        named_locations(["a/records", "qdrant:b#records"])
+    assert named_locations(["papers=qdrant:b#records", "qdrant:a=b"]) == {
+        "papers": parse_location("qdrant:b#records"),
+        "latelier": parse_location("qdrant:a=b"),
+    }
+    result = run("serve", collection, "--read-only")
+    assert (result.exit_code, "--read-token without --write-token" in result.stderr) == (1, True)
 
 
 def test_sizes_that_a_server_does_not_tell_are_unknown(capsys):
@@ -149,7 +237,7 @@ def test_sources_that_are_not_there(run, folder, tmp_path):
     result = run("export", f"qdrant:{tmp_path / 'qdrant'}#other", tmp_path / "new")
     assert "there is no collection 'other' in " in result.stderr
     result = run("copy", tmp_path / "qdrant", tmp_path / "new")
-    assert f"or give qdrant:{tmp_path / 'qdrant'} to latelier export or copy, if you trust it" in result.stderr
+    assert f"or give qdrant:{tmp_path / 'qdrant'} to latelier search, copy, ..., if you trust it" in result.stderr
     assert not (tmp_path / "new").exists()
 
 

@@ -6,6 +6,7 @@ import pydoc
 import pytest
 
 from latelier import indexes
+from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 
 DOCUMENTS = [
@@ -36,3 +37,21 @@ def test_results_equal_those_of_an_exact_index(both, arguments):
         ]
         assert [each.score for each in qdrant] == pytest.approx([each.score for each in flat], abs=1e-4)
     assert both[1].index.ids() == both[0].index.ids()
+
+
+def test_open_takes_a_collection_with_the_model_that_its_settings_name(tiny, tmp_path):
+    with Retriever(tiny, indexes.Qdrant(tmp_path / "q"), device="cpu") as retriever:
+        retriever.add([("a", "Pears."), ("b", "The moon.")])
+        expected = retriever.search("plums")
+    with Retriever.open(indexes.Qdrant(tmp_path / "q"), device="cpu") as again:
+        assert again.model_name == str(tiny)
+        assert again.search("plums") == expected
+    with pytest.raises(InvalidArgumentError, match="is closed"):
+        again.search("plums")
+    empty = indexes.Qdrant(tmp_path / "q", collection="empty")
+    with pytest.raises(InvalidArgumentError, match=r"Qdrant\(0 documents, .*'empty'.* does not name its model"):
+        Retriever.open(empty)
+    assert len(empty) == 0  # it stays open
+    with pytest.raises(InvalidArgumentError, match="received read_only=True and max_memory=None for an open index"):
+        Retriever.open(empty, read_only=True)
+    empty.close()

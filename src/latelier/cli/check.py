@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from latelier.cli.index_location import INDEX_HELP, open_source
 
 __all__ = ["check"]
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
     *,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of hits to compare.")] = 10,
     queries: Annotated[int, typer.Option(min=1, help="Documents of the index to use as queries.")] = 20,
@@ -28,17 +29,16 @@ def check(
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier check ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import indexes
     from latelier.cli.info import index_facts, print_facts
     from latelier.cli.output import print_json, printable
     from latelier.errors import CorruptedIndexError
 
-    with indexes.open(folder, read_only=True) as index:
-        files = index.verify()
-        facts = index_facts(index, folder)
+    with open_source(index) as opened:
+        files = opened.verify()
+        facts = index_facts(opened, index)
         recall, failure = None, ""
         try:
-            recall = index.check(k, queries=queries)
+            recall = opened.check(k, queries=queries)
         except CorruptedIndexError as error:
             failure = str(error)
     if json_output:

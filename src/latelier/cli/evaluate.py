@@ -35,7 +35,8 @@ def evaluate(
     ],
     *,
     index: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Search this index of the collection's documents.")
+        str | None,
+        typer.Option(metavar="INDEX", help="Search this index of the collection's documents: a folder, or qdrant:..."),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measure this run (TREC or JSON Lines); nothing is searched.")
@@ -138,17 +139,18 @@ def _check_not_empty(run: Run, documents: int, mode: str) -> None:
 
 @contextmanager
 def _retriever(
-    collection: Collection, index: Path | None, model: str | None, kind: Kind, device: str | None
+    collection: Collection, index: str | None, model: str | None, kind: Kind, device: str | None
 ) -> Iterator[Retriever]:
     """Yield a retriever over an existing index, or over a temporary one with the documents of the collection."""
     from tempfile import TemporaryDirectory
 
     from latelier import indexes
+    from latelier.cli.opened_retriever import open_retriever
     from latelier.cli.output import show_progress
     from latelier.retrieve import Retriever
 
     if index is not None:
-        with Retriever.open(index, model=model, device=device, read_only=True) as retriever:
+        with open_retriever(index, model=model, device=device) as retriever:
             yield retriever
         return
     with TemporaryDirectory(prefix="latelier-evaluate-") as folder:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latelier.cli.index_location import INDEX_HELP
 from latelier.cli.search import Backend
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["explain"]
 
 
 def explain(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
     document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")],
     *,
@@ -45,11 +46,11 @@ def explain(
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.document_id import document_id
+    from latelier.cli.opened_retriever import open_retriever
     from latelier.cli.output import print_json, printable, quiet_loading
-    from latelier.retrieve import Retriever
 
     quiet_loading()
-    with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
+    with open_retriever(index, model=model, device=device, backend=backend.value) as retriever:
         explanation = retriever.explain(text, document_id(retriever.index, document))
     if html is not None:
         explanation.to_html(html)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from latelier.cli.index_location import parse_folder
+
 if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
@@ -93,7 +95,10 @@ def index(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
     ],
-    folder: Annotated[Path, typer.Option("--index", metavar="DIR", help="Folder of the index; made if missing.")],
+    folder: Annotated[
+        Path,
+        typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
+    ],
     *,
     model: Annotated[
         str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")

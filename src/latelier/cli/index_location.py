@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+import typer
+
 from latelier.errors import IndexFormatError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from latelier.indexes import Index, Qdrant
 
-__all__ = ["QdrantLocation", "open_source", "parse_location"]
+__all__ = ["INDEX_HELP", "QdrantLocation", "open_source", "parse_folder", "parse_location"]
+
+INDEX_HELP = "Folder of the index, or qdrant:..., see latelier copy --help."
 
 _FORMS = "qdrant:FOLDER, qdrant+http://HOST:PORT/COLLECTION or qdrant+https://HOST:PORT/COLLECTION"
 _KEY = "QDRANT_API_KEY"
@@ -43,6 +47,13 @@ class QdrantLocation:
     folder: Path | None
     url: str | None
     collection: str
+
+    def refuse_budget(self, max_memory: str | None) -> None:
+        """Raise `InvalidArgumentError` if the user gives a memory budget, which Qdrant does not take."""
+        if max_memory is not None:
+            raise InvalidArgumentError(
+                f"received --max-memory {max_memory} for a collection of Qdrant, which takes no budget; leave it out."
+            )
 
     def open(self, **options: Any) -> Qdrant:
         """Open the collection, which need not exist yet; a server gets the key in ``QDRANT_API_KEY``.
@@ -115,25 +126,50 @@ def parse_location(text: str) -> Path | QdrantLocation:
     return Path(text)
 
 
-def open_source(text: str) -> Index:
+def parse_folder(text: str) -> Path:
+    """Return the folder that a text names, for a command that takes no collection.
+
+    Raises
+    ------
+    typer.BadParameter
+        If it names a collection of Qdrant, or nothing that `parse_location` knows.
+    """
+    try:
+        location = parse_location(text)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error)) from error
+    if isinstance(location, QdrantLocation):
+        raise typer.BadParameter(
+            f"received {text!r}, but this command writes to folders only; give a folder, and then call: latelier copy "
+            f"FOLDER {text}"
+        )
+    return location
+
+
+def open_source(text: str, max_memory: str | None = None) -> Index:
     """Open an index for reading.
 
     Parameters
     ----------
     text
         See `parse_location`.
+    max_memory
+        Memory budget of an index in a folder.
 
     Raises
     ------
     IndexFormatError
         If there is no index.
+    InvalidArgumentError
+        If a collection of Qdrant is given a memory budget.
     """
     from latelier import indexes
 
     location = parse_location(text)
     if isinstance(location, QdrantLocation):
+        location.refuse_budget(max_memory)
         return location.open_existing()
-    return indexes.open(location, read_only=True)
+    return indexes.open(location, read_only=True, max_memory=max_memory)
 
 
 def _server(text: str) -> QdrantLocation:

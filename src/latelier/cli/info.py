@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.index_location import open_source
+from latelier.cli.index_location import INDEX_HELP, open_source
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
@@ -21,9 +21,7 @@ _SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
 
 
 def info(
-    index: Annotated[
-        str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see latelier copy --help.")
-    ],
+    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Show what an index holds, without loading its model.

@@ -14,7 +14,10 @@ _VARIABLE = "LATELIER_MCP_TOKEN"
 def mcp(
     context: typer.Context,
     folders: Annotated[
-        list[str], typer.Argument(metavar="[NAME=]DIR...", help="Folders of indexes; the name is that of the folder.")
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]INDEX...", help="Folders of indexes, or qdrant:...; by default with their own names."
+        ),
     ],
     *,
     writable: Annotated[bool, typer.Option("--writable", help="Offer tools that change the indexes.")] = False,

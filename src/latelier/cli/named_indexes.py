@@ -7,12 +7,45 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latelier.cli.index_location import QdrantLocation, parse_location
+from latelier.cli.opened_retriever import open_retriever
 from latelier.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever
 
-__all__ = ["open_named"]
+__all__ = ["named_locations", "open_named"]
+
+
+def named_locations(arguments: Iterable[str]) -> dict[str, Path | QdrantLocation]:
+    """Return where some indexes are, by name.
+
+    Parameters
+    ----------
+    arguments
+        Each ``INDEX``, whose name is that of the folder or of the collection of Qdrant, or ``NAME=INDEX``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If two have the same name.
+
+    Examples
+    --------
+    >>> found = named_locations(["papers", "old=2024/papers", "qdrant:lib#notes"])
+    >>> list(found), found["notes"].collection
+    (['papers', 'old', 'notes'], 'notes')
+    """
+    locations: dict[str, Path | QdrantLocation] = {}
+    for argument in arguments:
+        name, text = _named(argument)
+        location = parse_location(text)
+        if not name:
+            name = location.collection if isinstance(location, QdrantLocation) else location.resolve().name
+        if name in locations:
+            raise InvalidArgumentError(f"received two indexes named {name!r}; name one of them: NAME={text}")
+        locations[name] = location
+    return locations
 
 
 def open_named(arguments: Iterable[str], stack: ExitStack, **options: Any) -> dict[str, Retriever]:
@@ -21,37 +54,25 @@ def open_named(arguments: Iterable[str], stack: ExitStack, **options: Any) -> di
     Parameters
     ----------
     arguments
-        Each ``DIR``, whose name is that of the folder, or ``NAME=DIR``.
+        See `named_locations`, also about errors.
     stack
         Closes them.
     **options
-        Those of `latelier.retrieve.Retriever.open`.
+        Those of `latelier.cli.opened_retriever.open_retriever`.
 
     Returns
     -------
     dict
         Retrievers by name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If two have the same name.
     """
-    from latelier.retrieve import Retriever
-
-    retrievers: dict[str, Retriever] = {}
-    for argument in arguments:
-        name, folder = _named(argument)
-        if name in retrievers:
-            raise InvalidArgumentError(f"received two indexes named {name!r}; name one of them: NAME={folder}")
-        opened = Retriever.open(folder, **options)
-        retrievers[name] = stack.enter_context(opened)
-    return retrievers
+    locations = named_locations(arguments)
+    return {name: stack.enter_context(open_retriever(location, **options)) for name, location in locations.items()}
 
 
 def _named(argument: str) -> tuple[str, str]:
-    """Return the name and the folder of an argument, ``DIR`` or ``NAME=DIR``."""
-    name, equals, folder = argument.partition("=")
-    if equals and folder and "/" not in name and not Path(argument).exists():
-        return name, folder
-    return Path(argument).resolve().name, argument
+    """Return the name, or an empty one, and the location of an argument, ``INDEX`` or ``NAME=INDEX``."""
+    name, equals, location = argument.partition("=")
+    # A colon or slash before the sign belongs to a location.
+    if equals and location and not {"/", ":"} & set(name) and not Path(argument).exists():
+        return name, location
+    return "", argument

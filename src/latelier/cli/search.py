@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
+
+from latelier.cli.index_location import INDEX_HELP, open_source
 
 __all__ = ["search"]
 
@@ -48,7 +49,7 @@ Depth: TypeAlias = Annotated[
 
 def search(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
     *,
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents.")] = 10,
@@ -105,10 +106,9 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit "unhealthy fruit" --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import indexes
+    from latelier.cli.opened_retriever import open_retriever
     from latelier.cli.output import print_json, quiet_loading, result_lines, results_json
     from latelier.cli.unused_options import refuse_unused_in_mode
-    from latelier.retrieve import Retriever
     from latelier.retrieve.queries import checked_queries
     from latelier.retrieve.searching import find_results
     from latelier.utils.reading import number_or_text
@@ -121,13 +121,11 @@ def search(
     options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights, "depth": depth}
     options |= {"parameters": values, "filter": filter, "filter_timeout": filter_timeout or None}
     if mode is Mode.KEYWORDS and not explain:  # needs no model, which takes most of the time of other searches
-        with indexes.open(folder, read_only=True, max_memory=max_memory) as index:
-            results, explanations = find_results(None, index, checked_queries(text), k, **options)[0], {}
+        with open_source(index, max_memory) as opened:
+            results, explanations = find_results(None, opened, checked_queries(text), k, **options)[0], {}
     else:
-        opened = Retriever.open(
-            folder, model=model, device=device, read_only=True, max_memory=max_memory, backend=backend.value
-        )
-        with opened as retriever:
+        computing: dict[str, Any] = {"model": model, "device": device, "backend": backend.value}
+        with open_retriever(index, max_memory=max_memory, **computing) as retriever:
             results = retriever.search(text, k, **options)
             explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
     if json_output:

@@ -16,7 +16,9 @@ _READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
 def serve(
     folders: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=]DIR...", help="Folders of indexes; the name is that of the folder."),
+        typer.Argument(
+            metavar="[NAME=]INDEX...", help="Folders of indexes, or qdrant:...; by default with their own names."
+        ),
     ] = None,
     *,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the documentation of Python as well.")] = False,
@@ -47,7 +49,8 @@ def serve(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from contextlib import ExitStack
 
-    from latelier.cli.named_indexes import open_named
+    from latelier.cli.index_location import QdrantLocation
+    from latelier.cli.named_indexes import named_locations, open_named
     from latelier.cli.output import quiet_loading
     from latelier.cli.secret import given_secret
     from latelier.errors import InvalidArgumentError, MissingExtraError
@@ -61,6 +64,11 @@ def serve(
         raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
     access = Access(given_secret(read_token, _READ), given_secret(write_token, _WRITE), tuple(origin or ()))
     access.check_host(host)
+    if read_only and any(isinstance(each, QdrantLocation) for each in named_locations(folders or ()).values()):
+        raise InvalidArgumentError(
+            "received --read-only with a collection of Qdrant, which has no such mode; leave it out, and give "
+            "--read-token without --write-token: then nobody writes."
+        )
     with ExitStack() as stack:
         options = {"model": model, "device": device, "read_only": read_only, "max_memory": max_memory}
         retrievers = open_named(folders or (), stack, backend=backend.value, **options)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from latelier.cli.index_location import INDEX_HELP
 from latelier.cli.search import Backend, Depth, Fusion, Mode
 
 __all__ = ["why_not"]
@@ -15,7 +15,7 @@ __all__ = ["why_not"]
 
 def why_not(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
     document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")],
     *,
@@ -65,15 +65,15 @@ def why_not(
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.document_id import document_id
+    from latelier.cli.opened_retriever import open_retriever
     from latelier.cli.output import print_json, printable, quiet_loading
     from latelier.cli.unused_options import refuse_unused_in_mode
-    from latelier.retrieve import Retriever
     from latelier.utils.reading import number_or_text
 
     refuse_unused_in_mode(context, mode.value)
     quiet_loading()
     given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
-    with Retriever.open(folder, model=model, device=device, read_only=True, backend=backend.value) as retriever:
+    with open_retriever(index, model=model, device=device, backend=backend.value) as retriever:
         report = retriever.why_not(
             text,
             document_id(retriever.index, document),

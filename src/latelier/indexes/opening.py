@@ -66,7 +66,7 @@ def open(
     if (folder / "collection").is_dir() and (folder / "meta.json").is_file():
         raise IndexFormatError(
             f"{path} is a folder of Qdrant's local mode: open it with indexes.Qdrant({str(path)!r}), or give "
-            f"qdrant:{path} to latelier export or copy, if you trust it, since it holds pickles."
+            f"qdrant:{path} to latelier search, copy, ..., if you trust it, since it holds pickles."
         )
     kind = stored_settings(folder).get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:

@@ -19,7 +19,7 @@ from latelier.retrieve.query_model import QueryModel
 from latelier.utils.describing import describe, short
 from latelier.utils.reading import is_folder
 
-__all__ = ["given_model", "open_or_make", "stored_model"]
+__all__ = ["given_model", "open_existing", "open_or_make", "stored_model"]
 
 
 def given_model(model: Any, device: str | None = None, options: Mapping[str, Any] | None = None) -> QueryModel:
@@ -50,7 +50,7 @@ def given_model(model: Any, device: str | None = None, options: Mapping[str, Any
 
 
 def stored_model(
-    path: PathLike,
+    path: PathLike | Index,
     index: Index,
     model: PathLike | None,
     device: str | None,
@@ -62,7 +62,7 @@ def stored_model(
     Parameters
     ----------
     path, index
-        The index and its folder.
+        The folder of the index, or the index itself, for messages; and the index.
     model
         Name or folder of a model, loaded with the options that the index stores, or of an exported encoder; None for
         the model that the index names.
@@ -82,18 +82,45 @@ def stored_model(
         Computation.of(computing).check_stored(options)
     if model is not None:
         return given_model(model, device, computing if is_exported(model) else {**options, **computing})
-    stored = ModelIdentity.stored_in(index)
+    stored, which = ModelIdentity.stored_in(index), repr(index) if path is index else f"the index in {path}"
     if stored is None or stored.name is None:
         raise InvalidArgumentError(
-            f"the index in {path} does not name its model: it is empty, or was filled with embeddings or with "
-            "a model given as an object. Give the model: Retriever(model, path), or --model."
+            f"{which} does not name its model: it is empty, or was filled with embeddings or with a model given as an "
+            "object. Give the model: Retriever(model, path), or --model."
         )
     if stored.unstored:
         raise InvalidArgumentError(
-            f"the index in {path} was filled by {short(stored.name)} with options that are not stored: "
+            f"{which} was filled by {short(stored.name)} with options that are not stored: "
             f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
         )
     return QueryModel.stored(stored, device, backend, computing)
+
+
+def open_existing(path: PathLike | Index, read_only: bool, max_memory: int | str | None) -> Index:
+    """Open the index in a folder; an open index is returned.
+
+    Parameters
+    ----------
+    path
+        The folder, or an index.
+    read_only, max_memory
+        How to open the folder.
+
+    Raises
+    ------
+    IndexFormatError
+        If there is no index in the folder.
+    InvalidArgumentError
+        If an index comes with them.
+    """
+    if not isinstance(path, Index):
+        return indexes.open(path, read_only=read_only, max_memory=max_memory)
+    if read_only or max_memory is not None:
+        raise InvalidArgumentError(
+            f"received read_only={read_only} and max_memory={short(max_memory)} for an open index; they are for one "
+            "given by its folder. Open the index with them."
+        )
+    return path
 
 
 def open_or_make(path: Index | PathLike | None, max_memory: int | str | None = None) -> Index:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from latelier import indexes
 from latelier.errors import LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
@@ -18,7 +17,7 @@ from latelier.indexes.search_mode import Fusion, Mode
 from latelier.retrieve.explaining import explain_document
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.filling import Filling
-from latelier.retrieve.opening import given_model, open_or_make, stored_model
+from latelier.retrieve.opening import given_model, open_existing, open_or_make, stored_model
 from latelier.retrieve.passages import Passages
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel, check_query_backend
@@ -98,7 +97,7 @@ class Retriever:
     @classmethod
     def open(
         cls,
-        path: PathLike,
+        path: PathLike | Index,
         *,
         model: PathLike | None = None,
         device: str | None = None,
@@ -115,7 +114,7 @@ class Retriever:
         Parameters
         ----------
         path
-            The index's folder.
+            The index's folder; or an open index, such as `latelier.indexes.Qdrant`, which the retriever then closes.
         model
             Name or folder of a model to load instead of the one that the index names; it is loaded with the options
             that the index stores. Or the folder of an exported encoder, which needs no torch.
@@ -155,11 +154,12 @@ class Retriever:
         'a'
         """
         check_query_backend(backend, model)
-        index = indexes.open(path, read_only=read_only, max_memory=max_memory)
+        index = open_existing(path, read_only, max_memory)
         try:
             return cls(stored_model(path, index, model, device, backend), index)
         except BaseException:
-            index.close()
+            if index is not path:
+                index.close()
             raise
 
     @property
