@@ -207,7 +207,7 @@ class Sharded(Index):
     @property
     def tokenizer(self) -> str | None:
         """Tokenizer of the keyword index; None if the index has none."""
-        return self._views.run(lambda view: view.ask_some("tokenizer", {0: ()})[0])
+        return self._views.run(lambda view: view.tokenizer)
 
     @property
     def memory(self) -> MemoryReport:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from latelier.errors import LatelierError
 from latelier.indexes.sharded.commit_record import CommitRecord
@@ -15,7 +15,9 @@ from latelier.indexes.sharded.replica import Replica
 from latelier.indexes.sharded.shard import ShardOptions
 from latelier.utils.ray_session import connect_to_ray
 
-__all__ = ["Replicas", "persist", "shard_folder"]
+__all__ = ["Replicas", "persist", "shard_folder", "wait_for_all"]
+
+T = TypeVar("T")
 
 # The folder of all shards, within that of the index.
 _SHARDS = "shards"
@@ -104,13 +106,45 @@ def persist(replicas: Sequence[Replica], begin: Callable[[Replica], Any]) -> lis
         The replicas.
     begin
         Begins a call that may be repeated.
+
+    Raises
+    ------
+    LatelierError
+        The first error of a call, after all of them have ended.
     """
     first: dict[int, Any] = {place: begin(replica) for place, replica in enumerate(replicas)}
 
     def next_call(place: int) -> Any:
         return first.pop(place, None) or begin(replicas[place])
 
-    return [replica.persist(partial(next_call, place)) for place, replica in enumerate(replicas)]
+    return wait_for_all([partial(replica.persist, partial(next_call, place)) for place, replica in enumerate(replicas)])
+
+
+def wait_for_all(waits: Sequence[Callable[[], T]]) -> list[T]:
+    """Call functions that wait for calls of shards, and return the results.
+
+    All of them are called even if some raise errors, so that no shard is still busy with its call afterwards, and Ray
+    does not print errors that nobody has seen; the first error is raised at the end.
+
+    Parameters
+    ----------
+    waits
+        The functions.
+
+    Examples
+    --------
+    >>> wait_for_all([lambda: 1, lambda: 2])
+    [1, 2]
+    """
+    results, errors = [], []
+    for wait in waits:
+        try:
+            results.append(wait())
+        except LatelierError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results
 
 
 def shard_folder(path: Path, generation: int, shard: int, replica: int) -> Path:

@@ -131,10 +131,6 @@ class ShardReader:
         """See `latelier.indexes.sharded.handover.divide`."""
         return divide(self._index, numbers, shards)
 
-    def tokenizer(self) -> str | None:
-        """See `StoredIndex.tokenizer`."""
-        return self._index.tokenizer
-
     def _found(self, by_vectors: Ranking, by_keywords: Ranking, scored: Ranking) -> ShardFindings:
         numbers = np.unique(np.concatenate([by_vectors.numbers, by_keywords.numbers]))
         ids = self._storage.snapshot().ids(numbers)

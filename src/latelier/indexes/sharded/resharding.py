@@ -83,9 +83,9 @@ class Resharding:
         """
         with ExitStack() as stack:
             before, view = self._begin(stack)
-            tokenizer = view.ask_some("tokenizer", {0: ()})[0]
+            keywords = {"keywords": view.tokenizer is not None, "tokenizer": view.tokenizer}
             after = replace(before, versions=("",) * shards, generation=self._reserved)
-            running = self._start(after, {"keywords": tokenizer is not None, "tokenizer": tokenizer})
+            running = self._start(after, keywords)
             try:
                 self._copy(view, running, check=True)
                 self._copy_differences(running)

@@ -57,16 +57,12 @@ def search_view(
     elif mode.name != "keywords":
         vectors = check_queries(queries, view.dim, mode)
     if mode.name != "vectors":
-        if view.documents and not view.has_texts and _has_keywords(view):
+        if view.tokenizer is not None and view.documents and not view.has_texts:
             raise without_texts()
         statistics = KeywordStatistics.total(view.ask("keyword_statistics", mode.texts))
     request = ShardRequest(vectors, k, mode, filter, parameters, seconds, options, statistics)
     by_shard: list[list[ShardFindings]] = view.ask("search", request)
     return [_merge(found, mode, k) for found in zip(*by_shard, strict=True)]
-
-
-def _has_keywords(view: ShardsView) -> bool:
-    return view.ask_some("tokenizer", {0: ()})[0] is not None
 
 
 def _merge(found: Sequence[ShardFindings], mode: SearchMode, k: int) -> list[Hit]:

@@ -90,6 +90,8 @@ class Pinned(NamedTuple):
         What the commit holds.
     has_texts, has_metadata
         Whether a document of it has a text, and whether one has metadata.
+    tokenizer
+        See `StoredIndex.tokenizer`.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Pinned(NamedTuple):
     dim: int | None = None
     has_texts: bool = False
     has_metadata: bool = False
+    tokenizer: str | None = None
 
 
 class Shard:
@@ -208,20 +211,16 @@ class Shard:
             Whether maintenance followed as a further commit.
         """
         staged = StagedTransaction(self._folder, version)
-        has_maintained = False
-        if self.applied < version:
-            manifest = staged.manifest()
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    self._commit(staged, manifest)
-                    break
-                except StorageError:
-                    if attempt == _ATTEMPTS and self.applied < version:
-                        raise
-            if manifest.batches:
-                before = self._index.storage.stamp()
-                self._index.after_write()
-                has_maintained = self._index.storage.stamp() != before
+        has_inserted, attempt = False, 1
+        while self.applied < version:
+            try:
+                has_inserted = self._commit(staged)
+            except (StorageError, CorruptedIndexError):
+                # Another process may have applied it meanwhile, and deleted its files.
+                if attempt == _ATTEMPTS and self.applied < version:
+                    raise
+            attempt += 1
+        has_maintained = has_inserted and self._maintain()
         staged.drop()
         return has_maintained
 
@@ -361,18 +360,27 @@ class Shard:
         storage = self._index.storage
         snapshot = storage.snapshot()
         counts = (snapshot.documents, snapshot.tokens, snapshot.dim)
-        return Pinned(secrets.token_hex(8), self.applied, *counts, *storage.has_contents())
+        return Pinned(secrets.token_hex(8), self.applied, *counts, *storage.has_contents(), storage.tokenizer())
 
-    def _commit(self, staged: StagedTransaction, manifest: Manifest) -> None:
+    def _commit(self, staged: StagedTransaction) -> bool:
+        """Apply a staged transaction, unless another process has done so; return whether documents were inserted."""
         with self._index.storage.transaction() as transaction:
             if str(transaction.setting(_APPLIED) or "") >= staged.version:
-                return  # another process has applied it meanwhile
+                return False
+            manifest = staged.manifest()
             transaction.make_fields(manifest.fields)
             transaction.remove(manifest.remove)
             transaction.remove_prefixed(manifest.prefixes)
             for batch, numbers in _merged(staged.batches(), self._index.batch_bytes):
                 self._index.insert(transaction, batch, replace=manifest.replace, numbers=numbers)
             transaction.set_setting(_APPLIED, staged.version)
+        return manifest.batches > 0
+
+    def _maintain(self) -> bool:
+        """Maintain ANN data after a write; return whether that was a further commit."""
+        before = self._index.storage.stamp()
+        self._index.after_write()
+        return self._index.storage.stamp() != before
 
 
 class _Staging:

@@ -12,6 +12,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,10 +109,18 @@ class StagedTransaction:
         self.count += 1
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest, with which the transaction is complete."""
-        self._write(self.folder / f".{_MANIFEST}", json.dumps(manifest._asdict()).encode())
-        (self.folder / f".{_MANIFEST}").rename(self.folder / _MANIFEST)
-        sync_folder(self.folder)
+        """Write the manifest, with which the transaction is complete.
+
+        Raises
+        ------
+        StorageError
+            If the file system reports an error, such as a full disk.
+        """
+        temporary = self.folder / f".{_MANIFEST}"
+        self._write(temporary, json.dumps(manifest._asdict()).encode())
+        with self._translated_errors():
+            temporary.rename(self.folder / _MANIFEST)
+            sync_folder(self.folder)
 
     def manifest(self) -> Manifest:
         """Return the manifest.
@@ -140,7 +149,7 @@ class StagedTransaction:
         return self.folder / f"{place}.npz"
 
     def _write(self, path: Path, content: Any) -> None:
-        try:
+        with self._translated_errors():
             if not self._is_begun:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 sync_folder(self.folder.parent)
@@ -150,10 +159,16 @@ class StagedTransaction:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise errors of the file system as those of this library."""
+        try:
+            yield
         except OSError as error:
             raise StorageError(
-                f"could not stage documents in {self.folder}: {error.strerror or error}. The index is unchanged; free "
-                "some space."
+                f"could not stage this write in {self.folder}: {error.strerror or error}. Nothing was changed; see "
+                "that the disk has space and can be written, and call it again."
             ) from error
 
     def _read(self, path: Path) -> StagedBatch:

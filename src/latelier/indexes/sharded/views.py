@@ -46,6 +46,13 @@ class HeldShard:
         The version, the epoch and the generation.
     pinned
         What each replica holds.
+
+    Attributes
+    ----------
+    pinned
+        What the first one holds.
+    tokenizers
+        Those of all replicas, which are equal unless a change of the keyword index was interrupted.
     """
 
     _turn = itertools.count()
@@ -53,6 +60,7 @@ class HeldShard:
     def __init__(self, replicas: Sequence[Replica], key: tuple[Any, ...], pinned: Sequence[Pinned]) -> None:
         self.key = key
         self.pinned = pinned[0]
+        self.tokenizers = {each.tokenizer for each in pinned}
         self.users = 0
         self._replicas = replicas
         # For each replica: what it holds, None if its process has died; and how often it was opened before.
@@ -170,6 +178,24 @@ class ShardsView:
     def has_metadata(self) -> bool:
         """Whether a document has metadata."""
         return any(shard.pinned.has_metadata for shard in self.shards)
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Tokenizer of the keyword indexes; None if there are none.
+
+        Raises
+        ------
+        StorageError
+            If they differ.
+        """
+        found = {tokenizer for shard in self.shards for tokenizer in shard.tokenizers}
+        if len(found) > 1:
+            names = ", ".join(sorted(each or "none" for each in found))
+            raise StorageError(
+                f"the keyword indexes of the shards differ ({names}): a compact() that changes them is running, or was "
+                "interrupted. Call compact(keywords=True, tokenizer=...) or compact(keywords=False) again."
+            )
+        return found.pop()
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
         """Return the result of a method of `ShardReader` for every shard."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from latelier.indexes.sharded.commit_record import RECORD_SETTING, CommitRecord
 from latelier.indexes.sharded.generations import Generations
 from latelier.indexes.sharded.placement import positions_by_shard
 from latelier.indexes.sharded.replica import Replica, ReplicaDownError
-from latelier.indexes.sharded.replicas import Replicas, persist
+from latelier.indexes.sharded.replicas import Replicas, persist, wait_for_all
 from latelier.indexes.sharded.shard import Duplicates
 from latelier.indexes.sharded.staging import Manifest
 from latelier.indexes.sharded.views import ShardsView, ShardsViews
@@ -112,22 +113,22 @@ class Write:
             manifest = Manifest(own, self.prefixes, self.new_fields, self.replace, self._batches[shard])
             for replica in replicas:
                 calls.append((shard, replica, replica.write("finish_staging", self.version, manifest)))
-        return sorted({shard for shard, replica, call in calls if _staged(replica, call)})
+        changes = wait_for_all([partial(_staged, replica, call) for _, replica, call in calls])
+        return sorted({shard for (shard, _, _), is_changed in zip(calls, changes, strict=True) if is_changed})
 
     def drop(self) -> None:
         """Delete what was staged."""
-        with suppress(LatelierError):
+        with suppress(LatelierError):  # the next writer drops it
             calls = [(replica, replica.write("drop_staged", self.version)) for replica in self._replicas]
-            for replica, call in calls:
-                with suppress(ReplicaDownError):  # the next writer drops it
-                    replica.result(call)
+            calls += [(replica, call) for _, sent in self._on_the_way for _, replica, call in sent]
+            wait_for_all([partial(replica.result, call) for replica, call in calls])
 
     def _check_oldest(self) -> None:
         ids, calls = self._on_the_way.popleft()
         twice: set[Id] = set()
         present: set[Id] = set()
-        for place, replica, call in calls:
-            found: Duplicates = _staged(replica, call)
+        duplicates: list[Duplicates] = wait_for_all([partial(_staged, replica, call) for _, replica, call in calls])
+        for (place, _, _), found in zip(calls, duplicates, strict=True):
             if not place:
                 twice.update(found.twice)
                 present.update(found.present)
