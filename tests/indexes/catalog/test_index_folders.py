@@ -16,6 +16,7 @@ from index_helpers import contents, in_child, matrices
 
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.indexes.catalog import connection
 from latelier.indexes.catalog.settings import write_setting
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and POSIX permissions")
@@ -28,6 +29,13 @@ def folder(tmp_path):
     with indexes.Flat(folder) as index:
         index.add(["a", 1, "ß"], matrices([2, 1, 3]), texts=["x", None, "y"], metadata=[{"n": 1}, {"n": 2}, None])
     return folder
+
+
+def test_all_folders_that_are_made_are_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(connection, "sync_folder", synced.append)
+    indexes.Flat(tmp_path / "a" / "b" / "c").close()
+    assert synced == [tmp_path / "a" / "b" / "c", tmp_path / "a" / "b", tmp_path / "a", tmp_path]
 
 
 def test_an_index_reopens_as_it_was(disk_index):

@@ -70,6 +70,8 @@ def make_catalog(path: Path) -> None:
     if path.is_file() and path.stat().st_size:
         return
     try:
+        # Each folder that is made is an entry of the one above it, which has to be synced.
+        made = [folder for folder in path.parent.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"could not make the folder {path.parent}: {error.strerror or error}.") from error
@@ -82,8 +84,8 @@ def make_catalog(path: Path) -> None:
             connection.close()
     if mode != "wal":
         raise StorageError(f"{path.parent} cannot hold SQLite's write-ahead log; choose a folder on a local disk.")
-    sync_folder(path.parent)
-    sync_folder(path.parent.parent)
+    for folder in dict.fromkeys([path.parent, path.parent.parent, *(each.parent for each in made)]):
+        sync_folder(folder)
 
 
 def connect(uri: str, *, alone: bool = False) -> Connection:
