@@ -27,7 +27,7 @@ class QuantisedQuery(NamedTuple):
     vectors
         ``(tokens, dim)`` float32: the query itself.
     digits
-        ``(3, tokens, width)`` int8, zero beyond the dim.
+        ``(3, tokens, width)`` int16, as which they are multiplied one row at a time; zero beyond the dim.
     rows
         ``(tokens, width)`` uint8: first digits + 128, to be multiplied with packed centroids.
     packed
@@ -65,7 +65,7 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
     query = QuantisedQuery(
         # For arrays that are read-only or not contiguous, kernels would be compiled again.
         vectors if vectors.flags.carray else np.array(vectors, order="C"),
-        np.zeros((DIGITS, tokens, width), dtype="int8"),
+        np.zeros((DIGITS, tokens, width), dtype="int16"),
         np.full((tokens, width), 128, dtype="uint8"),
         np.zeros((DIGITS, groups, width // 4, LANES, 4), dtype="int8"),
         np.zeros((DIGITS, groups, LANES), dtype="int32"),

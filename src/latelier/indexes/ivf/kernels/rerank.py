@@ -1,9 +1,10 @@
 """Reranking: MaxSim of document codes with a query, whose numbers are taken in 8 bits, then in single precision.
 
 The products in 8 bits are wrong by a bounded amount, so only few document tokens can have the highest product with a
-query token, and only these are multiplied with all digits of its numbers. The scores in single precision are those of
-all products with all digits, and equal for all instruction sets. They are computed for the documents with the best
-scores in 8 bits, while the products in 8 bits are at hand.
+query token, and only these are multiplied with all digits of its numbers: first the one with the highest product in 8
+bits, then those that may exceed it. The scores in single precision are those of all products with all digits, and equal
+for all instruction sets. They are computed for the documents with the best scores in 8 bits, while the products in 8
+bits are at hand.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
 from latelier.kernels.multiply.pairs import multiply_pairs
-from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, declare
+from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["rerank_scores"]
 
 # Groups of query tokens whose products with a document are kept at a time; limits the memory for long queries.
 _GROUPS = 4
 _UNIT = np.float32(1 / BASE)
-# Bytes that are multiplied at a time for one product.
-_BYTES = 32
+# Numbers that are multiplied at a time for one product.
+_NUMBERS = 32
 
 
 @intrinsic
@@ -62,13 +63,17 @@ def _raise_maxima(typing_context: Any, isa: Any, places: Any, words: Any, stride
 
 
 @intrinsic
-def _lanes_reaching(typing_context: Any, products: Any, edges: Any) -> Any:
-    """Return a bit for each of the sixteen products at an address: whether it is at least the edge of its lane."""
-    signature = types.int64(types.int64, types.int64)
+def _lanes_reaching(typing_context: Any, products: Any, edges: Any, margins: Any, scale: Any) -> Any:
+    """Return a bit for each of sixteen lanes: whether ``product + margin * scale >= edge``.
+
+    The first three are addresses of sixteen float32.
+    """
+    signature = types.int64(types.int64, types.int64, types.int64, types.float32)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        products, edges = (builder.load(at(builder, address, FLOATS), align=4) for address in arguments)
-        reaching = builder.bitcast(builder.fcmp_ordered(">=", products, edges), ir.IntType(LANES))
+        products, edges, margins = (builder.load(at(builder, place, FLOATS), align=4) for place in arguments[:3])
+        most = builder.fadd(products, builder.fmul(margins, splat(builder, arguments[3], FLOATS)))
+        reaching = builder.bitcast(builder.fcmp_ordered(">=", most, edges), ir.IntType(LANES))
         return builder.zext(reaching, ir.IntType(64))
 
     return signature, generate
@@ -87,7 +92,7 @@ def _lowest_bit(typing_context: Any, mask: Any) -> Any:
 
 @intrinsic
 def _dots(typing_context: Any, row: Any, digits: Any, stride: Any, width: Any) -> Any:
-    """Return the dot products of a row, ``(width,)`` uint8, with the three digits of a query token, int8.
+    """Return the dot products of a row, ``(width,)`` uint8, with the three digits of a query token, int16.
 
     The digits are `stride` bytes apart.
     """
@@ -95,14 +100,16 @@ def _dots(typing_context: Any, row: Any, digits: Any, stride: Any, width: Any) -
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         row, digits, stride, width = arguments
-        octets, word = ir.VectorType(ir.IntType(8), _BYTES), ir.IntType(32)
-        shorts, words = ir.VectorType(ir.IntType(16), _BYTES), ir.VectorType(word, _BYTES // 2)
+        octets, word = ir.VectorType(ir.IntType(8), _NUMBERS), ir.IntType(32)
+        shorts, words = ir.VectorType(ir.IntType(16), _NUMBERS), ir.VectorType(word, _NUMBERS // 2)
         sums = [cgutils.alloca_once_value(builder, ir.Constant(words, [0] * words.count)) for _ in range(DIGITS)]
-        with cgutils.for_range_slice(builder, constant(0), width, constant(_BYTES), inc=True) as (index, _):
+        with cgutils.for_range_slice(builder, constant(0), width, constant(_NUMBERS), inc=True) as (index, _):
             codes = builder.zext(builder.load(at(builder, builder.add(row, index), octets), align=1), shorts)
             for digit, total in enumerate(sums):
-                place = builder.add(builder.add(digits, index), builder.mul(stride, constant(digit)))
-                factors = builder.sext(builder.load(at(builder, place, octets), align=1), shorts)
+                place = builder.add(
+                    builder.add(digits, builder.mul(index, constant(2))), builder.mul(stride, constant(digit))
+                )
+                factors = builder.load(at(builder, place, shorts), align=2)
                 builder.store(builder.add(builder.load(total), multiply_pairs(builder, codes, factors)), total)
         add = declare(builder.module, f"llvm.vector.reduce.add.v{words.count}i32", [words], word)
         totals = [builder.call(add, [builder.load(total)]) for total in sums]
@@ -149,7 +156,7 @@ def rerank_scores(
     scales, best = np.empty(longest, dtype=np.float32), np.empty(groups * LANES, dtype=np.float32)
     products = np.empty((longest, min(groups, _GROUPS) * LANES), dtype=np.float32)
     row, edges = np.empty(32 * shape.sign_words, dtype=np.uint8), np.empty(products.shape[1], dtype=np.float32)
-    margins = _margins(query)
+    margins, no_margins = _margins(query), np.zeros(products.shape[1], dtype=np.float32)
     for n in range(len(chosen)):
         d, ahead = chosen[n], chosen[min(n + 1, len(chosen) - 1)]
         tokens = documents.lengths[d]
@@ -169,13 +176,19 @@ def rerank_scores(
             count = min(_GROUPS, groups - first)
             if groups > _GROUPS:  # these products were overwritten
                 _raise_by_document(isa, documents, (d, d), shape, query, (first, count), scales, products, best)
-            largest = scales[:tokens].max()
             for i in range(count * LANES):
                 t = first * LANES + i
-                edges[i] = best[t] - margins[t] * largest if t < len(query.scales) else np.inf
-                best[t] = -np.inf
+                is_token = t < len(query.scales)
+                edges[i], best[t] = (best[t], -np.inf) if is_token else (np.inf, np.inf)
             here = token_addresses(documents, d, 0, shape)
-            _multiply_all_digits(here, shape, query, first, scales[:tokens], products, (row, edges), best)
+            some_best, some_margins = best[first * LANES :], margins[first * LANES :]
+            # The tokens with the highest products in 8 bits, which are then the edges of the others.
+            _multiply_all_digits(
+                here, shape, query, first, scales[:tokens], products, (row, edges, no_margins), some_best
+            )
+            _multiply_all_digits(
+                here, shape, query, first, scales[:tokens], products, (row, some_best, some_margins), some_best
+            )
         scores[n, 1] = _add_up(best, query.scales)
 
 
@@ -202,16 +215,16 @@ def _add_up(best: np.ndarray, scales: np.ndarray) -> float:
 
 @kernel()
 def _margins(query: QuantisedQuery) -> np.ndarray:
-    """Return how far a product in 8 bits can be below the highest if it may be the highest, for a row's scale of 1."""
+    """Return how far a product in 8 bits can be below the product with all digits, for a row's scale of 1."""
     tokens, dim = query.vectors.shape
     margins = np.zeros(query.packed.shape[1] * LANES, dtype=np.float32)
     for t in range(tokens):
-        # The numbers of a row are at most 128. Rounding to float32 adds less than the last term.
-        total = dim / 256
+        # The numbers of a row are at most 128. Rounding both products to float32 adds less than this first term.
+        total = dim / 128
         for i in range(dim):
             low = abs(np.float64(query.digits[2, t, i])) / BASE
             total += 128 / BASE * (abs(np.float64(query.digits[1, t, i])) + low)
-        margins[t] = 2 * total
+        margins[t] = total
     return margins
 
 
@@ -271,25 +284,28 @@ def _multiply_all_digits(
     first: int,
     scales: np.ndarray,
     products: np.ndarray,
-    scratch: tuple[np.ndarray, np.ndarray],
+    limits: tuple[np.ndarray, np.ndarray, np.ndarray],
     best: np.ndarray,
 ) -> None:
-    """Write the highest products of a document's tokens with some groups of query tokens, from group `first`.
+    """Raise the maxima `best` by products of a document's tokens with all digits of some groups of query tokens.
 
-    Only tokens whose product in 8 bits reaches the edge of a query token are multiplied with all of its digits. At
-    least one reaches each edge. `scratch` holds memory for a token's codes, and the edges.
+    Only tokens whose product in 8 bits may reach the edge of a query token are multiplied, and each once: their
+    products in 8 bits become minus infinity. The groups are those from group `first`. `limits` holds memory for a
+    token's codes, the edges, which may be `best`, and the margins of the products.
     """
-    row, edges = scratch
+    row, edges, margins = limits
     width, columns = len(row), products.shape[1]
     in_place = shape.bits == 8 and shape.dim == width
-    digits_at, stride = np.int64(query.digits.ctypes.data), query.digits.shape[1] * width
-    products_at, edges_at = np.int64(products.ctypes.data), np.int64(edges.ctypes.data)
+    digits_at, stride = np.int64(query.digits.ctypes.data), query.digits.shape[1] * width * 2
+    products_at = np.int64(products.ctypes.data)
+    edges_at, margins_at = np.int64(edges.ctypes.data), np.int64(margins.ctypes.data)
     groups = min(columns // LANES, query.packed.shape[1] - first)
     for r in range(len(scales)):
         row_at, loaded = np.int64(row.ctypes.data), False
         for g in range(groups):
-            kept = products_at + 4 * (columns * r + LANES * g)
-            mask: int = _lanes_reaching(kept, edges_at + 4 * LANES * g)  # type: ignore[call-arg]
+            lanes = 4 * LANES * g
+            kept = products_at + 4 * columns * r + lanes
+            mask: int = _lanes_reaching(kept, edges_at + lanes, margins_at + lanes, scales[r])  # type: ignore[call-arg]
             while mask != 0:
                 lane = _lowest_bit(mask)
                 mask &= mask - 1
@@ -299,8 +315,9 @@ def _multiply_all_digits(
                     load_row(document, r, shape, row_at)
                     loaded = True
                 t = (first + g) * LANES + lane
-                sums = _dots(row_at, digits_at + t * width, stride, width)
+                sums = _dots(row_at, digits_at + t * width * 2, stride, width)
                 value = np.float32(sums[2] + query.start[2, first + g, lane])
                 value = value * _UNIT + np.float32(sums[1] + query.start[1, first + g, lane])
                 value = value * _UNIT + np.float32(sums[0] + query.start[0, first + g, lane])
-                best[t] = max(best[t], value * scales[r])
+                best[g * LANES + lane] = max(best[g * LANES + lane], value * scales[r])
+                products[r, g * LANES + lane] = -np.inf
