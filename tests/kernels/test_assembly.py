@@ -71,11 +71,11 @@ def dot_products_of_floats(isa):
     return emit
 
 
-def dot_products_of_bytes(isa):
+def dot_products_of_bytes(isa, lanes=16):
     def emit(builder, arguments):
         rows, query, words, out = arguments
         start = builder.add(query, builder.mul(words, constant(64)))
-        for r, total in enumerate(isa.multiply_bytes(builder, rows, [(query, start)], words, ROWS)):
+        for r, total in enumerate(isa.multiply_lanes(lanes)(builder, rows, [(query, start)], words, ROWS)):
             builder.store(total, at(builder, builder.add(out, constant(64 * r)), total.type), align=4)
 
     return emit
@@ -113,6 +113,13 @@ def test_floats_are_multiplied_in_registers(name, triple, cpu, expected):
 @pytest.mark.parametrize(("name", "triple", "cpu", "expected"), BYTE_LOOPS)
 def test_integers_are_multiplied_in_registers(name, triple, cpu, expected):
     check(assembly(dot_products_of_bytes(INSTRUCTION_SETS[name]), triple, cpu), expected)
+
+
+@pytest.mark.parametrize(("lanes", "loops"), [(4, 1), (8, 2), (12, 3), (16, 4)])
+def test_fewer_query_tokens_are_multiplied_in_fewer_loops(lanes, loops):
+    found = assembly(dot_products_of_bytes(INSTRUCTION_SETS["avx2"], lanes), X86, "haswell")
+    check(found, {"vpmaddwd.*%ymm": 8, "vpaddd": 8})
+    assert len(found) == loops
 
 
 def check(loops, expected):

@@ -54,7 +54,7 @@ class InstructionSet:
     multiply_bytes
         Emits the multiplication of integers, see `latelier.kernels.multiply`.
     wide_rows
-        Whether `multiply_bytes` takes rows of 16-bit numbers rather than of bytes.
+        Whether `multiply_bytes` takes rows of 16-bit numbers rather than of bytes, as the one of `multiply.pairs` does.
     tile
         Sums of `float_maxsim` that are computed together.
     """
@@ -78,6 +78,10 @@ class InstructionSet:
     def is_supported(self) -> bool:
         """Whether the processor has the instructions and numba may use them."""
         return has_features(*self.features)
+
+    def multiply_lanes(self, lanes: int) -> _MultiplyBytes:
+        """Return `multiply_bytes` for groups whose vectors from number `lanes` on are zeros; it may take less time."""
+        return partial(self.multiply_bytes, lanes=lanes) if self.wide_rows else self.multiply_bytes
 
     @property
     def multiplies_bfloat16(self) -> bool:

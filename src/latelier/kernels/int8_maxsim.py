@@ -69,6 +69,8 @@ def emit_maxima(
     query: tuple[ir.Value, ir.Value],
     words: ir.Value,
     meanwhile: Callable[[ir.Value], None] | None = None,
+    *,
+    lanes: int = LANES,
 ) -> list[ir.Value]:
     """Emit ``best[lane] = max(best[lane], scales[r] * <rows[r], query[lane]>)`` for eight rows.
 
@@ -87,6 +89,8 @@ def emit_maxima(
         Words of four bytes in a row.
     meanwhile
         Emits what else to do for each word, from the number of the word.
+    lanes
+        The query tokens from this one on are zeros.
 
     Returns
     -------
@@ -96,7 +100,8 @@ def emit_maxima(
     rows, scales, best = places
     highest = builder.load(at(builder, best, FLOATS), align=4)
     products = []
-    for r, total in enumerate(instruction_set_of(isa).multiply_bytes(builder, rows, [query], words, ROWS, meanwhile)):
+    multiply = instruction_set_of(isa).multiply_lanes(lanes)
+    for r, total in enumerate(multiply(builder, rows, [query], words, ROWS, meanwhile)):
         place = builder.add(scales, constant(4 * r))
         scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
         products.append(builder.fmul(builder.sitofp(total, FLOATS), scale))

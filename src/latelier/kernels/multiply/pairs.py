@@ -7,7 +7,7 @@ room for a third, and one factor must be made positive first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -30,9 +30,10 @@ def multiply_bytes(
     count: int,
     meanwhile: Callable[[ir.Value], None] | None = None,
     *,
+    lanes: int = LANES,
     width: int,
 ) -> list[ir.Value]:
-    """Emit the dot products of some rows with groups of sixteen vectors: a loop for each group and four rows.
+    """Emit the dot products of some rows with groups of sixteen vectors: a loop for as many as fit into registers.
 
     Parameters
     ----------
@@ -48,6 +49,8 @@ def multiply_bytes(
         Number of rows.
     meanwhile
         Emits what else to do for each word, from the number of the word.
+    lanes
+        How many vectors of each group to multiply; all others are zeros.
     width
         Numbers of 16 bits in a register.
 
@@ -56,23 +59,35 @@ def multiply_bytes(
     list of ir.Value
         Sixteen int32 for each row: all rows of the first group, then of the next.
     """
-    lanes = width // 4  # vectors of which a register holds one word
-    some_rows = min(count, _ROWS)
-    some_parts = min(LANES // lanes, _SUMS // some_rows)
+    part_lanes = width // 4  # vectors of which a register holds one word
+    parts, all_parts = -(-lanes // part_lanes), LANES // part_lanes
+    missing = [ir.Constant(ir.VectorType(_WORD, width // 2), [0] * (width // 2))] * (all_parts - parts)
     results: list[ir.Value] = []
     for vectors, start in groups:
         begin = builder.load(at(builder, start, INTS), align=4)
-        for first in range(0, count, some_rows):
-            here = builder.add(rows, builder.mul(words, constant(8 * first)))
-            parts: list[list[ir.Value]] = [[] for _ in range(min(some_rows, count - first))]
-            for lane in range(0, LANES, some_parts * lanes):
-                column = builder.add(vectors, constant(4 * lane))
-                found = _multiply_block(builder, here, column, words, (len(parts), some_parts, width), meanwhile)
-                meanwhile = None  # done by the first loop
-                for row, new in zip(parts, found, strict=True):
-                    row.extend(new)
-            results.extend(builder.add(_join(builder, row), begin) for row in parts)
+        sums: list[list[ir.Value]] = [[] for _ in range(count)]
+        for first_row, some_rows, first_part, some_parts in _blocks(count, parts, all_parts):
+            here = builder.add(rows, builder.mul(words, constant(8 * first_row)))
+            column = builder.add(vectors, constant(width * first_part))
+            found = _multiply_block(builder, here, column, words, (some_rows, some_parts, width), meanwhile)
+            meanwhile = None  # done by the first loop
+            for r, new in enumerate(found, first_row):
+                sums[r].extend(new)
+        results.extend(builder.add(_join(builder, row + missing), begin) for row in sums)
     return results
+
+
+def _blocks(count: int, parts: int, all_parts: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield what each loop multiplies: the first row and the number of rows, the first part and the number of parts."""
+    usual = min(all_parts, _SUMS // min(count, _ROWS))
+    whole = parts - parts % usual
+    for row in range(0, count, _ROWS):
+        for part in range(0, whole, usual):
+            yield row, min(_ROWS, count - row), part, usual
+    if whole < parts:  # with fewer parts, the registers hold the sums of more rows
+        most = _SUMS // (parts - whole)
+        for row in range(0, count, most):
+            yield row, min(most, count - row), whole, parts - whole
 
 
 def _multiply_block(

@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from latelier.indexes.ivf.kernels.masks import lowest_bit
 from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, constant, splat
@@ -119,7 +120,7 @@ def select_candidates(
             first = run * RUN
             mask: int = _reaching(np.int64(sums.ctypes.data) + 4 * first, lower, threshold)  # type: ignore[call-arg]
             while mask != 0:
-                place = first + _lowest_bit(mask)
+                place = first + lowest_bit(mask)
                 mask &= mask - 1
                 if len(allowed) == 0 or allowed[base + place] > 0:
                     found[count], values[count] = base + place, sums[place] & lower
@@ -228,16 +229,5 @@ def _reaching(typing_context: Any, address: Any, lower: Any, threshold: Any) -> 
             bits = builder.bitcast(builder.icmp_unsigned(">=", numbers, threshold), ir.IntType(LANES))
             mask = builder.or_(mask, builder.shl(builder.zext(bits, long), constant(LANES * part)))
         return mask
-
-    return signature, generate
-
-
-@intrinsic
-def _lowest_bit(typing_context: Any, mask: Any) -> Any:
-    """Return the position of the lowest set bit of a mask that is not 0."""
-    signature = types.int64(types.int64)
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return signature, generate

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from latelier.indexes.ivf.kernels.masks import lowest_bit
 from latelier.indexes.ivf.kernels.selection import nth_highest, sort_falling
 from latelier.kernels.jit import kernel
-from latelier.kernels.simd import LANES
+from latelier.kernels.simd import INTS, LANES, at, declare, shuffle, splat
 
 __all__ = ["NO_CENTROID", "best_centroids", "best_coarse", "best_lists"]
 
 # Starting sum of SIMD lanes without a centroid: below every dot product.
 NO_CENTROID = -(1 << 30)
 _LAST = (1 << 32) - 1
+_HALF = LANES // 2
+
+
+@intrinsic
+def _highest_of_halves(typing_context: Any, address: Any) -> Any:
+    """Return the highest of the first eight, and of the last eight, of sixteen int32 at an address."""
+    signature = types.UniTuple(types.int32, 2)(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        word, half = ir.IntType(32), ir.VectorType(ir.IntType(32), _HALF)
+        numbers = builder.load(at(builder, arguments[0], INTS), align=4)
+        highest = declare(builder.module, f"llvm.vector.reduce.smax.v{_HALF}i32", [half], word)
+        halves = (shuffle(builder, numbers, range(first, first + _HALF)) for first in (0, _HALF))
+        found = [builder.call(highest, [numbers]) for numbers in halves]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return signature, generate
+
+
+@intrinsic
+def _lanes_from(typing_context: Any, address: Any, lowest: Any) -> Any:
+    """Return a bit for each of sixteen int32 at an address: whether it is at least `lowest`."""
+    signature = types.int64(types.int64, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        numbers = builder.load(at(builder, arguments[0], INTS), align=4)
+        edge = splat(builder, builder.trunc(arguments[1], ir.IntType(32)), INTS)
+        reaching = builder.bitcast(builder.icmp_signed(">=", numbers, edge), ir.IntType(LANES))
+        return builder.zext(reaching, ir.IntType(64))
+
+    return signature, generate
 
 
 @kernel()
@@ -30,19 +67,28 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
         ``(tokens, most)`` int32 both, written: the centroid, ``group * 16 + lane``, or -1 if there are fewer; and its
         dot product.
     """
-    most = best.shape[1]
-    keys = np.empty(2 * most + LANES, dtype=np.int64)
+    most, groups = best.shape[1], dots.shape[1]
+    keys, highest = np.empty(2 * most + LANES, dtype=np.int64), np.empty(2 * groups, dtype=np.int32)
     for t in range(dots.shape[0]):
+        dots_at = np.int64(dots.ctypes.data) + 4 * LANES * groups * t
+        own_groups = (ranges[t, :, 1] - ranges[t, :, 0]).sum()
         lowest = np.int64(NO_CENTROID // 2)
+        if 2 * own_groups >= most > 0:
+            # Of groups of eight, as many as are wanted hold a number of at least this.
+            for g in range(own_groups):
+                place = dots_at + 4 * LANES * g
+                highest[2 * g], highest[2 * g + 1] = _highest_of_halves(place)  # type: ignore[call-arg]
+            lowest = max(lowest, np.int64(nth_highest(highest[: 2 * own_groups], most)))
         count, g = 0, 0
         for n in range(ranges.shape[1]):
             for group in range(ranges[t, n, 0], ranges[t, n, 1]):
-                for lane in range(LANES):
-                    value = np.int64(dots[t, g, lane])
-                    if value >= lowest:
-                        # One key that sorts by dot product, highest first, then by centroid, lowest first.
-                        keys[count] = (value << 32) + (_LAST - (group * LANES + lane))
-                        count += 1
+                mask: int = _lanes_from(dots_at + 4 * LANES * g, lowest)  # type: ignore[call-arg]
+                while mask != 0:
+                    lane = lowest_bit(mask)
+                    mask &= mask - 1
+                    # One key that sorts by dot product, highest first, then by centroid, lowest first.
+                    keys[count] = (np.int64(dots[t, g, lane]) << 32) + (_LAST - (group * LANES + lane))
+                    count += 1
                 if count > 2 * most:
                     lowest = nth_highest(keys[:count], most) >> 32
                     count = most

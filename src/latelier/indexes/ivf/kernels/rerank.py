@@ -25,8 +25,10 @@ from latelier.indexes.ivf.kernels.codes import (
     token_addresses,
 )
 from latelier.indexes.ivf.kernels.dots import as_multiplied
+from latelier.indexes.ivf.kernels.masks import lowest_bit
 from latelier.indexes.ivf.kernels.memory import prefetch
 from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery
+from latelier.kernels.instruction_sets import has_wide_rows
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
 from latelier.kernels.multiply.pairs import multiply_pairs
@@ -41,25 +43,33 @@ _UNIT = np.float32(1 / BASE)
 _NUMBERS = 32
 
 
-@intrinsic
-def _raise_maxima(typing_context: Any, isa: Any, places: Any, words: Any, stride: Any) -> Any:
-    """Raise the maxima of sixteen query tokens by eight rows, see `emit_maxima`, and keep the products.
+def _raise_maxima_of(lanes: int) -> Any:
+    """Make the instruction sequence for groups of which only some lanes hold a query token."""
 
-    `places` are six addresses: of the rows from `as_multiplied`, of their scales ``(8,)`` float32, of the maxima
-    ``(16,)`` float32, of the query tokens ``(words, 16, 4)`` int8, of their starting sums ``(16,)`` int32, and of the
-    products ``(8, 16)`` float32, whose rows are `stride` bytes apart.
-    """
-    signature = types.void(isa, types.UniTuple(types.int64, 6), types.int64, types.int64)
+    @intrinsic
+    def raise_maxima(typing_context: Any, isa: Any, places: Any, words: Any, stride: Any) -> Any:
+        """Raise the maxima of sixteen query tokens by eight rows, see `emit_maxima`, and keep the products.
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        _, places, words, stride = arguments
-        *own, lanes, start, kept = cgutils.unpack_tuple(builder, places)
-        for r, product in enumerate(emit_maxima(builder, isa, tuple(own), (lanes, start), words)):
-            place = builder.add(kept, builder.mul(stride, constant(r)))
-            builder.store(product, at(builder, place, FLOATS), align=4)
-        return context.get_dummy_value()
+        `places` are six addresses: of the rows from `as_multiplied`, of their scales ``(8,)`` float32, of the maxima
+        ``(16,)`` float32, of the query tokens ``(words, 16, 4)`` int8, of their starting sums ``(16,)`` int32, and of
+        the products ``(8, 16)`` float32, whose rows are `stride` bytes apart.
+        """
+        signature = types.void(isa, types.UniTuple(types.int64, 6), types.int64, types.int64)
 
-    return signature, generate
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            _, places, words, stride = arguments
+            *own, query, start, kept = cgutils.unpack_tuple(builder, places)
+            for r, product in enumerate(emit_maxima(builder, isa, tuple(own), (query, start), words, lanes=lanes)):
+                place = builder.add(kept, builder.mul(stride, constant(r)))
+                builder.store(product, at(builder, place, FLOATS), align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return raise_maxima
+
+
+_raise_four, _raise_eight, _raise_twelve, _raise_all = map(_raise_maxima_of, (4, 8, 12, LANES))
 
 
 @intrinsic
@@ -75,17 +85,6 @@ def _lanes_reaching(typing_context: Any, products: Any, edges: Any, margins: Any
         most = builder.fadd(products, builder.fmul(margins, splat(builder, arguments[3], FLOATS)))
         reaching = builder.bitcast(builder.fcmp_ordered(">=", most, edges), ir.IntType(LANES))
         return builder.zext(reaching, ir.IntType(64))
-
-    return signature, generate
-
-
-@intrinsic
-def _lowest_bit(typing_context: Any, mask: Any) -> Any:
-    """Return the position of the lowest set bit of a mask that is not 0."""
-    signature = types.int64(types.int64)
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return signature, generate
 
@@ -273,7 +272,16 @@ def _raise_by_document(
             own = (block_at, scales_at + 4 * first, best_at + step)
             kept = products_at + stride * first + 4 * LANES * (g - first_group)
             places = (*own, packed_at + step // 4 * width, start_at + step, kept)
-            _raise_maxima(isa, places, width // 4, stride)  # type: ignore[call-arg]
+            # Only the sets with wide rows multiply fewer lanes in less time.
+            lanes = len(query.scales) - LANES * g if has_wide_rows(isa) else LANES
+            if lanes <= 4:
+                _raise_four(isa, places, width // 4, stride)
+            elif lanes <= 8:
+                _raise_eight(isa, places, width // 4, stride)
+            elif lanes <= 12:
+                _raise_twelve(isa, places, width // 4, stride)
+            else:
+                _raise_all(isa, places, width // 4, stride)
 
 
 @kernel()
@@ -307,7 +315,7 @@ def _multiply_all_digits(
             kept = products_at + 4 * columns * r + lanes
             mask: int = _lanes_reaching(kept, edges_at + lanes, margins_at + lanes, scales[r])  # type: ignore[call-arg]
             while mask != 0:
-                lane = _lowest_bit(mask)
+                lane = lowest_bit(mask)
                 mask &= mask - 1
                 if in_place:
                     row_at = document.codes + r * width
