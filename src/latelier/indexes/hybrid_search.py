@@ -126,7 +126,7 @@ def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     """Return the documents of rankings as hits, with the ids that users gave."""
     numbers = np.concatenate([np.zeros(0, dtype="int64"), *(ranking.numbers for ranking in rankings)])
     ids = iter(snapshot.ids(numbers))
-    return [[Hit(next(ids), float(score)) for score in ranking.scores] for ranking in rankings]
+    return [[Hit(next(ids), score) for score in ranking.scores.tolist()] for ranking in rankings]
 
 
 def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings:

@@ -342,11 +342,11 @@ class IVF(StoredIndex):
         if not parts:
             return
         parameters = choose(best.k, queries.dim, tokens=snapshot.tokens)
-        prepare = partial(self._search_by_kernels, snapshot, parts, queries, TopK(len(queries), best.k), choose)
+        prepare = partial(self._search_by_kernels, snapshot, parts, queries, TopK(len(queries), best.k), parameters)
         work = sum(part.tokens for part in parts) * queries.num_tokens * queries.dim
         # numpy would compare all sign codes, which may not fit in the budget.
         if parameters.exact or self._max_memory is not None or self._first_use.is_over(work, prepare):
-            self._search_by_kernels(snapshot, parts, queries, best, choose)
+            self._search_by_kernels(snapshot, parts, queries, best, parameters)
             return
         from latelier.indexes.ivf.uncompiled import search_by_numpy
 
@@ -360,12 +360,11 @@ class IVF(StoredIndex):
         parts: Sequence[Part],
         queries: TokenEmbeddings,
         best: TopK,
-        choose: Callable[..., SearchParameters],
+        parameters: SearchParameters,
     ) -> None:
         from latelier.indexes.ivf.search import search_query
 
         scope = self._scope(snapshot, parts)
-        parameters = choose(best.k, queries.dim, tokens=scope.table.tokens)
         vectors, offsets = queries.vectors, queries.offsets
 
         def search(first: int, last: int) -> None:
@@ -401,7 +400,7 @@ class IVF(StoredIndex):
 
         def trace(snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
             scope = self._scope(snapshot, parts)
-            parameters = choose_search_parameters(best.k, queries.dim, **options, tokens=scope.table.tokens)
+            parameters = choose_search_parameters(best.k, queries.dim, **options, tokens=snapshot.tokens)
             ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
             losses.append(find_loss(scope, np.asarray(queries[0]), best.k, parameters, ordinal))
 

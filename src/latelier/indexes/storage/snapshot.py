@@ -66,6 +66,11 @@ class SegmentState(NamedTuple):
             raise _unknown_documents(f"its segment {self.row.name} does not hold")
         return Part(segment, positions)
 
+    def ids(self, numbers: np.ndarray) -> list[Id]:
+        """Return the ids of living documents by their numbers, which may be in any order."""
+        segment = self.living.segment
+        return segment.ids(np.searchsorted(segment.numbers, numbers))
+
     def keep_living(self, numbers: np.ndarray) -> np.ndarray:
         """Return the numbers, of ascending ones, that are living documents; all if the segment cannot be read."""
         if not isinstance(self.part, Part):
@@ -152,12 +157,12 @@ class Snapshot:
             return False
         return True
 
-    @property
+    @cached_property
     def documents(self) -> int:
         """Number of living documents."""
         return sum(state.row.documents - state.row.removed for state in self.segments)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Number of tokens of the living documents, and of all documents in segments that cannot be read."""
         return sum(state.tokens for state in self.segments)
@@ -189,11 +194,13 @@ class Snapshot:
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
         """Return the ids of living documents by their numbers, which may be in any order."""
+        if len(self.segments) == 1 and len(numbers):
+            return self.segments[0].ids(numbers)
         ids: list[Id] = [0] * len(numbers)
         owners = np.searchsorted(self._firsts, numbers, side="right") - 1
         for owner in set(owners.tolist()):
-            segment, places = self.segments[owner].living.segment, np.flatnonzero(owners == owner)
-            found = segment.ids(np.searchsorted(segment.numbers, numbers[places]))
+            places = np.flatnonzero(owners == owner)
+            found = self.segments[owner].ids(numbers[places])
             for place, id in zip(places.tolist(), found, strict=True):
                 ids[place] = id
         return ids
