@@ -7,9 +7,9 @@ Documents and queries are saved `TokenEmbeddings`, or synthetic (see `synthetic_
 streamed into an index on disk, so a million of them fit: ``--synthetic 1000000 --tokens 100``. The time of generating
 them is not part of the build time. Search times are medians over queries, one at a time on one thread; throughput is
 that of one call with all queries, on one thread and on two. Recall is against exact float32 scores or, for streamed
-collections, against `effort="exact"`; `--judged` adds nDCG@10 over the queries with all of their judged documents in
-the index. fast-plaid and xtr-warp-rs are measured on the same vectors if they are installed and the collection has at
-most --peers documents.
+collections, against `effort="exact"`; `--no-lists` also measures each index without inverted lists; `--judged` adds
+nDCG@10 over the queries with all of their judged documents in the index. fast-plaid and xtr-warp-rs are measured on the
+same vectors if they are installed and the collection has at most --peers documents.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import torch
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import evaluate, load_beir
+from latelier.indexes.ivf.maintenance import Thresholds
 from latelier.scores.engines.one_pass import maxsim
 
 K = 10
@@ -208,10 +209,15 @@ def measure_searches(
     return row, found
 
 
-def measure_ivf(collection: Collection, nbits: int, efforts: list[str], threads: int) -> Iterator[dict[str, Any]]:
+def measure_ivf(
+    collection: Collection, nbits: int, efforts: list[str], threads: int, lists: bool = True
+) -> Iterator[dict[str, Any]]:
+    system = f"IVF {nbits}-bit" + ("" if lists else ", no lists")
     folder = Path(tempfile.mkdtemp(prefix="latelier-bench-"))
     try:
         with indexes.IVF(folder / "index", nbits=nbits) as index:
+            if not lists:
+                index._thresholds = Thresholds(train_tokens=sys.maxsize)
             torch.set_num_threads(threads)
             with Peak() as peak:
                 before = _resident()
@@ -231,19 +237,19 @@ def measure_ivf(collection: Collection, nbits: int, efforts: list[str], threads:
                 value: Any = effort if effort.isalpha() else float(effort)
                 row, found = measure_searches(lambda q, e=value: index.search(q, K, effort=e), collection.queries)
                 quality = collection.quality([[int(hit.id) for hit in hits] for hits in found])
-                yield {"system": f"IVF {nbits}-bit {effort}", **built, **row, **quality}
-            yield from measure_life(index, collection, nbits)
+                yield {"system": f"{system} {effort}", **built, **row, **quality}
+            yield from measure_life(index, collection, system)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure_life(index: indexes.IVF, collection: Collection, nbits: int) -> Iterator[dict[str, Any]]:
+def measure_life(index: indexes.IVF, collection: Collection, system: str) -> Iterator[dict[str, Any]]:
     """Time adding a thousand documents, and opening the index again, each with the first search after it."""
     more = next(iter(collection.documents()))[:1000]
     ids = [f"more {i}" for i in range(len(more))]
     first = collection.queries[:1]
     yield {
-        "system": f"IVF {nbits}-bit add {len(more)}",
+        "system": f"{system} add {len(more)}",
         "build s": timed(lambda: (index.add(ids, more), index.search(first)))[0],
     }
 
@@ -251,7 +257,7 @@ def measure_life(index: indexes.IVF, collection: Collection, nbits: int) -> Iter
         with indexes.open(index.path or "", read_only=True) as other:
             other.search(first)
 
-    yield {"system": f"IVF {nbits}-bit open+search", "build s": timed(reopen)[0]}
+    yield {"system": f"{system} open+search", "build s": timed(reopen)[0]}
 
 
 def measure_flat(collection: Collection) -> dict[str, Any]:
@@ -332,7 +338,7 @@ def warm_up() -> None:
 
 
 def show(row: dict[str, Any], count: int) -> None:
-    cells = [f"{row['system']:26}{count:>10,}"]
+    cells = [f"{row['system']:32}{count:>10,}"]
     cells += [f"{row[name]:11,.{n}f}" if name in row else " " * 11 for name, n in DIGITS.items()]
     print("".join(cells), flush=True)
 
@@ -357,16 +363,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="threads to build with")
     parser.add_argument("--peers", type=int, default=5000, help="maximum number of documents for other engines")
     parser.add_argument("--flat", action="store_true", help="also measure the exact index")
+    parser.add_argument("--no-lists", action="store_true", help="also measure the index without inverted lists")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args()
     if bool(options.documents) != bool(options.queries):
         parser.error("--documents and --queries go together")
     warm_up()
-    print(f"{'system':26}{'documents':>10}" + "".join(f"{name:>11}" for name in DIGITS))
+    print(f"{'system':32}{'documents':>10}" + "".join(f"{name:>11}" for name in DIGITS))
     rows: list[dict[str, Any]] = []
     for collection in collections(options):
         found: list[Iterator[dict[str, Any]]] = [
-            measure_ivf(collection, nbits, options.efforts, options.threads) for nbits in options.nbits
+            measure_ivf(collection, nbits, options.efforts, options.threads, lists)
+            for nbits in options.nbits
+            for lists in ([True, False] if options.no_lists else [True])
         ]
         if options.flat:
             found.append(iter([measure_flat(collection)]))

@@ -14,7 +14,7 @@ from latelier.indexes.ivf.maintenance import Thresholds
 
 KINDS = {"flat": indexes.Flat, "ivf": indexes.IVF}
 # ANN data is made, and made again, while writers are killed.
-EARLY = Thresholds(train_tokens=100, append_tokens=50)
+EARLY = Thresholds(train_tokens=100, train_documents=1, small=0, append_tokens=50)
 
 
 def vectors(id, version):

@@ -133,7 +133,7 @@ class IVFMachine(Machine):
     exact = False
 
     def make(self, folder):
-        indexes.IVF._thresholds = Thresholds(train_tokens=10, append_tokens=3)
+        indexes.IVF._thresholds = Thresholds(train_tokens=10, train_documents=1, small=0, append_tokens=3)
         index = indexes.IVF(folder)
         index._segment_bytes = 400
         return index

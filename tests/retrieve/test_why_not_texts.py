@@ -45,7 +45,9 @@ def encoded(short_model, docstrings):
 @pytest.fixture
 def documented(short_model, encoded, monkeypatch):
     """Make a retriever of these documents and an index with inverted lists."""
-    monkeypatch.setattr(indexes.IVF, "_thresholds", Thresholds(train_tokens=1000, append_tokens=100))
+    monkeypatch.setattr(
+        indexes.IVF, "_thresholds", Thresholds(train_tokens=1000, train_documents=1, small=0, append_tokens=100)
+    )
 
     def make(nbits=8):
         index = indexes.IVF(nbits=nbits)

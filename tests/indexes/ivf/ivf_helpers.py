@@ -9,7 +9,7 @@ from latelier.indexes.ivf.maintenance import Thresholds
 __all__ = ["DIM", "EARLY", "check_lists", "collection", "lists_of", "recall"]
 
 DIM = 32
-EARLY = Thresholds(train_tokens=1000, append_tokens=100)
+EARLY = Thresholds(train_tokens=1000, train_documents=1, small=0, append_tokens=100)
 
 
 def collection(count, seed=0, topics=60, dim=DIM):

@@ -2,11 +2,12 @@
 
 import threading
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from index_helpers import contents
-from ivf_helpers import DIM, check_lists, collection, lists_of, recall
+from ivf_helpers import DIM, EARLY, check_lists, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.errors import StorageError
@@ -96,6 +97,35 @@ def test_centroids_that_have_drifted_are_trained_anew_by_compaction(early):
     trained = lists_of(index).centroids
     assert not np.array_equal(kept.fine, trained.fine[: len(kept.fine)])
     assert trained.statistics.latest_similarity == trained.statistics.trained_similarity
+
+
+def test_few_documents_have_no_lists_however_many_tokens_they_have(monkeypatch):
+    monkeypatch.setattr(indexes.IVF, "_thresholds", replace(EARLY, train_documents=101))
+    documents, _ = collection(101)
+    index = indexes.IVF()
+    index.add(range(100), documents[:100])
+    assert sum(map(len, documents[:100])) > EARLY.train_tokens
+    assert lists_of(index) is None
+    index.remove(0)
+    index.add(100, documents[100])
+    assert lists_of(index) is None
+    index.add(0, documents[0])
+    assert len(lists_of(index).numbers) == 101
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_a_small_index_trains_anew_without_compaction_as_other_documents_are_added(monkeypatch, small):
+    monkeypatch.setattr(indexes.IVF, "_thresholds", replace(EARLY, small=small))
+    documents, _ = collection(250)
+    others = [np.roll(document, 5, axis=1) for document in collection(100, seed=1)[0]]
+    index = indexes.IVF()
+    index.add(range(250), documents)
+    index.add(range(250, 350), others)  # appended, which shows that they are less similar to the centroids
+    index.add(350, documents[0])
+    statistics = lists_of(index).centroids.statistics
+    trained_on = [*documents, *others, documents[0]] if small else documents
+    assert statistics.tokens == sum(map(len, trained_on))
+    assert (statistics.latest_similarity < 0.9 * statistics.trained_similarity) is not bool(small)
 
 
 def test_another_dim_after_everything_was_removed(early):

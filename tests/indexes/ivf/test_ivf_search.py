@@ -56,6 +56,20 @@ def test_more_lists_are_probed_as_filters_exclude_more(early, monkeypatch):
     assert probed == [3, 3, 6, 12]  # and none for the filter that excludes everything
 
 
+@pytest.mark.parametrize(("count", "filter", "probes"), [(40, None, 0), (41, None, 1), (100, "n", 0), (102, "n", 1)])
+def test_lists_are_probed_from_a_number_of_documents_on(early, monkeypatch, count, filter, probes):
+    """More than (3 + widening) / 2 * candidates: 40 without a filter, 50 with one that halves the documents."""
+    documents, queries = collection(102)
+    documents = [np.tile(document, (5, 1)) for document in documents[:count]]
+    index = indexes.IVF()
+    index.add(range(count), documents, metadata=[{"n": i % 2} for i in range(count)])
+    assert len(lists_of(index).numbers) == count
+    probed, probe_lists = [], ivf_search.probe_lists
+    monkeypatch.setattr(ivf_search, "probe_lists", lambda *given: probed.append(1) or probe_lists(*given))
+    index.search(queries[0], k=1, filter=filter, nprobe=50, candidates=20)
+    assert len(probed) == probes
+
+
 @pytest.mark.parametrize(("slack", "kept"), [(2.0, 12), (0.0, 10), (1e9, 100)])
 def test_documents_with_much_worse_sign_codes_than_the_kth_are_not_reranked(slack, kept):
     # The tenth-best score is -9. The standard deviation is 0.7 * sqrt(4) = 1.4, and twice as much leaves out -12.

@@ -1,4 +1,4 @@
-"""`IVF`: the approximate index, with inverted lists over coded tokens; for more than a few thousand documents.
+"""`IVF`: the approximate index, with inverted lists over coded tokens; for more than a thousand documents.
 
 Documents are stored as codes and can be searched as soon as they are committed: first by comparing the sign codes of
 all documents, and with inverted lists once there are enough documents. The call that writes documents builds the lists

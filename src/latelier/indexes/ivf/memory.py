@@ -30,7 +30,7 @@ def plan_ivf_memory(budget: int | None, sizes: StoredSizes, thresholds: Threshol
     sizes
         What the index stores.
     thresholds
-        They say from how many tokens on there are centroids.
+        They say from how many tokens and documents on there are centroids.
     in_memory
         Whether the index has no files.
 
@@ -50,7 +50,8 @@ def plan_ivf_memory(budget: int | None, sizes: StoredSizes, thresholds: Threshol
     tables = _DOCUMENT_BYTES * sizes.documents + sizes.arrays.get("ids", 0) + sizes.ann_data.get("offsets", 0)
     centroids = sum(size for name, size in sizes.ann_data.items() if name.startswith("centroids"))
     tokens = sizes.arrays.get(SCALES, 0) // 2
-    if budget is not None and tokens >= thresholds.train_tokens:
+    is_trained = tokens >= thresholds.train_tokens and sizes.documents >= thresholds.train_documents
+    if budget is not None and is_trained:
         # They are trained after this write, with 8 bits per number where sign codes have one.
         centroids = max(centroids, list_count(tokens) * 8 * sizes.arrays.get(SIGNS, 0) // tokens)
     arrays = {"centroids": centroids, LISTS: sizes.ann_data.get("documents", 0)}

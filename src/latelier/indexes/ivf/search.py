@@ -45,10 +45,10 @@ __all__ = [
 # k + _MARGIN documents are scored in single precision, since scores in 8 bits may rank the last of them wrongly.
 _MARGIN = 4
 # Lists are probed only where
-#     eligible documents in lists > (_SCAN + widening) * candidates,
+#     eligible documents in lists > (3 + widening) / 2 * candidates,
 # and otherwise the sign codes of all eligible documents are compared. `widening` is the factor by which a filter raises
-# nprobe: probing as many lists takes about as long as comparing the sign codes of widening * candidates documents.
-_SCAN, _MAX_WIDENING = 2, 16
+# nprobe: probing as many lists takes about as long as comparing the sign codes of widening / 2 * candidates documents.
+_SCAN, _MAX_WIDENING = 3, 16
 # A query token is compared with the centroids under its max(4, nprobe // 8) best coarse centroids.
 _MIN_COARSE, _LISTS_PER_COARSE = 4, 8
 # Documents in one block of candidate selection, in which their sums, 4 bytes each, stay in the L2 cache.
@@ -194,7 +194,7 @@ def _candidates(
     listed = int(np.searchsorted(eligible, table.listed))
     enough = parameters.rerank or max(k, parameters.candidates // 2)
     widening = min(_MAX_WIDENING, max(1, round(table.listed / max(1, listed))))
-    if scope.lists is None or listed <= (_SCAN + widening) * parameters.candidates:
+    if scope.lists is None or 2 * listed <= (_SCAN + widening) * parameters.candidates:
         return None, eligible
     while widening <= _MAX_WIDENING:
         probed = probe_lists(scope.lists.centroids, query, parameters.nprobe * widening)
