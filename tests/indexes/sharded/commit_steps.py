@@ -18,7 +18,7 @@ from latelier.indexes.sharded.replica import Replica
 
 def grow_early():
     """Have this process make ANN data of a few documents already."""
-    indexes.IVF._thresholds = Thresholds(train_tokens=100, append_tokens=50)
+    indexes.IVF._thresholds = Thresholds(train_tokens=100, train_documents=1, small=0, append_tokens=50)
 
 
 def die_at(place):
