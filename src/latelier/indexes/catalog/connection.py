@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def make_catalog(path: Path) -> None:
     if mode != "wal":
         raise StorageError(f"{path.parent} cannot hold SQLite's write-ahead log; choose a folder on a local disk.")
     for folder in dict.fromkeys([path.parent, path.parent.parent, *(each.parent for each in made)]):
-        sync_folder(folder)
+        with suppress(PermissionError):  # one that may be written but not read cannot be synced
+            sync_folder(folder)
 
 
 def connect(uri: str, *, alone: bool = False) -> Connection:
