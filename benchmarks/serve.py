@@ -8,9 +8,10 @@ or torch (``--backend torch``). Each client sends the next query when it has the
 connection. ``texts`` are encoded by the server; ``vectors`` are sent as token vectors. The first searches of the
 process, which compile, are not measured.
 
+``CPU ms`` is the processor time of the server per query, which other work on the machine changes less than the rest.
 ``own MB`` is the memory of the process itself; ``mapped MB`` are pages of files in memory, most of them the index's and
 the model's, which the system takes back when it needs them. All clients are coroutines of this process; ``client`` is
-the share of one core that they use, which is not the server's.
+the share of one core that they use, which is not the server's. The last lines are the table of docs/serving.md.
 """
 
 from __future__ import annotations
@@ -121,19 +122,26 @@ def main() -> None:
             "vectors": [json.dumps({"vectors": [matrix], **common}).encode() for matrix in matrices],
         }
         server, own = psutil.Process(process.pid), psutil.Process()
-        columns = ("queries/s", "p50 ms", "p95 ms", "p99 ms", "errors", "own MB", "mapped MB", "client")
+        columns = ("queries/s", "p50 ms", "p95 ms", "p99 ms", "errors", "CPU ms", "own MB", "mapped MB", "client")
+        table = ["| clients | queries/s | p50 | p99 |", "| --- | --- | --- | --- |"]
         print(f"{'queries':9}{'clients':>8}" + "".join(f"{column:>11}" for column in columns))
         for kind, bodies in kinds.items():
             asyncio.run(load(("127.0.0.1", port), bodies, 8, WARM_SECONDS))
             for clients in options.clients:
-                begin, used = time.perf_counter(), sum(own.cpu_times()[:2])
+                begin, before = time.perf_counter(), [sum(each.cpu_times()[:2]) for each in (server, own)]
                 row = asyncio.run(load(("127.0.0.1", port), bodies, clients, options.seconds))
-                row["client"] = (sum(own.cpu_times()[:2]) - used) / (time.perf_counter() - begin)
+                used = [sum(each.cpu_times()[:2]) - cpu for each, cpu in zip((server, own), before, strict=True)]
+                elapsed = time.perf_counter() - begin
+                row |= {"CPU ms": 1e3 * used[0] / elapsed / row["queries/s"], "client": used[1] / elapsed}
                 memory = server.memory_info()
                 mapped = getattr(memory, "shared", 0)  # of Linux
                 row |= {"own MB": (memory.rss - mapped) / 1e6, "mapped MB": mapped / 1e6}
                 cells = "".join(f"{row[column]:11.{2 if column == 'client' else 1}f}" for column in columns)
                 print(f"{kind:9}{clients:8d}{cells}", flush=True)
+                if kind == "texts":
+                    rounded = (f"{row['queries/s']:.0f}", f"{row['p50 ms']:.0f} ms", f"{row['p99 ms']:.0f} ms")
+                    table.append(f"| {clients} | {' | '.join(rounded)} |")
+        print("", *table, sep="\n")
     finally:
         process.terminate()
         process.wait()
