@@ -10,7 +10,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.catalog.rows import CATALOG, damaged
 from latelier.utils.describing import describe
 
-__all__ = ["FileId", "OpenedFolder", "as_folder", "check_index_folder", "replaced_error", "sync_folder"]
+__all__ = ["FileId", "OpenedFolder", "as_folder", "check_index_folder", "closed_error", "replaced_error", "sync_folder"]
 
 # Device and inode of a file, which are the same for every path to it.
 FileId: TypeAlias = "tuple[int, int]"
@@ -154,6 +154,11 @@ def replaced_error(folder: Path) -> StorageError:
         f"the index in {folder} was replaced or moved since it was opened; nothing was changed. Open it again with "
         "indexes.open(path)."
     )
+
+
+def closed_error(folder: Path | str) -> InvalidArgumentError:
+    """Return the error for an index that was closed."""
+    return InvalidArgumentError(f"the index in {folder} is closed; open it again with indexes.open(path).")
 
 
 def _file_id(path: str) -> FileId | None:

@@ -16,11 +16,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from latelier.errors import InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.errors import ReadOnlyIndexError, StorageError
 from latelier.indexes.catalog import connection as sqlite
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.connection import Connection, connect, leave, translate_errors
-from latelier.indexes.catalog.folder import FileId, OpenedFolder, replaced_error
+from latelier.indexes.catalog.folder import FileId, OpenedFolder, closed_error, replaced_error
 
 __all__ = ["ConnectionPool", "FilePool", "MemoryPool"]
 
@@ -291,8 +291,7 @@ def _rollback(connection: Connection) -> None:
 
 def _check_open(closed: bool, where: str) -> None:
     if closed:
-        place = where if where == "in memory" else f"in {where}"
-        raise InvalidArgumentError(f"the index {place} is closed; open it again with indexes.open(path).")
+        raise closed_error("memory" if where == "in memory" else where)
 
 
 @contextmanager

@@ -9,8 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.catalog.folder import closed_error
 from latelier.indexes.sharded.commit_record import CommitRecord
 from latelier.indexes.sharded.replicas import Replicas
 from latelier.utils.ray_session import check_not_forked, is_forked
@@ -23,12 +26,15 @@ class Generations:
 
     Parameters
     ----------
+    path
+        The folder of the index.
     start
         Starts the processes of the generation of a commit.
     """
 
-    def __init__(self, start: Callable[[CommitRecord], Replicas]) -> None:
-        self._start = start
+    def __init__(self, path: Path, start: Callable[[CommitRecord], Replicas]) -> None:
+        self._path, self._start = path, start
+        self._is_closed = False
         self._running: dict[int, Replicas] = {}
         self._users: dict[int, int] = {}
         self._lock, self._starting = threading.Lock(), threading.RLock()
@@ -40,14 +46,26 @@ class Generations:
             return self._running[max(self._running)]
 
     def take(self, record: CommitRecord) -> Replicas:
-        """Return the processes of a commit's generation, started if necessary, until `give_back`."""
+        """Return the processes of a commit's generation, started if necessary, until `give_back`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the index was closed.
+        """
         check_not_forked()  # a lock may have been held at the fork
         with self._starting:
             with self._lock:
+                self._check_open()
                 if record.generation in self._running:
                     self._users[record.generation] += 1
                     return self._running[record.generation]
             replicas = self._start(record)
+            try:
+                self._check_open()  # another thread may have closed it meanwhile
+            except InvalidArgumentError:
+                replicas.stop()
+                raise
             self.add(record, replicas, users=1)
         return replicas
 
@@ -83,10 +101,15 @@ class Generations:
         if is_forked():
             return
         with self._lock:
+            self._is_closed = True
             running = dict(self._running)
             self._users.clear()
         for replicas in running.values():
             replicas.stop()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed_error(self._path)
 
     def _stop_unused(self) -> None:
         with self._lock:

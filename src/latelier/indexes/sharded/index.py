@@ -151,7 +151,7 @@ class Sharded(Index):
             self._storage.close()
             raise
         self._given_nodes, self._budget = nodes, budget
-        self._generations = Generations(self._start)
+        self._generations = Generations(self.path, self._start)
         self._views = ShardsViews(self._storage, self._generations, initial)
         self._writer = Writer(self._storage, self._generations, self._views)
         try:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from latelier.errors import InvalidArgumentError, LatelierError, StorageError
+from latelier.errors import LatelierError, StorageError
+from latelier.indexes.catalog.folder import closed_error
 from latelier.indexes.sharded.shard import Shard, ShardOptions
 from latelier.utils.ray_session import RaySession, require_ray
 
@@ -182,8 +183,7 @@ class Replica:
 
     def _check_open(self) -> None:
         if self._is_stopped:
-            folder = Path(self.options.folder).parents[2]
-            raise InvalidArgumentError(f"the index in {folder} is closed; open it again with indexes.open(path).")
+            raise closed_error(Path(self.options.folder).parents[2])
 
     def _begin(self, method: str, group: str, *arguments: Any, **options: Any) -> Any:
         """Begin a call of a method of `ShardProcess`."""
