@@ -1,28 +1,35 @@
 """Work on ranges of documents in several threads, for kernels that release the interpreter lock.
 
 The number of threads is torch's (`torch.set_num_threads`), the calling thread included; if torch is not imported, it is
-``OMP_NUM_THREADS`` or the number of cores. The threads take small ranges from one queue instead of one large share
-each, so a thread that loses its core on a busy machine delays the call by at most one small range.
+``OMP_NUM_THREADS`` or the number of cores; a thread that shares the cores with others may be allowed fewer. The threads
+take small ranges from one queue instead of one large share each, so a thread that loses its core on a busy machine
+delays the call by at most one small range.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
-__all__ = ["for_ranges", "thread_count"]
+__all__ = ["allowed_threads", "for_each", "for_ranges", "limited_threads", "thread_count"]
+
+Item = TypeVar("Item")
 
 # Multiplications of one range: about half a millisecond, far more than taking it from the queue.
 _RANGE_WORK = 1 << 25
 # Maximum number of tokens of one range, which bounds what a kernel copies or converts for it.
 _RANGE_TOKENS = 1 << 15
+_LIMIT = threading.local()
 
 
 def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_per_token: int) -> None:
@@ -47,24 +54,71 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     """
     documents = len(offsets) - 1
     tokens = int(offsets[-1] - offsets[0])
-    threads = thread_count()
+    threads = allowed_threads()
     pieces = max(tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
     pieces = -(-pieces // threads) * threads if pieces > 1 else 1  # the same number for each thread
     cuts = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], pieces + 1)[1:-1])
     edges = np.unique([0, *cuts, documents]).tolist()
-    ranges = deque(pairwise(edges))
-    if threads < 2 or len(ranges) < 2:
-        _work(function, ranges)
+    for_each(lambda edge: function(*edge), pairwise(edges))
+
+
+def for_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
+    """Call a function once for each item, in several threads if there are several items.
+
+    Parameters
+    ----------
+    function
+        Threads gain time only if it releases the interpreter lock. Where several threads call it, each call may use one
+        thread.
+    items
+        What it is called with.
+
+    Examples
+    --------
+    >>> found = {}
+    >>> for_each(lambda number: found.update({number: number**2}), [3, 4])
+    >>> sorted(found.items())
+    [(3, 9), (4, 16)]
+    """
+    left = deque(items)
+    threads = min(allowed_threads(), len(left))
+    if threads < 2:
+        _work(function, left)
         return
-    helpers = [_pool(threads - 1).submit(_work, function, ranges) for _ in range(threads - 1)]
+    helpers = [_pool(thread_count() - 1).submit(_work_alone, function, left) for _ in range(threads - 1)]
     try:
-        _work(function, ranges)
+        _work_alone(function, left)
     finally:
-        ranges.clear()  # not empty only if the function raised
+        left.clear()  # not empty only if the function raised
         started = [helper for helper in helpers if not helper.cancel()]
         wait(started)
     for helper in started:
         helper.result()  # raises what the function raised in a helper
+
+
+@contextmanager
+def limited_threads(most: int) -> Iterator[None]:
+    """Let the calling thread compute with at most `most` threads inside the block, itself included.
+
+    It limits what takes its number of threads from this module: kernels, and exported encoders.
+
+    Examples
+    --------
+    >>> with limited_threads(1):
+    ...     allowed_threads()
+    1
+    """
+    before = getattr(_LIMIT, "most", sys.maxsize)
+    _LIMIT.most = max(1, min(most, before))
+    try:
+        yield
+    finally:
+        _LIMIT.most = before
+
+
+def allowed_threads() -> int:
+    """Return the number of threads that the calling thread may compute with, see `limited_threads`."""
+    return min(thread_count(), getattr(_LIMIT, "most", sys.maxsize))
 
 
 def thread_count() -> int:
@@ -84,13 +138,18 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _work(function: Callable[[int, int], None], ranges: deque[tuple[int, int]]) -> None:
+def _work(function: Callable[[Item], object], left: deque[Item]) -> None:
     while True:
         try:
-            first, last = ranges.popleft()
+            item = left.popleft()
         except IndexError:
             return
-        function(first, last)
+        function(item)
+
+
+def _work_alone(function: Callable[[Item], object], left: deque[Item]) -> None:
+    with limited_threads(1):
+        _work(function, left)
 
 
 @lru_cache(maxsize=1)

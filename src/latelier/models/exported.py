@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
-from latelier.kernels.threads import thread_count
+from latelier.kernels.threads import allowed_threads, for_each, thread_count
 from latelier.models.cpu.onnx_files import read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
 from latelier.models.token_offsets import text_ranges
@@ -33,6 +33,8 @@ _LEAST_NORM = 1e-12  # that of torch.nn.functional.normalize
 # and an expansion whose ids fit the memory.
 _LARGEST = 10**9
 _LONGEST_EXPANSION = 10**6
+# Batches of one call per thread, at least, and the least tokens of each, which make up for reading the weights.
+_BATCHES_PER_THREAD, _LEAST_BATCH_TOKENS = 2, 128
 
 
 class _Task(NamedTuple):
@@ -227,7 +229,8 @@ class ExportedEncoder:
     def _encode(self, texts: Sequence[str], task: str) -> list[np.ndarray]:
         rows = self._tokenize(texts, task)
         encoded: dict[int, np.ndarray] = {}
-        for batch in batch_by_tokens([len(row.ids) for row in rows], CPU_BATCH_TOKENS):
+
+        def encode(batch: np.ndarray) -> None:
             width = max(len(rows[i].ids) for i in batch)
             ids = np.full((len(batch), width), self._pad_id, dtype="int64")
             types, attended = np.zeros_like(ids), np.zeros_like(ids)
@@ -238,6 +241,9 @@ class ExportedEncoder:
             for place, i in enumerate(batch):
                 scored = rows[i].scored
                 encoded[int(i)] = self._project(hidden[place, : len(scored)][scored])
+
+        lengths = [len(row.ids) for row in rows]
+        for_each(encode, batch_by_tokens(lengths, _batch_tokens(lengths)))
         return [encoded[i] for i in range(len(rows))]
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:
@@ -290,6 +296,12 @@ class ExportedEncoder:
         if self._normalizes:
             vectors = _normalize(vectors)
         return vectors if vectors.shape[1] == self.embedding_size else _normalize(vectors[:, : self.embedding_size])
+
+
+def _batch_tokens(lengths: Sequence[int]) -> int:
+    """Return the tokens of a batch: each thread encodes batches of its own, which takes less than sharing each."""
+    share = sum(lengths) // (_BATCHES_PER_THREAD * allowed_threads())
+    return max(_LEAST_BATCH_TOKENS, min(CPU_BATCH_TOKENS, share))
 
 
 def _normalize(vectors: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""`Batcher`: calls that wait at the same time are answered together, in a thread beside the event loop."""
+"""`Batcher`: calls that wait at the same time are answered together, in threads beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,19 +25,22 @@ class _Call(Generic[Item, Answer]):
 
 
 class Batcher(Generic[Item, Answer]):
-    """Answers calls in batches, one batch after the other.
+    """Answers calls in batches, as many at a time as there are threads.
 
-    While a batch is answered, the calls that arrive wait; the next batch takes them together. If the last batch held
-    several calls, the next one waits `gather_seconds` first, since clients that were answered together ask again at
-    about the same time. A single client never waits for others.
+    While all threads answer a batch, the calls that arrive wait; the thread that is free first takes its share of them
+    together. If its last batch held several calls, it waits `gather_seconds` first, since clients that were answered
+    together ask again at about the same time. A single client never waits for others.
 
     Parameters
     ----------
     answer
-        Called in the batcher's thread with the items of a batch; returns one answer per item, or an exception to raise.
+        Called in one of the threads with the items of a batch; returns one answer per item, or an exception to raise.
         An exception that it raises itself is raised in every call of the batch.
     name
-        Name of the thread.
+        Name of the threads.
+    threads
+        Number of threads. A batch takes at most the share of one thread in all calls that wait or are being answered,
+        so that all threads have about the same to do.
     max_batch
         Maximum size of a batch; a single call may be larger.
     max_waiting
@@ -65,22 +68,29 @@ class Batcher(Generic[Item, Answer]):
         answer: Callable[[list[Item]], Sequence[Answer | Exception]],
         *,
         name: str,
+        threads: int = 1,
         max_batch: int,
         max_waiting: int,
         gather_seconds: float = 0.0,
     ) -> None:
         self._answer, self._max_batch, self._max_waiting = answer, max_batch, max_waiting
-        self._gather_seconds = gather_seconds
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._gather_seconds, self._count = gather_seconds, threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._waiting: deque[_Call[Item, Answer]] = deque()
+        self._answered: list[int] = []  # sizes of the batches that are being answered
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that are being answered."""
+        return len(self._answered)
 
     @property
     def waiting(self) -> int:
         """The size of all calls that wait for a batch."""
-        return sum(call.size for call in self._waiting)
+        return _size(self._waiting)
 
     async def submit(self, item: Item, size: int = 1) -> Answer:
         """Return the answer for one item.
@@ -111,36 +121,41 @@ class Batcher(Generic[Item, Answer]):
 
     async def __aenter__(self) -> Batcher[Item, Answer]:
         self._idle.set()
-        self._task = asyncio.create_task(self._run())
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._count)]
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         """Answer what has been accepted, and stop."""
         self._is_closing = True
         await self._idle.wait()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.shutdown()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown()
 
     async def _run(self) -> None:
+        """Answer one batch after the other in one of the threads."""
         loop, answered = asyncio.get_running_loop(), 0
         while True:
             await self._arrived.wait()
-            if answered > 1 and self._gather_seconds:
+            if answered > 1 and self._gather_seconds and self.waiting < self._share():
                 await asyncio.sleep(self._gather_seconds)
             batch = self._take()
             answered = len(batch)
             if batch:
+                size = _size(batch)
+                self._answered.append(size)
                 await self._serve(loop, batch)
+                self._answered.remove(size)
             if not self._waiting:
                 self._arrived.clear()
-                self._idle.set()
+                if not self._answered:
+                    self._idle.set()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, batch: list[_Call[Item, Answer]]) -> None:
         answers: Sequence[Any]
         try:
-            answers = await loop.run_in_executor(self._thread, self._answer, [call.item for call in batch])
+            answers = await loop.run_in_executor(self._threads, self._answer, [call.item for call in batch])
         except Exception as error:  # noqa: BLE001 (each call raises it)
             answers = [error] * len(batch)
         for call, answer in zip(batch, answers, strict=True):
@@ -151,13 +166,22 @@ class Batcher(Generic[Item, Answer]):
             else:
                 call.future.set_result(answer)
 
+    def _share(self) -> int:
+        """Return the maximum size of the next batch."""
+        calls = self.waiting + sum(self._answered)
+        return min(self._max_batch, -(-calls // self._count))
+
     def _take(self) -> list[_Call[Item, Answer]]:
         """Remove the calls of the next batch; those that nobody waits for any more are left out."""
         batch: list[_Call[Item, Answer]] = []
-        size = 0
-        while self._waiting and (not batch or size + self._waiting[0].size <= self._max_batch):
+        size, most = 0, self._share()
+        while self._waiting and (not batch or size + self._waiting[0].size <= most):
             call = self._waiting.popleft()
             if not call.future.done():
                 batch.append(call)
                 size += call.size
         return batch
+
+
+def _size(calls: Iterable[_Call[Any, Any]]) -> int:
+    return sum(call.size for call in calls)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.search_batch import Search, find_batch
 from latelier.serve.batching import Batcher
@@ -22,7 +23,7 @@ T = TypeVar("T")
 Work: TypeAlias = "Callable[[], Any]"
 
 # Queries that are encoded and searched together. More would make the first of them wait for the last.
-_BATCH_QUERIES = 64
+_BATCH_QUERIES = 32
 # Clients that were answered together ask again within about this time.
 _GATHER_SECONDS = 0.003
 
@@ -65,6 +66,7 @@ class Service:
         self._searches: Batcher[_Call, SearchAnswer] = Batcher(
             self._search,
             name=f"search-{name}",
+            threads=_search_threads(retriever),
             max_batch=_BATCH_QUERIES,
             max_waiting=limits.waiting_queries,
             gather_seconds=_GATHER_SECONDS,
@@ -154,7 +156,8 @@ class Service:
         count("queue", begin - min(call.arrived for call in calls))
         retriever = self.retriever
         try:
-            found = find_batch(retriever.query_model, retriever.index, [call.search for call in calls], measured)
+            with limited_threads(thread_count() // max(1, self._searches.batches)):
+                found = find_batch(retriever.query_model, retriever.index, [call.search for call in calls], measured)
         except Exception as error:  # noqa: BLE001 (what one call of a batch makes fail must not fail the others)
             return [error] if len(calls) == 1 else [self._search([call])[0] for call in calls]
         return [
@@ -163,6 +166,15 @@ class Service:
             else SearchAnswer(each, {**milliseconds, "queue": _milliseconds(begin - call.arrived)})
             for call, each in zip(calls, found, strict=True)
         ]
+
+
+def _search_threads(retriever: Retriever) -> int:
+    """Return how many batches are answered at a time.
+
+    A batch on one core takes less processor time than on several, since no thread waits for another. The threads of
+    torch cannot be divided so.
+    """
+    return thread_count() if retriever.query_model.encoder is not None else 1
 
 
 def _milliseconds(seconds: float) -> float:

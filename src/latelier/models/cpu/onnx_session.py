@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from latelier.errors import MissingExtraError, ModelLoadError
+from latelier.kernels.threads import allowed_threads
 
 __all__ = ["GRAPH_FILE", "INPUTS", "WEIGHTS_FILE", "OnnxEncoder"]
 
@@ -24,8 +25,9 @@ class OnnxEncoder:
     """A transformer as exported by `latelier.models.cpu.onnx_export`: token ids in, last hidden state out.
 
     Inputs of few tokens are computed by the calling thread alone: waking other threads for each product takes longer
-    than a query. Threads that have nothing to do sleep rather than spin, so that on a busy machine two threads are not
-    slower than one.
+    than a query. So are all inputs where the calling thread may use no other, see
+    `latelier.kernels.threads.limited_threads`. Threads that have nothing to do sleep rather than spin, so that on a busy
+    machine two threads are not slower than one.
 
     Parameters
     ----------
@@ -76,7 +78,8 @@ class OnnxEncoder:
         given: dict[str, Any] = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         if token_type_ids is None:
             given["token_type_ids"] = np.zeros_like(input_ids)
-        session = self._single if input_ids.size <= _SINGLE_TOKENS else self._parallel_session()
+        is_single = input_ids.size <= _SINGLE_TOKENS or allowed_threads() == 1
+        session = self._single if is_single else self._parallel_session()
         try:
             hidden: np.ndarray = session.run(None, {name: given[name] for name in self._names})[0]
         except Exception as error:  # as above
