@@ -26,8 +26,8 @@ class OnnxEncoder:
 
     Inputs of few tokens are computed by the calling thread alone: waking other threads for each product takes longer
     than a query. So are all inputs where the calling thread may use no other, see
-    `latelier.kernels.threads.limited_threads`. Threads that have nothing to do sleep rather than spin, so that on a busy
-    machine two threads are not slower than one.
+    `latelier.kernels.threads.limited_threads`. Idle threads sleep rather than spin, so that on a busy machine two
+    threads are not slower than one.
 
     Parameters
     ----------
