@@ -75,7 +75,7 @@ except SystemExit as stop:
         ("llamaindex", "llama_index.core", "from latelier.integrations import LlamaIndexRetriever"),
         (
             "gpu",
-            "late_interaction_kernels",
+            "triton",
             "from latelier.scores.engines import cuda; cuda.FusedEngine().require()",
         ),
     ],

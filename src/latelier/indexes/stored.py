@@ -117,7 +117,8 @@ class StoredIndex(Index):
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         self.path = None if path is None else as_folder(path)
         self._max_memory = parse_bytes("max_memory", max_memory)
-        self._gpu = None if device is None else self._search_on(device)
+        self._gpu: GpuSearch | None = None
+        resolved = None if device is None else resolve_device(device)  # before a folder is made
         configuration = {"kind": self.kind, **configuration}
         given = check_options(keywords, tokenizer)
         self._storage = Storage(self.path, configuration, self._layout, tokenizer=given, read_only=read_only)
@@ -135,6 +136,10 @@ class StoredIndex(Index):
                 raise
         if keywords is not None or tokenizer is not None:
             self._check_tokenizer(keywords, tokenizer)
+        if resolved is not None and resolved.type != "cpu":
+            from latelier.indexes.gpu import GpuSearch
+
+            self._gpu = GpuSearch(resolved, self._decode, self._gpu_dtype)
 
     # Methods that subclasses provide.
 
@@ -485,15 +490,6 @@ class StoredIndex(Index):
             f"keywords and tokenizer, and call compact({'keywords=False' if keywords is False else arguments}) to "
             "change it."
         )
-
-    def _search_on(self, device: str | torch.device) -> GpuSearch | None:
-        """Return the search on a GPU; None for the CPU."""
-        resolved = resolve_device(device)
-        if resolved.type == "cpu":
-            return None
-        from latelier.indexes.gpu import GpuSearch
-
-        return GpuSearch(resolved, self._decode, self._gpu_dtype)
 
     def _max_segment_tokens(self, dim: int) -> int:
         """Return the maximum number of tokens of a merged segment."""

@@ -77,6 +77,11 @@ class Side:
         return Side(self.name, packed=self.packed[first:last])
 
     @property
+    def is_padded(self) -> bool:
+        """Whether the texts are at hand padded."""
+        return self._padded is not None
+
+    @property
     def packed(self) -> TokenEmbeddings:
         """The texts without padding (torch inside)."""
         if self._packed is None and self.listed is not None:

@@ -1,44 +1,40 @@
-"""The engine ``"fused"``: MaxSim on CUDA, packed and with gradients; no similarity is kept in memory.
+"""The engine ``"fused"``: MaxSim on CUDA with gradients, by the kernels of `triton`; no similarity is kept in memory.
 
-Half precision in usual dimensions is scored by the packed kernels of late-interaction-kernels, which are tuned for each
-GPU. It multiplies float32 as float16 and lacks other cases, so our own Triton kernels (`triton`) take float32, unusual
-dimensions and batches too large for 32-bit positions. They have a module of their own, as importing it needs triton.
-Masked tokens take no time: they are dropped when the inputs are packed.
+Masked tokens take no time, and padded vectors are read where they are: the kernels get the rows of the tokens.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from latelier.arrays import as_tensor
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import MissingExtraError
 from latelier.scores.engines.base import Engine, needs_gradient
 from latelier.scores.engines.graphs import outside_graphs
 from latelier.scores.inputs import Side
 
-__all__ = ["FusedEngine", "is_installed", "maxsim", "maxsim_grouped"]
+if TYPE_CHECKING:
+    from latelier.scores.engines.triton import Rows
 
-# Dimensions whose tiles late-interaction-kernels can multiply (16 numbers at least) and keep in 48 KiB.
-_TUNED_DIMS = range(9, 257)
-_INT32 = 1 << 31
+__all__ = ["FusedEngine", "is_installed"]
+
 # Ampere: older GPUs have no bfloat16 to multiply.
 _CAPABILITY = (8, 0)
 
 
 @cache
 def is_installed() -> bool:
-    """Whether the extra 'gpu' is installed: late-interaction-kernels, and triton, which its kernels and ours run on."""
-    return all(find_spec(name) is not None for name in ("late_interaction_kernels", "triton"))
+    """Whether triton is installed, which torch's CUDA builds for Linux bring."""
+    return find_spec("triton") is not None
 
 
 class FusedEngine(Engine):
-    """CUDA with the extra 'gpu': float32, float16, bfloat16 and int8, with gradients."""
+    """CUDA with triton: float32, float16, bfloat16 and int8, with gradients."""
 
     name = "fused"
 
@@ -56,147 +52,99 @@ class FusedEngine(Engine):
         return None
 
     def require(self) -> None:
-        """Check that the extra 'gpu' is installed.
+        """Check that triton is installed.
 
         Raises
         ------
         MissingExtraError
-            If it is not installed.
+            If it is not: the extra 'gpu' brings it.
         """
         if not is_installed():
             raise MissingExtraError("Fused scoring", "gpu")
 
     def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
-        """Score by `maxsim`."""
-        return maxsim(queries.packed, documents.packed)
+        """Score every query against every document."""
+        return _score(queries, documents, share=len(documents), step=0)
 
     def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
-        """Score by `maxsim_grouped`."""
-        return maxsim_grouped(queries.packed, documents.packed)
+        """Score each query against its own documents."""
+        share = len(documents) // max(len(queries), 1)
+        return _score(queries, documents, share=share, step=share)
 
 
-def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
-    """Score every query against every document: ``(q, d)`` float32 with the gradient of both sides' vectors."""
-    return _score(queries, documents, share=len(documents), step=0)
-
-
-def maxsim_grouped(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
-    """Score each of ``b`` queries against its own ``n`` documents: ``(b, n)`` float32 with gradients."""
-    share = len(documents) // max(len(queries), 1)
-    return _score(queries, documents, share=share, step=share)
-
-
-@outside_graphs  # a graph would break at the kernels' autograd functions anyway
-def _score(queries: TokenEmbeddings, documents: TokenEmbeddings, *, share: int, step: int) -> torch.Tensor:
+@outside_graphs  # a graph would break at the kernels' autograd function anyway
+def _score(queries: Side, documents: Side, *, share: int, step: int) -> torch.Tensor:
     """Score query ``q`` against documents ``q * step`` to ``q * step + share - 1``."""
-    device = documents.device
+    device = documents.vectors.device
     if not len(queries) or not share:
         return torch.zeros(len(queries), share, device=device)
-    dtype = _dtype(queries, documents)
-    left, right = (TokenEmbeddings(_vectors(side, device, dtype), side.offsets) for side in (queries, documents))
-    with torch.cuda.device_of(right.vectors):  # triton launches on the current device; on the CPU this does nothing
-        scores = (_score_tuned if _is_tuned(left, right, share) else _score_own)(left, right, share, step)
-    empty = documents.lengths == 0
-    if empty.any():
-        # The kernels differ in the score of an empty document: it is replaced, and passes no gradient.
-        mask = torch.from_numpy(empty).to(device)
-        scores = scores.masked_fill(mask.view(len(queries), share) if step else mask, -torch.inf)
-    return scores
+    dtype, gradient = _dtype(queries, documents), needs_gradient(queries, documents)
+    with torch.cuda.device_of(documents.vectors):  # triton launches on the current device; on the CPU this does nothing
+        left, right = (_rows(side, device, dtype, exact=gradient) for side in (queries, documents))
+        return _MaxSim.apply(left.vectors, right.vectors, left, right, share, step)
 
 
-def _dtype(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.dtype:
+def _dtype(queries: Side, documents: Side) -> torch.dtype:
     """Return the dtype to score in: the wider one of both sides, or under autocast that of its matrix products."""
-    sides = (torch.float32 if side.scales is not None else side.vectors.dtype for side in (queries, documents))
+    sides = (side.vectors.dtype if side.vectors.is_floating_point() else torch.float32 for side in (queries, documents))
     dtype = torch.promote_types(*sides)
-    autocast = dtype == torch.float32 and torch.is_autocast_enabled(documents.device.type)
-    return torch.get_autocast_dtype(documents.device.type) if autocast else dtype
+    kind = documents.vectors.device.type
+    return torch.get_autocast_dtype(kind) if dtype == torch.float32 and torch.is_autocast_enabled(kind) else dtype
 
 
-def _vectors(side: TokenEmbeddings, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    floating = side.to("float32") if side.scales is not None else side
-    vectors = floating.vectors.to(device, dtype).contiguous()
-    return vectors if torch.is_grad_enabled() else vectors.detach()
+def _rows(side: Side, device: torch.device, dtype: torch.dtype, *, exact: bool) -> Rows:
+    """Return the tokens of one side as the kernels read them.
 
+    Without ``exact``, a mask that keeps all tokens is left out: that makes the kernel a tenth faster, but has to wait
+    for the GPU, which a training step should not.
+    """
+    from latelier.scores.engines.triton import Rows, kept_rows
 
-def _is_tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int) -> bool:
-    """Whether late-interaction-kernels has exact kernels for these inputs."""
-    numbers = max(queries.num_tokens, documents.num_tokens) * queries.dim
-    positions = len(queries) * share * int(queries.lengths.max())
-    return (
-        queries.vectors.dtype in (torch.float16, torch.bfloat16)
-        and queries.dim in _TUNED_DIMS
-        and min(queries.num_tokens, documents.num_tokens) > 0
-        and max(numbers, positions) < _INT32
-    )
-
-
-def _score_tuned(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
-    from late_interaction_kernels import maxsim_varlen
-    from late_interaction_kernels.score_pairs import score_pairs_packed
-
-    query_offsets, document_offsets = _offsets(queries).int(), _offsets(documents).int()
-    longest_query, longest_document = int(queries.lengths.max()), int(documents.lengths.max())
-    if not step:
-        return maxsim_varlen(
-            queries.vectors,
-            documents.vectors,
-            query_offsets,
-            document_offsets,
-            max_seqlen_q=longest_query,
-            max_seqlen_d=longest_document,
-        )
-    pairs = torch.arange(len(documents), dtype=torch.int32, device=documents.device)
-    flat = score_pairs_packed(
-        queries.vectors,
-        documents.vectors,
-        query_offsets,
-        document_offsets,
-        pair_q_idx=pairs // share,
-        pair_d_idx=pairs,
-        max_seqlen_q=longest_query,
-        max_seqlen_d=longest_document,
-    )
-    return flat.view(len(queries), share)
-
-
-def _score_own(queries: TokenEmbeddings, documents: TokenEmbeddings, share: int, step: int) -> torch.Tensor:
-    sides = queries.vectors, documents.vectors, _offsets(queries), _offsets(documents)
-    return _MaxSim.apply(*sides, share, step)
-
-
-def _offsets(side: TokenEmbeddings) -> torch.Tensor:
-    return as_tensor(side.offsets).to(side.device, non_blocking=True)
+    if not side.is_padded:
+        packed = side.packed.to("float32") if side.packed.scales is not None else side.packed
+        offsets = as_tensor(packed.offsets).to(device, non_blocking=True)
+        vectors = packed.vectors.to(device, dtype).contiguous()
+        return Rows(vectors, offsets[:-1], offsets.diff().int(), None, int(packed.lengths.max(initial=0)))
+    padded, mask = side.padded
+    texts, tokens, dim = padded.shape
+    vectors, mask = padded.to(device, dtype).reshape(-1, dim).contiguous(), mask.to(device)
+    first = torch.arange(texts, device=device) * tokens
+    if not exact and bool(mask.all()):
+        return Rows(vectors, first, torch.full((texts,), tokens, dtype=torch.int32, device=device), None, tokens)
+    kept, count = kept_rows(mask)
+    return Rows(vectors, first, count, kept, tokens)
 
 
 class _MaxSim(torch.autograd.Function):
-    """Our own kernels: the forward pass stores the position of the best token, the backward pass adds those rows."""
+    """The forward pass stores the positions of the best tokens, the backward pass adds those rows."""
 
     @staticmethod
     def forward(
         ctx: Any,
         query_vectors: torch.Tensor,
         document_vectors: torch.Tensor,
-        query_offsets: torch.Tensor,
-        document_offsets: torch.Tensor,
+        queries: Rows,
+        documents: Rows,
         share: int,
         step: int,
     ) -> torch.Tensor:
         from latelier.scores.engines.triton import best_tokens
 
-        positions = None
-        if any(ctx.needs_input_grad):
-            positions = query_offsets.new_empty(len(query_vectors), share, dtype=torch.int32)
-            ctx.save_for_backward(query_vectors, document_vectors, query_offsets, document_offsets, positions)
-        ctx.step = step
-        queries, documents = (query_vectors.detach(), query_offsets), (document_vectors.detach(), document_offsets)
-        return best_tokens(queries, documents, share, step, positions)
+        ctx.sides = [side._replace(vectors=side.vectors[:0]) for side in (queries, documents)]
+        ctx.step, gradient = step, any(ctx.needs_input_grad)
+        queries, documents = (side._replace(vectors=side.vectors.detach()) for side in (queries, documents))
+        scores, positions = best_tokens(queries, documents, share, step, positions=gradient)
+        if gradient:
+            ctx.save_for_backward(query_vectors, document_vectors, positions)
+        return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         from latelier.scores.engines.triton import add_gradients
 
-        query_vectors, document_vectors, query_offsets, document_offsets, positions = ctx.saved_tensors
-        queries, documents = (query_vectors, query_offsets), (document_vectors, document_offsets)
-        left, right = add_gradients(queries, documents, gradient.float().contiguous(), positions, ctx.step)
-        return left.to(query_vectors.dtype), right.to(document_vectors.dtype), None, None, None, None
+        *vectors, positions = ctx.saved_tensors
+        queries, documents = (side._replace(vectors=v) for side, v in zip(ctx.sides, vectors, strict=True))
+        gradients = add_gradients(queries, documents, gradient.float().contiguous(), positions, ctx.step)
+        left, right = (gradient.to(v.dtype) for gradient, v in zip(gradients, vectors, strict=True))
+        return left, right, None, None, None, None

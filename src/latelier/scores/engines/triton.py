@@ -1,59 +1,124 @@
-"""Triton kernels of MaxSim for CUDA, packed: no similarity ever reaches memory, forward or backward.
+"""Triton kernels of MaxSim for CUDA: no similarity ever reaches memory, forward or backward.
 
-The forward kernel stores the scores and the position of each best token; the backward kernel adds the rows at those
-positions, as on the CPU (`kernels.maxsim_backward`). Dot products are in the dtype of the vectors with float32 sums;
-float32 vectors are multiplied as float32, not TF32. Offsets are 64-bit, so the number of tokens is bounded by memory
-alone, and the dimension is walked in steps, so no dimension is too wide. Importing this module needs triton, which
-torch's CUDA builds bring: `cuda` imports it on first use.
+A program of the forward kernel keeps the tokens of several queries on the chip and reads documents one after the
+other, so that each document is read once for all of them. Where a gradient is needed, it stores the position of each
+best token; the backward kernel adds the rows at those positions, as on the CPU (`kernels.maxsim_backward`).
+
+Dot products are in the dtype of the vectors with float32 sums. float32 vectors are multiplied as float32 (three
+products of TF32 parts), or as TF32 where `torch.set_float32_matmul_precision` allows it. Offsets are 64-bit, so the
+number of tokens is bounded by memory alone. Importing this module needs triton, which torch's CUDA builds bring:
+`cuda` imports it on first use.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-__all__ = ["add_gradients", "best_tokens"]
+__all__ = ["Rows", "add_gradients", "best_tokens", "kept_rows"]
 
-# Tokens of one tile, and numbers of each that are multiplied at once: within the 48 KiB that every GPU has.
-_QUERY_TILE = tl.constexpr(32)
-_DOCUMENT_TILE = tl.constexpr(64)
-_DIM_TILE = tl.constexpr(32)
-# One step of the backward pass adds this many rows of documents, and this many numbers of each.
-_COLUMNS = tl.constexpr(16)
-_DIM_ROW = tl.constexpr(128)
+# Vectors of up to so many numbers are read whole, and those of a program's queries stay on the chip.
+_WIDEST = 128
+# Documents per program, if that leaves several programs for each of the GPU's processors.
+_DOCUMENTS, _PROGRAMS = 16, 4096
+# Query tokens and documents of a program of the backward pass.
+_ROWS, _COLUMNS = 16, 32
 
 
-def best_tokens(queries: Any, documents: Any, share: int, step: int, positions: torch.Tensor | None) -> torch.Tensor:
+class _Tile(NamedTuple):
+    """The size of a program of the forward pass: tokens of queries and of documents, numbers of each, and threads."""
+
+    queries: int
+    documents: int
+    width: int
+    num_warps: int
+    num_stages: int
+
+    def bytes(self, itemsize: int) -> int:
+        """Return how much shared memory the program needs, about."""
+        return itemsize * self.width * (self.queries + self.num_stages * self.documents)
+
+
+class Rows(NamedTuple):
+    """The tokens of texts: text ``i`` has the ``tokens[i]`` tokens from number ``first[i]`` on.
+
+    The numbers are rows of `vectors`; if `kept` is not None, they are positions in it, where those rows stand.
+    """
+
+    vectors: torch.Tensor  # (rows, dim), contiguous, floating
+    first: torch.Tensor  # (texts,) int64
+    tokens: torch.Tensor  # (texts,) int32: how many there are
+    kept: torch.Tensor | None  # int32 or int64
+    longest: int  # no text has more tokens
+
+
+def kept_rows(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of the tokens that a mask keeps, without a copy of the vectors and without waiting for the GPU.
+
+    Parameters
+    ----------
+    mask
+        ``(texts, tokens)`` bool.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Rows of the flattened vectors, ``(texts * tokens,)``: in the part of each text those of its kept tokens, then
+        undefined numbers. The number of kept tokens of each text, int32.
+    """
+    texts, tokens = mask.shape
+    mask = mask.contiguous()
+    kept = torch.empty(texts * tokens, dtype=_integer(texts * tokens), device=mask.device)
+    count = torch.zeros(texts, dtype=torch.int32, device=mask.device)
+    if mask.numel():
+        _keep[(texts,)](mask.view(torch.uint8), kept, count, tokens, triton.next_power_of_2(tokens))
+    return kept, count
+
+
+def best_tokens(
+    queries: Rows, documents: Rows, share: int, step: int, *, positions: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Score query ``q`` against documents ``q * step`` to ``q * step + share - 1``.
 
     Parameters
     ----------
     queries, documents
-        Vectors ``(tokens, dim)``, contiguous and of one floating dtype, and offsets ``(texts + 1,)`` int64, all on
-        one device.
+        Both sides, of one dtype and dim, on one device.
     share, step
         ``d, 0`` for all pairs of queries and ``d`` documents; ``n, n`` for groups of ``n`` documents.
     positions
-        ``(query_tokens, share)`` int32, filled with the best token's place in its document, -1 where that is empty;
-        or None.
+        Whether to return the positions of the best tokens.
 
     Returns
     -------
-    torch.Tensor
-        ``(queries, share)`` float32. Empty queries score 0, other queries minus infinity against empty documents.
+    tuple
+        Scores ``(queries, share)`` float32: minus infinity for empty documents, else 0 for empty queries. The place of
+        each best token in its document, -1 where there is none, ``(share, query_rows)`` int32 with a power of two of
+        query rows per query; or None.
     """
-    texts, dim = len(queries[1]) - 1, queries[0].shape[1]
-    scores = queries[0].new_empty(texts, share, dtype=torch.float32)
+    texts, dim, device = len(queries.first), queries.vectors.shape[1], queries.vectors.device
+    length = _padded_length(queries, grouped=step > 0)
+    rows = length if step else max(16, triton.next_power_of_2(texts * length))  # of one query if each has its own
+    tile = _tile(rows, queries.vectors, positions=positions)
+    blocks = triton.cdiv(texts * length, tile.queries)
+    parts = max(1, length // tile.queries)  # programs for the tokens of one query
+    scores = torch.zeros(parts, texts, share, dtype=torch.float32, device=device)
+    places = torch.empty(share, blocks * tile.queries, dtype=torch.int32, device=device) if positions else None
     if scores.numel():
-        _forward[(scores.numel(),)](queries, documents, scores, positions, share, step, dim)
-    return scores
+        columns = max(1, min(_DOCUMENTS, blocks * share // _PROGRAMS))
+        _forward[(blocks * triton.cdiv(share, columns),)](
+            *queries[:4], *documents[:4], scores, places, texts, share, step, blocks, columns, dim, length, *tile[:3],
+            precision=_precision(), num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+    return scores[0] if parts == 1 else scores.sum(dim=0), places
 
 
 def add_gradients(
-    queries: Any, documents: Any, gradients: torch.Tensor, positions: torch.Tensor, step: int
+    queries: Rows, documents: Rows, gradients: torch.Tensor, positions: torch.Tensor, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of both sides' vectors, float32.
 
@@ -64,100 +129,208 @@ def add_gradients(
     gradients
         Of the scores, ``(queries, share)`` float32, contiguous.
     positions
-        What `best_tokens` stored.
+        What `best_tokens` returned.
     step
         As in `best_tokens`.
 
     Returns
     -------
     tuple
-        ``(query_tokens, dim)`` and ``(document_tokens, dim)``. Documents' rows are added by atomic operations, so
-        the last digit depends on their order.
+        As `vectors` of both sides, zero in rows that are no token's. They are added by atomic operations, so the last
+        digit depends on their order.
     """
-    (vectors, offsets), dim = queries, queries[0].shape[1]
-    texts = torch.arange(len(offsets) - 1, device=vectors.device)
-    # The query that each token belongs to.
-    owners = texts.repeat_interleave(offsets.diff(), output_size=len(vectors))
-    out = torch.empty_like(vectors, dtype=torch.float32), torch.zeros_like(documents[0], dtype=torch.float32)
-    if vectors.numel():
-        grid = (len(vectors), triton.cdiv(dim, _DIM_ROW.value))
-        _backward[grid]((vectors, owners), documents, gradients, positions, out, gradients.shape[1], step, dim)
-    return out
+    (texts, share), dim = gradients.shape, queries.vectors.shape[1]
+    left, right = (torch.zeros_like(side.vectors, dtype=torch.float32) for side in (queries, documents))
+    if gradients.numel() and positions.numel():
+        length, width = _padded_length(queries, grouped=step > 0), min(_WIDEST, triton.next_power_of_2(dim))
+        grid = positions.shape[1] // _ROWS, triton.cdiv(share, _COLUMNS), triton.cdiv(dim, width)
+        _backward[grid](
+            *queries[:4], *documents[:4], gradients, positions, left, right, texts, share, step, _COLUMNS,
+            positions.shape[1], dim, length, _ROWS, width,
+        )  # fmt: skip
+    return left, right
+
+
+def _padded_length(queries: Rows, *, grouped: bool) -> int:
+    """Return the number of rows of one query in a program: a power of two, as is that of the program."""
+    length = triton.next_power_of_2(max(1, queries.longest))
+    return max(16, length) if grouped else length  # a program has one query then, and a product 16 rows at least
+
+
+def _tile(rows: int, vectors: torch.Tensor, *, positions: bool) -> _Tile:
+    """Return the size of a program for so many query rows; the sizes were the fastest of some thirty on an H100."""
+    dim, itemsize = vectors.shape[1], vectors.element_size()
+    tile = _Tile(128, 64, 32, 4, 3) if itemsize > 2 else _Tile(128, 128, 64, 8, 3)
+    if dim <= _WIDEST:
+        width = max(16, triton.next_power_of_2(dim))
+        whole = _Tile(128, 64, width, 8, 2) if itemsize > 2 else _Tile(256, 64, width, 8, 2 if positions else 3)
+        small = _Tile(128, 64, width, 4, 2)
+        tile = next((t for t in (whole, small) if t.bytes(itemsize) < _shared_memory(vectors.device)), tile)
+    return tile if rows >= tile.queries else _Tile(rows, 64, tile.width, 4, 3)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may have, less what triton adds."""
+    if device.type != "cuda":
+        return 99 << 10  # what every GPU of compute capability 8.0 or later has
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"]) - 2048
+
+
+def _precision() -> str:
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _integer(largest: int) -> torch.dtype:
+    return torch.int32 if largest < 1 << 31 else torch.int64
+
+
+@triton.jit
+def _keep(mask: tl.tensor, kept: tl.tensor, count: tl.tensor, tokens: tl.tensor, width: tl.constexpr) -> None:
+    """One program: one text."""
+    text = tl.program_id(0).to(tl.int64)
+    token = tl.arange(0, width)
+    keep = tl.load(mask + text * tokens + token, mask=token < tokens, other=0).to(tl.int32)
+    place = tl.cumsum(keep, 0) - 1
+    tl.store(kept + text * tokens + place, text * tokens + token, mask=keep > 0)
+    tl.store(count + text, tl.sum(keep, 0))
+
+
+@triton.jit
+def _token_rows(
+    first: tl.tensor, tokens: tl.tensor, kept: tl.tensor, texts: tl.tensor, position: tl.tensor, length: tl.constexpr
+) -> tl.tuple:
+    """Return the row, the query and the validity of query tokens; a `position` is ``query * length + token``."""
+    text = position // length
+    token = position % length
+    valid = token < tl.load(tokens + text, mask=text < texts, other=0)
+    row = tl.load(first + text, mask=text < texts, other=0) + token
+    if kept is not None:
+        row = tl.load(kept + row, mask=valid, other=0).to(tl.int64)
+    return row, text, valid
 
 
 @triton.jit
 def _forward(
-    queries: tl.tuple,
-    documents: tl.tuple,
+    query_vectors: tl.tensor,
+    query_first: tl.tensor,
+    query_tokens: tl.tensor,
+    query_kept: tl.tensor,
+    document_vectors: tl.tensor,
+    document_first: tl.tensor,
+    document_tokens: tl.tensor,
+    document_kept: tl.tensor,
     scores: tl.tensor,
     positions: tl.tensor,
+    texts: tl.tensor,
     share: tl.tensor,
     step: tl.tensor,
+    blocks: tl.tensor,
+    columns: tl.tensor,
     dim: tl.constexpr,
+    length: tl.constexpr,
+    tile: tl.constexpr,
+    document_tile: tl.constexpr,
+    width: tl.constexpr,
+    precision: tl.constexpr,
 ) -> None:
-    """One program: one query against one document."""
-    pair = tl.program_id(0).to(tl.int64)
-    query, column = pair // share, pair % share
-    query_vectors, query_offsets = queries
-    document_vectors, document_offsets = documents
-    q_first = tl.load(query_offsets + query)
-    q_tokens = (tl.load(query_offsets + query + 1) - q_first).to(tl.int32)
-    d_first = tl.load(document_offsets + query * step + column)
-    d_tokens = (tl.load(document_offsets + query * step + column + 1) - d_first).to(tl.int32)
-    score = 0.0
-    for q_start in range(0, q_tokens, _QUERY_TILE):
-        q = q_start + tl.arange(0, _QUERY_TILE)
-        q_rows = query_vectors + (q_first + q)[:, None] * dim
-        best = tl.full([_QUERY_TILE], float("-inf"), tl.float32)
-        place = tl.full([_QUERY_TILE], -1, tl.int32)
-        for d_start in range(0, d_tokens, _DOCUMENT_TILE):
-            d = d_start + tl.arange(0, _DOCUMENT_TILE)
-            d_rows = document_vectors + (d_first + d)[None, :] * dim
-            similarities = tl.zeros([_QUERY_TILE, _DOCUMENT_TILE], tl.float32)
-            for start in range(0, dim, _DIM_TILE):
-                k = start + tl.arange(0, _DIM_TILE)
-                left = tl.load(q_rows + k[None, :], mask=(q < q_tokens)[:, None] & (k < dim)[None, :], other=0.0)
-                right = tl.load(d_rows + k[:, None], mask=(d < d_tokens)[None, :] & (k < dim)[:, None], other=0.0)
-                similarities = tl.dot(left, right, similarities, input_precision="ieee")
-            similarities = tl.where((d < d_tokens)[None, :], similarities, float("-inf"))
-            highest, which = tl.max(similarities, axis=1, return_indices=True)
-            better = highest > best  # of equal similarities the first token stays
-            best = tl.where(better, highest, best)
-            place = tl.where(better, which + d_start, place)
-        score += tl.sum(tl.where(q < q_tokens, best, 0.0))
+    """One program: `tile` query tokens against `columns` documents.
+
+    Programs that follow one another have the same documents, so that these are read from memory once.
+    """
+    block = tl.program_id(0) % blocks
+    start = tl.program_id(0) // blocks * columns
+    r = tl.arange(0, tile)
+    rows, _, valid = _token_rows(query_first, query_tokens, query_kept, texts, block * tile + r, length)
+    q_rows = query_vectors + rows[:, None] * dim
+    k = tl.arange(0, width)
+    if dim <= width:
+        left = tl.load(q_rows + k[None, :], mask=valid[:, None] & (k < dim)[None, :], other=0.0)
+    # The queries of this program: several, or a part of one.
+    several: tl.constexpr = tile // length if tile > length else 1
+    query = block * tile // length + tl.arange(0, several)
+    part = block * tile % length // tile
+    out = scores + (part * texts + query).to(tl.int64) * share
+    j = tl.arange(0, document_tile)
+    for column in range(start, tl.minimum(start + columns, share)):
+        document = (block * tile // length) * step + column
+        first = tl.load(document_first + document)
+        tokens = tl.load(document_tokens + document)
+        best = tl.full([tile], float("-inf"), tl.float32)
+        place = tl.full([tile], -1, tl.int32)
+        for offset in range(0, tokens, document_tile):
+            # Beyond the end the last token is repeated, which changes no maximum.
+            d = first + tl.minimum(offset + j, tokens - 1)
+            if document_kept is not None:
+                d = tl.load(document_kept + d).to(tl.int64)
+            d_rows = document_vectors + d[None, :] * dim
+            if dim <= width:
+                right = tl.load(d_rows + k[:, None], mask=(k < dim)[:, None], other=0.0)
+                similarities = tl.dot(left, right, input_precision=precision)
+            else:
+                similarities = tl.zeros([tile, document_tile], tl.float32)
+                for at in range(0, dim, width):
+                    inside = at + k < dim
+                    piece = tl.load(q_rows + (at + k)[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
+                    right = tl.load(d_rows + (at + k)[:, None], mask=inside[:, None], other=0.0)
+                    similarities = tl.dot(piece, right, similarities, input_precision=precision)
+            if positions is None:
+                best = tl.maximum(best, tl.max(similarities, axis=1))
+            else:
+                highest, which = tl.max(similarities, axis=1, return_indices=True)
+                better = highest > best  # of equal similarities the first token stays
+                best = tl.where(better, highest, best)
+                place = tl.where(better, offset + which, place)
+        sums = tl.sum(tl.reshape(tl.where(valid, best, 0.0), [several, tile // several]), axis=1)
+        tl.store(out + column, tl.where(tokens > 0, sums, float("-inf")), mask=query < texts)
         if positions is not None:
-            tl.store(positions + (q_first + q) * share + column, place, mask=q < q_tokens)
-    tl.store(scores + pair, score)
+            place = tl.where(valid, tl.minimum(place, tokens - 1), -1)
+            tl.store(positions + (tl.cast(column, tl.int64) * blocks + block) * tile + r, place)
 
 
 @triton.jit
 def _backward(
-    queries: tl.tuple,
-    documents: tl.tuple,
+    query_vectors: tl.tensor,
+    query_first: tl.tensor,
+    query_tokens: tl.tensor,
+    query_kept: tl.tensor,
+    document_vectors: tl.tensor,
+    document_first: tl.tensor,
+    document_tokens: tl.tensor,
+    document_kept: tl.tensor,
     gradients: tl.tensor,
     positions: tl.tensor,
-    out: tl.tuple,
+    query_out: tl.tensor,
+    document_out: tl.tensor,
+    texts: tl.tensor,
     share: tl.tensor,
     step: tl.tensor,
+    columns: tl.tensor,
+    query_rows: tl.tensor,
     dim: tl.constexpr,
+    length: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
 ) -> None:
-    """One program: one query token, all its documents, ``_DIM_ROW`` numbers of each row."""
-    token = tl.program_id(0).to(tl.int64)
-    query_vectors, owners = queries
-    document_vectors, document_offsets = documents
-    query_out, document_out = out
-    query = tl.load(owners + token)
-    k = tl.program_id(1) * _DIM_ROW + tl.arange(0, _DIM_ROW)
-    row = tl.load(query_vectors + token * dim + k, mask=k < dim, other=0.0).to(tl.float32)
-    total = tl.zeros([_DIM_ROW], tl.float32)
-    for start in range(0, share, _COLUMNS):
-        column = start + tl.arange(0, _COLUMNS)
-        place = tl.load(positions + token * share + column, mask=column < share, other=-1)
-        weight = tl.load(gradients + query * share + column, mask=column < share, other=0.0)
-        source = tl.load(document_offsets + query * step + column, mask=column < share, other=0) + place
-        inside = ((place >= 0) & (weight != 0.0))[:, None] & (k < dim)[None, :]
-        cells = source[:, None] * dim + k[None, :]
-        rows = tl.load(document_vectors + cells, mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(weight[:, None] * rows, axis=0)
-        tl.atomic_add(document_out + cells, weight[:, None] * row[None, :], mask=inside, sem="relaxed")
-    tl.store(query_out + token * dim + k, total, mask=k < dim)
+    """One program: `rows` query tokens, `columns` documents of each, `width` numbers of each vector."""
+    start = tl.program_id(1) * columns
+    k = tl.program_id(2) * width + tl.arange(0, width)
+    position = tl.program_id(0) * rows + tl.arange(0, rows)
+    q, query, valid = _token_rows(query_first, query_tokens, query_kept, texts, position, length)
+    q_cells = q[:, None] * dim + k[None, :]
+    inside = valid[:, None] & (k < dim)[None, :]
+    vectors = tl.load(query_vectors + q_cells, mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros([rows, width], tl.float32)
+    for column in range(start, tl.minimum(start + columns, share)):
+        place = tl.load(positions + tl.cast(column, tl.int64) * query_rows + position)
+        weight = tl.load(gradients + query.to(tl.int64) * share + column, mask=query < texts, other=0.0)
+        taken = (place >= 0) & (weight != 0.0)
+        d = tl.load(document_first + query * step + column, mask=taken, other=0) + place
+        if document_kept is not None:
+            d = tl.load(document_kept + d, mask=taken, other=0).to(tl.int64)
+        cells = d[:, None] * dim + k[None, :]
+        mask = taken[:, None] & (k < dim)[None, :]
+        total += weight[:, None] * tl.load(document_vectors + cells, mask=mask, other=0.0).to(tl.float32)
+        tl.atomic_add(document_out + cells, weight[:, None] * vectors, mask=mask, sem="relaxed")
+    tl.atomic_add(query_out + q_cells, total, mask=inside, sem="relaxed")
