@@ -39,6 +39,18 @@ def test_queries_in_several_rounds_and_documents_in_several_blocks():
     check_hits(index.search(queries, 100), expected_hits(index, queries, 100))
 
 
+def test_of_equal_scores_the_document_that_was_added_first_comes_first():
+    index = on_device(indexes.Flat(), block=BlockSize(tokens=6, scores=100))
+    index.add("lower", np.eye(2)[:1] * 0.5)
+    index.add([f"equal {i}" for i in range(20)], [np.eye(2)[:1]] * 20)
+    index.add(["zero", "negative zero"], [np.eye(2)[1:], -np.eye(2)[1:]])
+    query = np.eye(2)[:1]
+    [found] = index.search(query, 7)
+    assert [hit.id for hit in found] == [f"equal {i}" for i in range(7)]
+    [found] = index.search(query, 30)
+    assert [hit.id for hit in found] == [*(f"equal {i}" for i in range(20)), "lower", "zero", "negative zero"]
+
+
 @pytest.mark.parametrize("long", ["documents", "queries"])
 def test_vectors_beyond_half_precision_are_scored_in_single(long):
     index = on_device(indexes.IVF())
@@ -89,6 +101,7 @@ def test_a_device_that_is_not_there(tmp_path):
             make(device="cuda")
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu(tmp_path):
     with indexes.Flat(tmp_path / "index", device="cuda") as index:

@@ -76,5 +76,7 @@ def score_blocks(
 
 def split_part(part: Part, max_tokens: int, max_documents: int) -> Iterator[np.ndarray]:
     """Cut the documents of a part into blocks of one or more documents; yield the positions of each block."""
-    for first, last in split_by_rows(lengths_to_offsets(part.lengths), max_tokens, max(1, max_documents)):
+    whole = len(part.positions) == len(part.segment)
+    offsets = part.segment.offsets if whole else lengths_to_offsets(part.lengths)
+    for first, last in split_by_rows(offsets, max_tokens, max(1, max_documents)):
         yield part.positions[first:last]

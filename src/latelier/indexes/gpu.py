@@ -27,7 +27,7 @@ __all__ = ["GpuSearch"]
 
 # If all norms are at most 128, inner products are at most 128 ** 2 = 16,384; half precision ends at 65,504.
 _HALF_NORM = 128.0
-_BLOCK = BlockSize(tokens=1 << 21, scores=1 << 23)
+_BLOCK = BlockSize(tokens=1 << 23, scores=1 << 25)
 
 
 class GpuSearch:
@@ -107,19 +107,21 @@ class GpuSearch:
     ) -> None:
         """Search for some of the queries, which have the numbers from `first` on in `best`."""
         scores = torch.zeros(len(queries), 0, device=self.device)
-        numbers = torch.zeros(len(queries), 0, dtype=torch.int64, device=self.device)
+        places = torch.zeros(len(queries), 0, dtype=torch.int64, device=self.device)
         fit_half = _largest_norm(queries) <= _HALF_NORM
+        seen: list[tuple[Segment, np.ndarray]] = []
+        count = 0
         for part, vectors in copies:
             converted = queries.to(vectors.dtype if fit_half else "float32").to(str(self.device))
             for positions, block_scores in score_blocks(part, vectors, converted, _score, self._block):
-                block_numbers = torch.from_numpy(part.segment.numbers[positions]).to(self.device)
-                scores = torch.cat([scores, block_scores], dim=1)
-                numbers = torch.cat([numbers, block_numbers.expand(len(queries), -1)], dim=1)
-                # A stable sort: of documents with equal scores, the earlier one comes first.
-                scores, order = scores.sort(dim=1, descending=True, stable=True)
-                scores, numbers = scores[:, : best.k], numbers.gather(1, order[:, : best.k])
+                highest, which = _highest(block_scores, best.k)
+                merged = torch.cat([scores, highest], dim=1)
+                scores, order = _highest(merged, best.k)
+                places = torch.cat([places, which + count], dim=1).gather(1, order)
+                seen.append((part.segment, positions))
+                count += len(positions)
         best.scores[first : first + len(queries)] = list(scores.cpu().numpy())
-        best.numbers[first : first + len(queries)] = list(numbers.cpu().numpy())
+        best.numbers[first : first + len(queries)] = list(_numbers(seen, places.cpu().numpy()))
 
     def _copy(self, segment: Segment, dim: int) -> TokenEmbeddings:
         with self._lock.current:
@@ -144,6 +146,32 @@ def _score(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor
     left, right = Side("queries", packed=queries), Side("documents", packed=documents)
     with torch.no_grad():
         return choose_engine("auto", left, right).all_pairs(left, right).to(documents.device)
+
+
+def _highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `k` highest scores of each row, descending, and their columns; of equal scores the first come first.
+
+    `torch.topk` keeps any of equal scores, and a stable sort of all takes as long as scoring them. So a key has the
+    bits of a score, in an order as integers have it, above the column, counted from the end.
+    """
+    columns = scores.shape[1]
+    bits = torch.fmax(scores + 0.0, scores.new_tensor(-torch.inf)).view(torch.int32)  # no -0.0, and no NaN
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
+    keys = ordered + torch.arange(columns - 1, -1, -1, device=scores.device)
+    best = keys.topk(min(k, columns), dim=1).indices
+    return scores.gather(1, best), best
+
+
+def _numbers(blocks: Sequence[tuple[Segment, np.ndarray]], places: np.ndarray) -> np.ndarray:
+    """Return the document numbers of places in blocks that follow one another, each some documents of a segment."""
+    numbers = np.empty_like(places)
+    offsets = np.cumsum([0, *(len(positions) for _, positions in blocks)])
+    owners = np.searchsorted(offsets, places, side="right") - 1
+    for owner in np.unique(owners):
+        segment, positions = blocks[owner]
+        mine = owners == owner
+        numbers[mine] = segment.numbers[positions[places[mine] - offsets[owner]]]
+    return numbers
 
 
 def _largest_norm(embeddings: TokenEmbeddings) -> float:

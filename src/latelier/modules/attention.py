@@ -275,7 +275,8 @@ class Attention(nn.Module):
         InvalidArgumentError
             If a shape or a mask does not fit, or the processor takes no such keyword argument.
         """
-        if self._keywords is not None and (unknown := cross_attention_kwargs.keys() - self._keywords):
+        # No difference of sets: torch 2.11 cannot compile that of a view of keys.
+        if self._keywords is not None and (unknown := [k for k in cross_attention_kwargs if k not in self._keywords]):
             known = ", ".join(sorted(self._keywords))
             raise InvalidArgumentError(
                 f"received {', '.join(sorted(unknown))}; {type(self.processor).__name__} accepts: {known}."
