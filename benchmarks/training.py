@@ -1,16 +1,20 @@
 """Cost of a training step compared with sentence-transformers, with the same model, texts, batches and collator.
 
     python benchmarks/training.py path/to/debian [--repeats 3] [--memory] [--device cpu] [--json results.json]
+    python benchmarks/training.py path/to/debian --device cuda --batch 256 [--memory] [--random 768 12]
 
 The folder is a collection in BEIR layout; batches are made of its documents and queries. A step consists of collation,
 forward, backward and optimizer, at a learning rate of 0, so that both libraries have equal weights. Seconds are medians
-of repeats, in which the libraries take turns; dropout is off, so that the losses can be compared. `--memory` runs each
-batch size in its own process and reports the largest batch with a step that adds at most 1 GiB.
+of repeats, in which the libraries take turns; dropout is off, so that the losses can be compared. On a GPU, products
+are computed in bfloat16 (autocast), and collation is timed apart, since it runs in other processes there.
+`--memory` doubles the batch: on a CPU, in a process each, until a step adds more than 1 GiB; on a GPU, until its memory
+is exhausted, with the peak of the memory allocated by each step and its seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -18,8 +22,9 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +33,15 @@ from _common import parse_options
 from sentence_transformers.multi_vector_encoder import losses as theirs
 from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 from torch import nn
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from latelier import losses as ours
 from latelier.models import DEFAULT_MODEL, ColBERT
+from latelier.models.checkpoints.location import resolve_name
 
 LENGTH = 300
-LIMIT = 1 << 20  # KiB that a step may add, for --memory
+LIMIT = 1 << 20  # KiB that a step on a CPU may add, for --memory
+LONGEST = 8.0  # seconds of a step on a GPU after which larger batches are not tried
 
 
 def read_texts(folder: Path) -> tuple[list[str], list[str]]:
@@ -57,23 +65,55 @@ def make_rows(texts: tuple[list[str], list[str]], batch: int, documents: int, *,
     return rows
 
 
-def make_model(device: str) -> ColBERT:
+def make_model(device: str, name: str = DEFAULT_MODEL, shape: Sequence[int] | None = None) -> ColBERT:
+    """Return the model; with a shape (dimensions, layers), a random BERT of that shape with the tokenizer of `name`."""
     torch.manual_seed(0)
-    return ColBERT(DEFAULT_MODEL, 128, device, max_length_document=LENGTH).eval()
+    weights = {"dtype": torch.float32}
+    if shape is None:
+        return ColBERT(name, 128, device, max_length_document=LENGTH, model_kwargs=weights).eval()
+    dim, layers = shape
+    tokenizer = AutoTokenizer.from_pretrained(resolve_name(name))
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=dim,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, dim // 64),
+        intermediate_size=4 * dim,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        BertModel(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return ColBERT(folder, 128, device, max_length_document=LENGTH, model_kwargs=weights).eval()
+
+
+def use_mixed_precision(model: ColBERT) -> None:
+    """Run the model's forward in bfloat16 with outputs in float32, as accelerate does for a trainer with ``bf16``."""
+    forward = torch.autocast(model.device.type, torch.bfloat16)(model.forward)
+
+    def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        out = forward(*args, **kwargs)
+        return {**out, "token_embeddings": out["token_embeddings"].float()}
+
+    model.forward = call  # type: ignore[method-assign]
+
+
+def collate(model: ColBERT, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return MultiVectorEncoderDataCollator(preprocess_fn=model.preprocess)(rows)
 
 
 class Step:
     """One training step with the loss of one of the libraries."""
 
-    def __init__(self, model: ColBERT, loss: nn.Module, rows: list[dict[str, Any]]) -> None:
-        self.model, self.loss, self.rows = model, loss, rows
-        self.collator = MultiVectorEncoderDataCollator(preprocess_fn=model.preprocess)
+    def __init__(self, model: ColBERT, loss: nn.Module, rows: list[dict[str, Any]], batch: Any = None) -> None:
+        self.loss, self.rows = loss, rows
+        self.model = model
+        self.batch = batch  # collated already; None: collation is a part of the step
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
         self.device = model.device
 
     def __call__(self) -> float:
         """Take the step; return its loss."""
-        batch = self.collator(self.rows)
+        batch = dict(collate(self.model, self.rows) if self.batch is None else self.batch)
         labels = batch.pop("label", None)
         names = list(self.rows[0])[: -1 if labels is not None else None]
         columns = [
@@ -91,7 +131,7 @@ class Step:
         return value.item()
 
 
-def steps(kind: str, model: ColBERT, rows: list[dict[str, Any]]) -> dict[str, Callable[[], float]]:
+def steps(kind: str, model: ColBERT, rows: list[dict[str, Any]], batch: Any = None) -> dict[str, Callable[[], float]]:
     pairs: dict[str, dict[str, nn.Module]] = {
         "distillation": {
             "sentence-transformers": theirs.MultiVectorDistillKLDivLoss(model),
@@ -106,7 +146,7 @@ def steps(kind: str, model: ColBERT, rows: list[dict[str, Any]]) -> dict[str, Ca
             "latelier": ours.CachedContrastive(model),
         },
     }
-    return {name: Step(model, loss, rows) for name, loss in pairs[kind].items()}
+    return {name: Step(model, loss, rows, batch) for name, loss in pairs[kind].items()}
 
 
 def count_tokens(model: ColBERT, call: Callable[[], float]) -> tuple[int, int]:
@@ -126,7 +166,8 @@ def count_tokens(model: ColBERT, call: Callable[[], float]) -> tuple[int, int]:
 
 
 def time_steps(kind: str, model: ColBERT, rows: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
-    calls = steps(kind, model, rows)
+    on_gpu = model.device.type == "cuda"
+    calls = steps(kind, model, rows, collate(model, rows) if on_gpu else None)
     result: dict[str, Any] = {"work": kind, "batch": len(rows)}
     values = {}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -136,8 +177,8 @@ def time_steps(kind: str, model: ColBERT, rows: list[dict[str, Any]], repeats: i
     for _ in range(repeats):
         for name, call in calls.items():
             begin = time.perf_counter()
-            values[name] = call()
-            if model.device.type == "cuda":
+            values[name] = call()  # of which .item() waits for the GPU, but not for the optimizer
+            if on_gpu:
                 torch.cuda.synchronize()
             seconds[name].append(time.perf_counter() - begin)
     result |= {f"seconds, {name}": statistics.median(values) for name, values in seconds.items()}
@@ -180,6 +221,47 @@ def largest_batch(folder: Path, kind: str, side: str, most: int) -> dict[str, An
     return {"loss": kind, "side": side, "largest batch": fitting, "MiB": {b: kib >> 10 for b, kib in sizes.items()}}
 
 
+def largest_batches(model: ColBERT, texts: tuple[list[str], list[str]], first: int, most: int) -> list[dict[str, Any]]:
+    """Double the batch until the memory of the GPU is exhausted, or a step takes longer than the limit."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    stopped = set()
+    batch = first
+    while batch <= min(most, len(texts[0]), len(texts[1]) // 2) and len(stopped) < 4:
+        rows = make_rows(texts, batch, 2, scored=False)
+        collated = collate(model, rows)
+        for kind in ("contrastive", "cached"):
+            for side, call in steps(kind, model, rows, collated).items():
+                if (kind, side) in stopped:
+                    continue
+                row = found.setdefault((kind, side), {"loss": kind, "side": side, "largest batch": 0, "MiB": {}})
+                row.setdefault("seconds", {})
+                taken = _peak_on_gpu(call)
+                if taken is None:
+                    row["ended by"] = "memory"
+                else:
+                    row["largest batch"] = batch
+                    row["MiB"][batch], row["seconds"][batch] = taken[0] >> 20, round(taken[1], 2)
+                    row["ended by"] = "time" if taken[1] > LONGEST else "--most"
+                if row["ended by"] != "--most":
+                    stopped.add((kind, side))
+        batch *= 2
+    return list(found.values())
+
+
+def _peak_on_gpu(call: Callable[[], float]) -> tuple[int, float] | None:
+    """Return the bytes allocated at the peak of a step and its seconds; None if the memory is exhausted."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    try:
+        call()
+        torch.cuda.synchronize()
+    except torch.cuda.OutOfMemoryError:
+        return None
+    return torch.cuda.max_memory_allocated(), time.perf_counter() - begin
+
+
 def print_tables(results: dict[str, Any]) -> None:
     print("\n| step | batch | theirs, s | ours, s | ratio | padding, theirs | ours | difference of losses |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -191,9 +273,15 @@ def print_tables(results: dict[str, Any]) -> None:
             "|", " | ".join([row["work"], str(row["batch"]), *shown, f"{row['ratio']:.2f}x", *padding, difference]), "|"
         )
     if results["memory"]:
-        print("\n| loss | library | largest batch within 1 GiB | MiB by batch |\n| --- | --- | --- | --- |")
+        print(
+            "\n| loss | library | largest batch | ended by | MiB by batch | seconds by batch |"
+            + "\n"
+            + "| --- " * 6
+            + "|"
+        )
         for row in results["memory"]:
-            print(f"| {row['loss']} | {row['side']} | {row['largest batch']} | {row['MiB']} |")
+            ended, seconds = row.get("ended by", "1 GiB"), row.get("seconds", "")
+            print(f"| {row['loss']} | {row['side']} | {row['largest batch']} | {ended} | {row['MiB']} | {seconds} |")
 
 
 def main() -> None:
@@ -201,7 +289,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true", help="also measure memory")
-    parser.add_argument("--most", type=int, default=256, help="largest batch tried for memory (default: 256)")
+    parser.add_argument("--most", type=int, help="largest batch tried for memory (default: 256; on a GPU 8192)")
+    parser.add_argument(
+        "--batch", type=int, default=64, help="queries in a batch; distillation: a quarter (default: 64)"
+    )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="folder or name of the encoder")
+    parser.add_argument("--random", type=int, nargs=2, metavar=("DIM", "LAYERS"), help="a random BERT of this shape")
     parser.add_argument("--only", choices=["distillation", "contrastive", "cached", "memory"], help="measure only this")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
@@ -211,21 +304,30 @@ def main() -> None:
         kind, side, batch = options.peak
         print(peak(kind, side, int(batch), texts))
         return
-    model = make_model(options.device)
+    model = make_model(options.device, options.model, options.random)
+    on_gpu = model.device.type == "cuda"
+    if on_gpu:
+        use_mixed_precision(model)
     results: dict[str, Any] = {"threads": torch.get_num_threads(), "cores": os.cpu_count(), "steps": [], "memory": []}
-    for kind, batch, documents in (("distillation", 16, 8), ("contrastive", 64, 2), ("cached", 64, 2)):
+    for kind, batch, documents in (
+        ("distillation", max(1, options.batch // 4), 8),
+        ("contrastive", options.batch, 2),
+        ("cached", options.batch, 2),
+    ):
         if options.only in (None, kind):
             rows = make_rows(texts, batch, documents, scored=kind == "distillation")
             results["steps"].append(time_steps(kind, model, rows, options.repeats))
             print(json.dumps(results["steps"][-1]), flush=True)
-    if options.memory:
+    if options.memory and on_gpu:
+        results["memory"] = largest_batches(model, texts, options.batch, options.most or 8192)
+    elif options.memory:
         for kind, side in (
             ("contrastive", "sentence-transformers"),
             ("contrastive", "latelier"),
             ("cached", "sentence-transformers"),
             ("cached", "latelier"),
         ):
-            results["memory"].append(largest_batch(options.folder, kind, side, options.most))
+            results["memory"].append(largest_batch(options.folder, kind, side, options.most or 256))
             print(json.dumps(results["memory"][-1]), flush=True)
     print_tables(results)
     if options.json:

@@ -47,6 +47,7 @@ __all__ = [
     "encodes_by_budget",
     "packed_windows",
     "stream",
+    "tokenize_window",
 ]
 
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
@@ -328,22 +329,23 @@ def _truncate(vectors: Tensor, dim: int) -> Tensor:
     return nn.functional.normalize(vectors[:, :dim], dim=-1)
 
 
+def tokenize_window(model: MultiVectorEncoder, texts: list[str], job: Job) -> Any:
+    """Return the features of the texts of a window."""
+    return model.preprocess(texts, prompt=job.prompt, task=job.task)
+
+
 def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Iterator[Any]:
     """Yield the features of each window; the next one is tokenised in a thread meanwhile."""
-
-    def tokenize(window: list[str]) -> Any:
-        return model.preprocess(window, prompt=job.prompt, task=job.task)
-
     remaining = iter(texts)
     window = list(islice(remaining, WINDOW))
     if not window:
         return
-    features = tokenize(window)
+    features = tokenize_window(model, window, job)
     upcoming = list(islice(remaining, WINDOW))
     if upcoming:
         with ThreadPoolExecutor(1, "latelier-tokenizer") as thread:
             while upcoming:
-                pending = thread.submit(tokenize, upcoming)
+                pending = thread.submit(tokenize_window, model, upcoming, job)
                 yield features
                 features = pending.result()
                 upcoming = list(islice(remaining, WINDOW))
