@@ -1,6 +1,6 @@
 """The engine ``"fused"``: MaxSim on CUDA with gradients, by the kernels of `triton`; no similarity is kept in memory.
 
-Masked tokens take no time, and padded vectors are read where they are: the kernels get the rows of the tokens.
+Padded vectors are read where they are, with their masks: the kernels skip the padding at the end of each text.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def _score(queries: Side, documents: Side, *, share: int, step: int) -> torch.Te
     device = documents.vectors.device
     if not len(queries) or not share:
         return torch.zeros(len(queries), share, device=device)
-    dtype, gradient = _dtype(queries, documents), needs_gradient(queries, documents)
+    dtype = _dtype(queries, documents)
     with torch.cuda.device_of(documents.vectors):  # triton launches on the current device; on the CPU this does nothing
-        left, right = (_rows(side, device, dtype, exact=gradient) for side in (queries, documents))
+        left, right = (_rows(side, device, dtype) for side in (queries, documents))
         return _MaxSim.apply(left.vectors, right.vectors, left, right, share, step)
 
 
@@ -92,27 +92,19 @@ def _dtype(queries: Side, documents: Side) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if dtype == torch.float32 and torch.is_autocast_enabled(kind) else dtype
 
 
-def _rows(side: Side, device: torch.device, dtype: torch.dtype, *, exact: bool) -> Rows:
-    """Return the tokens of one side as the kernels read them.
+def _rows(side: Side, device: torch.device, dtype: torch.dtype) -> Rows:
+    """Return the tokens of one side as the kernels read them; nothing here waits for the GPU."""
+    from latelier.scores.engines.triton import Rows
 
-    Without ``exact``, a mask that keeps all tokens is left out: that makes the kernel a tenth faster, but has to wait
-    for the GPU, which a training step should not.
-    """
-    from latelier.scores.engines.triton import Rows, kept_rows
-
-    if not side.is_padded:
-        packed = side.packed.to("float32") if side.packed.scales is not None else side.packed
-        offsets = as_tensor(packed.offsets).to(device, non_blocking=True)
-        vectors = packed.vectors.to(device, dtype).contiguous()
-        return Rows(vectors, offsets[:-1], offsets.diff().int(), None, int(packed.lengths.max(initial=0)))
-    padded, mask = side.padded
-    texts, tokens, dim = padded.shape
-    vectors, mask = padded.to(device, dtype).reshape(-1, dim).contiguous(), mask.to(device)
-    first = torch.arange(texts, device=device) * tokens
-    if not exact and bool(mask.all()):
-        return Rows(vectors, first, torch.full((texts,), tokens, dtype=torch.int32, device=device), None, tokens)
-    kept, count = kept_rows(mask)
-    return Rows(vectors, first, count, kept, tokens)
+    if side.is_padded:
+        padded, mask = side.padded
+        texts, tokens, dim = padded.shape
+        vectors = padded.to(device, dtype).reshape(-1, dim).contiguous()
+        return Rows(vectors, None, None, mask.to(device).contiguous().view(torch.uint8), texts, tokens)
+    packed = side.packed.to("float32") if side.packed.scales is not None else side.packed
+    vectors = as_tensor(packed.vectors).to(device, dtype).contiguous()
+    offsets = as_tensor(packed.offsets).to(device, non_blocking=True)
+    return Rows(vectors, offsets[:-1], offsets.diff(), None, len(packed), int(packed.lengths.max(initial=0)))
 
 
 class _MaxSim(torch.autograd.Function):

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["Rows", "add_gradients", "best_tokens", "kept_rows"]
+__all__ = ["Rows", "add_gradients", "best_tokens"]
 
 # Vectors of up to so many numbers are read whole, and those of a program's queries stay on the chip.
 _WIDEST = 128
@@ -44,39 +44,18 @@ class _Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The tokens of texts: text ``i`` has the ``tokens[i]`` tokens from number ``first[i]`` on.
+    """The tokens of texts, packed or padded.
 
-    The numbers are rows of `vectors`; if `kept` is not None, they are positions in it, where those rows stand.
+    Packed: text ``i`` has the ``tokens[i]`` rows of `vectors` from ``first[i]`` on. Padded: it has `longest` rows, of
+    which those count where `mask` is not 0.
     """
 
     vectors: torch.Tensor  # (rows, dim), contiguous, floating
-    first: torch.Tensor  # (texts,) int64
-    tokens: torch.Tensor  # (texts,) int32: how many there are
-    kept: torch.Tensor | None  # int32 or int64
-    longest: int  # no text has more tokens
-
-
-def kept_rows(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of the tokens that a mask keeps, without a copy of the vectors and without waiting for the GPU.
-
-    Parameters
-    ----------
-    mask
-        ``(texts, tokens)`` bool.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Rows of the flattened vectors, ``(texts * tokens,)``: in the part of each text those of its kept tokens, then
-        undefined numbers. The number of kept tokens of each text, int32.
-    """
-    texts, tokens = mask.shape
-    mask = mask.contiguous()
-    kept = torch.empty(texts * tokens, dtype=_integer(texts * tokens), device=mask.device)
-    count = torch.zeros(texts, dtype=torch.int32, device=mask.device)
-    if mask.numel():
-        _keep[(texts,)](mask.view(torch.uint8), kept, count, tokens, triton.next_power_of_2(tokens))
-    return kept, count
+    first: torch.Tensor | None  # (texts,) int64
+    tokens: torch.Tensor | None  # (texts,) int64
+    mask: torch.Tensor | None  # (texts, longest) uint8, contiguous
+    texts: int
+    longest: int  # no text has more rows
 
 
 def best_tokens(
@@ -100,7 +79,7 @@ def best_tokens(
         each best token in its document, -1 where there is none, ``(share, query_rows)`` int32 with a power of two of
         query rows per query; or None.
     """
-    texts, dim, device = len(queries.first), queries.vectors.shape[1], queries.vectors.device
+    texts, dim, device = queries.texts, queries.vectors.shape[1], queries.vectors.device
     length = _padded_length(queries, grouped=step > 0)
     rows = length if step else max(16, triton.next_power_of_2(texts * length))  # of one query if each has its own
     tile = _tile(rows, queries.vectors, positions=positions)
@@ -111,7 +90,8 @@ def best_tokens(
     if scores.numel():
         columns = max(1, min(_DOCUMENTS, blocks * share // _PROGRAMS))
         _forward[(blocks * triton.cdiv(share, columns),)](
-            *queries[:4], *documents[:4], scores, places, texts, share, step, blocks, columns, dim, length, *tile[:3],
+            *queries, *documents, scores, places, share, step, blocks, columns, dim, length, *tile[:3],
+            mask_width=1 if documents.mask is None else triton.next_power_of_2(documents.longest),
             precision=_precision(), num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
     return scores[0] if parts == 1 else scores.sum(dim=0), places
@@ -139,13 +119,13 @@ def add_gradients(
         As `vectors` of both sides, zero in rows that are no token's. They are added by atomic operations, so the last
         digit depends on their order.
     """
-    (texts, share), dim = gradients.shape, queries.vectors.shape[1]
+    share, dim = gradients.shape[1], queries.vectors.shape[1]
     left, right = (torch.zeros_like(side.vectors, dtype=torch.float32) for side in (queries, documents))
     if gradients.numel() and positions.numel():
         length, width = _padded_length(queries, grouped=step > 0), min(_WIDEST, triton.next_power_of_2(dim))
         grid = positions.shape[1] // _ROWS, triton.cdiv(share, _COLUMNS), triton.cdiv(dim, width)
         _backward[grid](
-            *queries[:4], *documents[:4], gradients, positions, left, right, texts, share, step, _COLUMNS,
+            *queries, *documents, gradients, positions, left, right, share, step, _COLUMNS,
             positions.shape[1], dim, length, _ROWS, width,
         )  # fmt: skip
     return left, right
@@ -182,48 +162,73 @@ def _precision() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def _integer(largest: int) -> torch.dtype:
-    return torch.int32 if largest < 1 << 31 else torch.int64
-
-
-@triton.jit
-def _keep(mask: tl.tensor, kept: tl.tensor, count: tl.tensor, tokens: tl.tensor, width: tl.constexpr) -> None:
-    """One program: one text."""
-    text = tl.program_id(0).to(tl.int64)
-    token = tl.arange(0, width)
-    keep = tl.load(mask + text * tokens + token, mask=token < tokens, other=0).to(tl.int32)
-    place = tl.cumsum(keep, 0) - 1
-    tl.store(kept + text * tokens + place, text * tokens + token, mask=keep > 0)
-    tl.store(count + text, tl.sum(keep, 0))
+# Numbers that differ from batch to batch: a kernel is not compiled again for those that are 1 or multiples of 16.
+_VARYING = [
+    "texts", "longest_query", "document_texts", "longest_document", "share", "step", "blocks", "columns", "query_rows",
+]  # fmt: skip
 
 
 @triton.jit
 def _token_rows(
-    first: tl.tensor, tokens: tl.tensor, kept: tl.tensor, texts: tl.tensor, position: tl.tensor, length: tl.constexpr
+    first: tl.tensor,
+    tokens: tl.tensor,
+    mask: tl.tensor,
+    texts: tl.tensor,
+    longest: tl.tensor,
+    position: tl.tensor,
+    length: tl.constexpr,
 ) -> tl.tuple:
     """Return the row, the query and the validity of query tokens; a `position` is ``query * length + token``."""
     text = position // length
     token = position % length
-    valid = token < tl.load(tokens + text, mask=text < texts, other=0)
-    row = tl.load(first + text, mask=text < texts, other=0) + token
-    if kept is not None:
-        row = tl.load(kept + row, mask=valid, other=0).to(tl.int64)
+    if mask is None:
+        valid = token < tl.load(tokens + text, mask=text < texts, other=0)
+        row = tl.load(first + text, mask=text < texts, other=0) + token
+    else:
+        row = text.to(tl.int64) * longest + token
+        valid = tl.load(mask + row, mask=(text < texts) & (token < longest), other=0) != 0
     return row, text, valid
 
 
 @triton.jit
+def _document_rows(
+    first: tl.tensor,
+    tokens: tl.tensor,
+    mask: tl.tensor,
+    longest: tl.tensor,
+    document: tl.tensor,
+    width: tl.constexpr,
+) -> tl.tuple:
+    """Return the first row of a document, how many rows it has up to its last token, and whether some do not count."""
+    if mask is None:
+        row = tl.load(first + document)
+        rows = tl.load(tokens + document).to(tl.int32)
+        has_holes = rows < 0
+    else:
+        row = document.to(tl.int64) * longest
+        token = tl.arange(0, width)
+        counts = tl.load(mask + row + token, mask=token < longest, other=0) != 0
+        rows = tl.max(tl.where(counts, token + 1, 0), axis=0)
+        has_holes = tl.sum(counts.to(tl.int32), axis=0) < rows
+    return row, rows, has_holes
+
+
+@triton.jit(do_not_specialize=_VARYING)
 def _forward(
     query_vectors: tl.tensor,
     query_first: tl.tensor,
     query_tokens: tl.tensor,
-    query_kept: tl.tensor,
+    query_mask: tl.tensor,
+    texts: tl.tensor,
+    longest_query: tl.tensor,
     document_vectors: tl.tensor,
     document_first: tl.tensor,
     document_tokens: tl.tensor,
-    document_kept: tl.tensor,
+    document_mask: tl.tensor,
+    document_texts: tl.tensor,
+    longest_document: tl.tensor,
     scores: tl.tensor,
     positions: tl.tensor,
-    texts: tl.tensor,
     share: tl.tensor,
     step: tl.tensor,
     blocks: tl.tensor,
@@ -233,6 +238,7 @@ def _forward(
     tile: tl.constexpr,
     document_tile: tl.constexpr,
     width: tl.constexpr,
+    mask_width: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
     """One program: `tile` query tokens against `columns` documents.
@@ -242,7 +248,7 @@ def _forward(
     block = tl.program_id(0) % blocks
     start = tl.program_id(0) // blocks * columns
     r = tl.arange(0, tile)
-    rows, _, valid = _token_rows(query_first, query_tokens, query_kept, texts, block * tile + r, length)
+    rows, _, valid = _token_rows(query_first, query_tokens, query_mask, texts, longest_query, block * tile + r, length)
     q_rows = query_vectors + rows[:, None] * dim
     k = tl.arange(0, width)
     if dim <= width:
@@ -255,15 +261,14 @@ def _forward(
     j = tl.arange(0, document_tile)
     for column in range(start, tl.minimum(start + columns, share)):
         document = (block * tile // length) * step + column
-        first = tl.load(document_first + document)
-        tokens = tl.load(document_tokens + document)
+        first, tokens, has_holes = _document_rows(
+            document_first, document_tokens, document_mask, longest_document, document, mask_width
+        )
         best = tl.full([tile], float("-inf"), tl.float32)
         place = tl.full([tile], -1, tl.int32)
         for offset in range(0, tokens, document_tile):
             # Beyond the end the last token is repeated, which changes no maximum.
             d = first + tl.minimum(offset + j, tokens - 1)
-            if document_kept is not None:
-                d = tl.load(document_kept + d).to(tl.int64)
             d_rows = document_vectors + d[None, :] * dim
             if dim <= width:
                 right = tl.load(d_rows + k[:, None], mask=(k < dim)[:, None], other=0.0)
@@ -275,6 +280,10 @@ def _forward(
                     piece = tl.load(q_rows + (at + k)[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
                     right = tl.load(d_rows + (at + k)[:, None], mask=inside[:, None], other=0.0)
                     similarities = tl.dot(piece, right, similarities, input_precision=precision)
+            if document_mask is not None:  # noqa: SIM102 - decided when the kernel is compiled
+                if has_holes:
+                    counts = tl.load(document_mask + d) != 0
+                    similarities = tl.where(counts[None, :], similarities, float("-inf"))
             if positions is None:
                 best = tl.maximum(best, tl.max(similarities, axis=1))
             else:
@@ -289,21 +298,24 @@ def _forward(
             tl.store(positions + (tl.cast(column, tl.int64) * blocks + block) * tile + r, place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def _backward(
     query_vectors: tl.tensor,
     query_first: tl.tensor,
     query_tokens: tl.tensor,
-    query_kept: tl.tensor,
+    query_mask: tl.tensor,
+    texts: tl.tensor,
+    longest_query: tl.tensor,
     document_vectors: tl.tensor,
     document_first: tl.tensor,
     document_tokens: tl.tensor,
-    document_kept: tl.tensor,
+    document_mask: tl.tensor,
+    document_texts: tl.tensor,
+    longest_document: tl.tensor,
     gradients: tl.tensor,
     positions: tl.tensor,
     query_out: tl.tensor,
     document_out: tl.tensor,
-    texts: tl.tensor,
     share: tl.tensor,
     step: tl.tensor,
     columns: tl.tensor,
@@ -317,7 +329,7 @@ def _backward(
     start = tl.program_id(1) * columns
     k = tl.program_id(2) * width + tl.arange(0, width)
     position = tl.program_id(0) * rows + tl.arange(0, rows)
-    q, query, valid = _token_rows(query_first, query_tokens, query_kept, texts, position, length)
+    q, query, valid = _token_rows(query_first, query_tokens, query_mask, texts, longest_query, position, length)
     q_cells = q[:, None] * dim + k[None, :]
     inside = valid[:, None] & (k < dim)[None, :]
     vectors = tl.load(query_vectors + q_cells, mask=inside, other=0.0).to(tl.float32)
@@ -326,9 +338,11 @@ def _backward(
         place = tl.load(positions + tl.cast(column, tl.int64) * query_rows + position)
         weight = tl.load(gradients + query.to(tl.int64) * share + column, mask=query < texts, other=0.0)
         taken = (place >= 0) & (weight != 0.0)
-        d = tl.load(document_first + query * step + column, mask=taken, other=0) + place
-        if document_kept is not None:
-            d = tl.load(document_kept + d, mask=taken, other=0).to(tl.int64)
+        document = query * step + column
+        if document_mask is None:
+            d = tl.load(document_first + document, mask=taken, other=0) + place
+        else:
+            d = document.to(tl.int64) * longest_document + place
         cells = d[:, None] * dim + k[None, :]
         mask = taken[:, None] & (k < dim)[None, :]
         total += weight[:, None] * tl.load(document_vectors + cells, mask=mask, other=0.0).to(tl.float32)
