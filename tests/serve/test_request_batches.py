@@ -172,28 +172,22 @@ def test_threads_take_even_shares_at_the_same_time(threads, calls, sizes):
 
 
 def test_a_batch_that_fails_beside_another_fails_its_own_calls_only():
-    together = threading.Barrier(2)
+    together, failed = threading.Barrier(2), threading.Event()
 
     def answer(items):
         together.wait(30)
         if 1 in items:
             raise ValueError("no ones")
-        together.wait(30)
+        failed.wait(10)  # the calls of the other batch have got its error
         return items
 
-    def answer_alone(items):
-        try:
-            return answer(items)
-        finally:
-            if 1 in items:
-                together.wait(30)  # the other batch is answered after this one has failed
-
     async def many(batcher):
-        return await asyncio.gather(*map(batcher.submit, range(4)), return_exceptions=True)
+        calls = [asyncio.create_task(batcher.submit(i)) for i in range(4)]
+        errors = await asyncio.gather(*calls[:2], return_exceptions=True)
+        failed.set()
+        return [*map(str, errors), *await asyncio.gather(*calls[2:])]
 
-    one, two, *others = run(many, answer_alone, threads=2)
-    assert str(one) == str(two) == "no ones"
-    assert others == [2, 3]
+    assert run(many, answer, threads=2) == ["no ones", "no ones", 2, 3]
 
 
 def test_closing_waits_for_the_batches_of_all_threads():
