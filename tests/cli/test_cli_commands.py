@@ -243,7 +243,9 @@ def test_help_names_every_command_with_an_example(run):
     assert "Exit status: 0 done, 1 failed" in " ".join(general.split())
     for name in (each.strip("_").replace("_", "-") for each in names):
         assert f"  {name} " in general
-        assert "Example:\n    " in run(name, "--help").stdout
+        printed = run(name, "--help").stdout
+        assert "Example:\n    " in printed
+        assert printed.split("\n\n")[0].count("...") <= 1  # the usage
 
 
 HELP = """

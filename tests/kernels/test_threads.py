@@ -1,6 +1,7 @@
 """Work shared out among threads is done once each, and what goes wrong in one is raised."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latelier.kernels.threads import for_ranges
+from latelier.kernels.threads import allowed_threads, for_each, for_ranges, limited_threads
 
 
 @given(st.lists(st.integers(0, 50_000), max_size=12), st.integers(1, 1 << 16))
@@ -50,3 +51,88 @@ def test_work_within_work_comes_to_an_end():
         torch.set_num_threads(before)
     assert sum(seen) % 99 == 0
     assert len(seen) > 99
+
+
+@pytest.fixture
+def _four_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_four_threads")
+def test_a_limit_holds_inside_its_block_and_an_inner_one_cannot_raise_it():
+    assert allowed_threads() == 4
+    with limited_threads(3):
+        assert allowed_threads() == 3
+        with limited_threads(2):
+            assert allowed_threads() == 2
+            with limited_threads(9):
+                assert allowed_threads() == 2
+        assert allowed_threads() == 3
+        with limited_threads(0):  # the calling thread itself
+            assert allowed_threads() == 1
+    assert allowed_threads() == 4
+
+
+@pytest.mark.usefixtures("_four_threads")
+def test_an_exception_ends_a_limit():
+    with limited_threads(3):
+        with pytest.raises(LookupError, match="inside"), limited_threads(1):
+            raise LookupError("inside")
+        assert allowed_threads() == 3
+
+
+@pytest.mark.usefixtures("_four_threads")
+def test_a_limit_is_that_of_its_own_thread():
+    seen = []
+    other = threading.Thread(target=lambda: seen.append(allowed_threads()))
+    with limited_threads(1):
+        other.start()
+        other.join()
+    assert seen == [4]
+
+
+def each_square(work):
+    found = {}
+    for_each(lambda number: (work(), found.update({number: number**2})), range(40))
+    return [found[number] for number in range(40)]
+
+
+def each_range(work):
+    found, offsets = np.zeros(40), np.arange(0, 41_000, 1000)
+
+    def square(first, last):
+        work()
+        found[first:last] = np.arange(first, last) ** 2
+
+    for_ranges(square, offsets, 1 << 16)
+    return found.tolist()
+
+
+@pytest.mark.usefixtures("_four_threads")
+@pytest.mark.parametrize("call", [each_square, each_range])
+@pytest.mark.parametrize("allowed", [1, 2, 3, 4])
+def test_as_many_threads_work_as_are_allowed_with_equal_results(call, allowed):
+    seen, all_at_work = set(), threading.Barrier(allowed)
+
+    def work():
+        if (thread := threading.get_ident()) not in seen:
+            seen.add(thread)
+            all_at_work.wait(30)  # one thread too few would wait in vain, one too many be seen or wait in vain
+        time.sleep(0.002)  # so that there is work left for one too many
+
+    with limited_threads(allowed):
+        assert call(work) == [number**2 for number in range(40)]
+    assert len(seen) == allowed
+    assert threading.get_ident() in seen
+
+
+@pytest.mark.usefixtures("_four_threads")
+def test_what_several_threads_call_may_use_one_thread_each_and_a_single_call_all():
+    seen = []
+    for_each(lambda _: seen.append(allowed_threads()), range(8))
+    for_each(lambda _: seen.append(allowed_threads()), range(1))
+    assert seen == [1] * 8 + [4]
+    assert allowed_threads() == 4

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -101,6 +102,53 @@ def test_int8_is_close_and_smaller(minilm, tmp_path):
         assert 0.9 < cosines.min() < 1
     weights = sum(path.stat().st_size for path in (tmp_path / "exported").glob("encoder.onnx*"))
     assert weights < 0.7 * sum(each.nbytes for each in model[0].model.parameters())
+
+
+def ragged(count):
+    """Texts of many lengths, in no order, some of them equal or empty."""
+    rng = np.random.default_rng(0)
+    words = ["pear", "apple", "un-hyphenated", "naïve", "café", "東京", "longer", "says", "moon"]
+    return [" ".join(rng.choice(words, size=int(size))) for size in rng.geometric(0.06, size=count) - 1]
+
+
+@pytest.mark.parametrize("name", ["dense", "recipe", "attending"])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_text_is_encoded_as_it_is_alone_however_many_threads(exported, name, threads):
+    """Batches are cut, padded, and shared among threads; what each text gets, and where, does not depend on it."""
+    encoder, texts, before = exported[name], ragged(60), torch.get_num_threads()
+    alone = {
+        encode: [encode([text])[0] for text in texts] for encode in (encoder.encode_queries, encoder.encode_documents)
+    }
+    torch.set_num_threads(threads)
+    try:
+        together = {encode: encode(texts) for encode in alone}
+    finally:
+        torch.set_num_threads(before)
+    assert len({len(vectors) for vectors in alone[encoder.encode_documents]}) > 5
+    for encode, expected in alone.items():
+        for got, want in zip(together[encode], expected, strict=True):
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+def test_threads_share_the_batches_of_a_call_and_batches_are_padded_little(exported, monkeypatch):
+    encoder, texts = exported["dense"], ragged(200)
+    seen, padding, both = set(), [], threading.Barrier(2)
+    run = encoder._encoder.run
+
+    def run_seen(ids, attended, types):
+        padding.append(attended.size - attended.sum())
+        if (thread := threading.get_ident()) not in seen:
+            seen.add(thread)
+            both.wait(30)  # a thread alone would wait in vain, a third one too
+        return run(ids, attended, types)
+
+    monkeypatch.setattr(encoder._encoder, "run", run_seen)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    encoder.encode_queries(texts)
+    assert len(seen) == 2
+    assert 0 < max(padding) <= 16
+    assert len(padding) < len(texts) / 4
 
 
 WITHOUT_TORCH = """

@@ -1,5 +1,6 @@
 """A batch of searches: each gets what it gets alone, and all of them are one call of the model."""
 
+import re
 from contextlib import contextmanager
 
 import numpy as np
@@ -59,9 +60,8 @@ def test_a_fault_of_one_search_is_not_that_of_another(shared_retriever):
     for message, expected in zip(messages, ("k=0", "yera", "nothing", "effort"), strict=True):
         assert expected in message
     for search, message in zip(FAULTY, messages, strict=True):
-        with pytest.raises(InvalidArgumentError) as raised:
+        with pytest.raises(InvalidArgumentError, match=rf"^{re.escape(message)}\Z"):
             alone(shared_retriever, search)
-        assert str(raised.value) == message
 
 
 def test_faulty_vectors_of_one_search_are_not_those_of_another(shared_retriever):

@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from latelier.serve import batching
 from latelier.serve.batching import Batcher
 from latelier.serve.errors import QueueFullError, StoppingError
 
@@ -142,3 +144,153 @@ def test_closing_answers_what_was_accepted_and_rejects_what_comes_later():
         return [await call for call in accepted]
 
     assert asyncio.run(main()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("threads", "calls", "sizes"), [(2, 8, [4, 4]), (3, 11, [4, 4, 3]), (4, 3, [1, 1, 1]), (2, 100, [16, 16])]
+)
+def test_threads_take_even_shares_at_the_same_time(threads, calls, sizes):
+    """The first batch of each thread; the last one of them is limited by `max_batch`."""
+    together, seen = threading.Barrier(len(sizes)), []
+
+    async def many(batcher):
+        def answer(items):
+            if len(seen) < len(sizes):
+                seen.append(len(items))
+                together.wait(30)  # all are being answered
+                assert batcher.batches == len(sizes)
+                together.wait(30)
+            return doubled(items)
+
+        batcher._answer = answer
+        answers = await asyncio.gather(*map(batcher.submit, range(calls)))
+        assert batcher.batches == 0
+        return answers
+
+    assert run(many, threads=threads, max_batch=16) == doubled(range(calls))
+    assert seen == sizes
+
+
+def test_a_batch_that_fails_beside_another_fails_its_own_calls_only():
+    together, failed = threading.Barrier(2), threading.Event()
+
+    def answer(items):
+        together.wait(30)
+        if 1 in items:
+            raise ValueError("no ones")
+        failed.wait(10)  # the calls of the other batch have got its error
+        return items
+
+    async def many(batcher):
+        calls = [asyncio.create_task(batcher.submit(i)) for i in range(4)]
+        errors = await asyncio.gather(*calls[:2], return_exceptions=True)
+        failed.set()
+        return [*map(str, errors), *await asyncio.gather(*calls[2:])]
+
+    assert run(many, answer, threads=2) == ["no ones", "no ones", 2, 3]
+
+
+def test_closing_waits_for_the_batches_of_all_threads():
+    at_work, release = threading.Semaphore(0), {item: threading.Event() for item in "abc"}
+
+    def answer(items):
+        at_work.release()
+        release[items[0]].wait(10)
+        return items
+
+    async def until_at_work():
+        await asyncio.get_running_loop().run_in_executor(None, at_work.acquire)
+
+    async def main():
+        batcher = Batcher(answer, name="test", threads=2, max_batch=1, max_waiting=10)
+        await batcher.__aenter__()
+        a, b, c = [asyncio.create_task(batcher.submit(item)) for item in "abc"]
+        await until_at_work()
+        await until_at_work()
+        closing = asyncio.create_task(batcher.__aexit__())
+        release["a"].set()
+        assert await a == "a"
+        await until_at_work()  # on c, which had only been accepted
+        release["c"].set()
+        assert await c == "c"
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (closing.done(), b.done(), batcher.batches) == (False, False, 1)
+        release["b"].set()
+        assert await asyncio.wait_for(b, 30) == "b"
+        await closing
+        assert batcher.batches == 0
+
+    asyncio.run(main())
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test_")]
+
+
+class Gathering:
+    """`asyncio` for a batcher, with a clock that a test moves."""
+
+    def __init__(self, monkeypatch):
+        self.waits, self.began, self.over = [], asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(batching, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep}))
+
+    async def sleep(self, seconds):
+        self.waits.append(seconds)
+        self.began.set()
+        await self.over.wait()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_clients_that_were_answered_together_are_waited_for(monkeypatch, threads):
+    batches = []
+
+    def answer(items):
+        batches.append(sorted(items))
+        return items
+
+    async def many(batcher):
+        gathering = Gathering(monkeypatch)
+        await asyncio.gather(*map(batcher.submit, range(4 * threads)))
+        first = len(batches)
+        one = asyncio.create_task(batcher.submit("one"))
+        await asyncio.wait_for(gathering.began.wait(), 30)
+        others = [asyncio.create_task(batcher.submit(f"other {i}")) for i in range(4 * threads - 1)]
+        await asyncio.sleep(0)
+        gathering.over.set()
+        await asyncio.gather(one, *others)
+        assert set(gathering.waits) == {5}
+        return sorted(map(len, batches[:first])), sorted(map(len, batches[first:]))
+
+    assert run(many, answer, threads=threads, max_batch=8, gather_seconds=5) == ([4] * threads, [4] * threads)
+
+
+def test_a_full_batch_waits_for_no_further_clients(monkeypatch):
+    batches, release = [], threading.Event()
+
+    def answer(items):
+        batches.append(items)
+        release.wait(10)
+        return items
+
+    async def many(batcher):
+        gathering = Gathering(monkeypatch)
+        gathering.over.set()
+        first = [asyncio.create_task(batcher.submit(i)) for i in range(3)]
+        while not batches:
+            await asyncio.sleep(0)
+        second = [asyncio.create_task(batcher.submit(i)) for i in range(3, 6)]
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(*first, *second)
+        return gathering.waits
+
+    assert run(many, answer, gather_seconds=5) == []
+    assert batches == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_single_client_is_not_made_to_wait(monkeypatch):
+    async def one_by_one(batcher):
+        gathering = Gathering(monkeypatch)
+        gathering.over.set()
+        assert [await batcher.submit(i) for i in range(5)] == [0, 2, 4, 6, 8]
+        return gathering.waits
+
+    assert run(one_by_one, gather_seconds=5) == []

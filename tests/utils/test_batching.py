@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,16 +9,32 @@ from latelier.errors import InvalidArgumentError
 from latelier.utils import batch_by_tokens, resolve_device
 
 
-@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 100), st.one_of(st.none(), st.integers(1, 5)))
-def test_every_text_comes_once_within_the_budget(lengths, max_tokens, max_rows):
-    batches = [batch.tolist() for batch in batch_by_tokens(lengths, max_tokens, max_rows)]
+@given(
+    st.lists(st.integers(0, 60), max_size=40),
+    st.integers(1, 100),
+    st.one_of(st.none(), st.integers(1, 5)),
+    st.one_of(st.none(), st.integers(0, 40)),
+)
+def test_every_text_comes_once_within_the_budget(lengths, max_tokens, max_rows, max_padding):
+    given_batches = batch_by_tokens(lengths, max_tokens, max_rows, max_padding=max_padding)
+    batches = [batch.tolist() for batch in given_batches]
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         padded = len(batch) * max(lengths[i] for i in batch)
         assert padded <= max_tokens or len(batch) == 1
         assert max_rows is None or len(batch) <= max_rows
+        assert max_padding is None or padded - sum(lengths[i] for i in batch) <= max_padding
     costs = [max(lengths[i] for i in batch) for batch in batches]
     assert costs == sorted(costs, reverse=True)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(0, 40))
+def test_a_batch_ends_only_where_one_text_more_would_exceed_a_limit(lengths, max_padding):
+    batches = [batch.tolist() for batch in batch_by_tokens(lengths, 200, max_padding=max_padding)]
+    for batch, following in pairwise(batches):
+        rows = [lengths[i] for i in [*batch, following[0]]]
+        padded = len(rows) * rows[0]
+        assert padded > 200 or padded - sum(rows) > max_padding
 
 
 def test_little_padding_on_ragged_texts():
@@ -30,6 +48,8 @@ def test_impossible_budgets_are_refused():
         list(batch_by_tokens([1, 2], 0))
     with pytest.raises(InvalidArgumentError, match="max_rows='3'; expected an integer"):
         list(batch_by_tokens([1, 2], 9, "3"))
+    with pytest.raises(InvalidArgumentError, match="max_padding=-1"):
+        list(batch_by_tokens([1, 2], 9, max_padding=-1))
     with pytest.raises(InvalidArgumentError, match="lengths that are not integers"):
         list(batch_by_tokens(["long"], 9))
     with pytest.raises(InvalidArgumentError, match=r"lengths of shape \(\); expected one per text"):

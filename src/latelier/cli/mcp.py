@@ -16,7 +16,7 @@ def mcp(
     folders: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME=]INDEX...", help="Folders of indexes, or qdrant:...; by default with their own names."
+            metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."
         ),
     ],
     *,

@@ -17,7 +17,7 @@ def serve(
     folders: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME=]INDEX...", help="Folders of indexes, or qdrant:...; by default with their own names."
+            metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."
         ),
     ] = None,
     *,

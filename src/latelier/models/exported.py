@@ -35,6 +35,9 @@ _LARGEST = 10**9
 _LONGEST_EXPANSION = 10**6
 # Batches of one call per thread, at least, and the least tokens of each, which make up for reading the weights.
 _BATCHES_PER_THREAD, _LEAST_BATCH_TOKENS = 2, 128
+# One thread's pass over MiniLM takes 3.3 ms and 0.18 ms per token: where the texts of a batch would be padded with more
+# than these tokens, a pass more takes less.
+_MAX_PADDING = 16
 
 
 class _Task(NamedTuple):
@@ -243,7 +246,7 @@ class ExportedEncoder:
                 encoded[int(i)] = self._project(hidden[place, : len(scored)][scored])
 
         lengths = [len(row.ids) for row in rows]
-        for_each(encode, batch_by_tokens(lengths, _batch_tokens(lengths)))
+        for_each(encode, batch_by_tokens(lengths, _batch_tokens(lengths), max_padding=_MAX_PADDING))
         return [encoded[i] for i in range(len(rows))]
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:

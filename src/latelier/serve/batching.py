@@ -28,8 +28,8 @@ class Batcher(Generic[Item, Answer]):
     """Answers calls in batches, as many at a time as there are threads.
 
     While all threads answer a batch, the calls that arrive wait; the thread that is free first takes its share of them
-    together. If its last batch held several calls, it waits `gather_seconds` first, since clients that were answered
-    together ask again at about the same time. A single client never waits for others.
+    together. If its last batch held several calls and fewer wait now, it waits `gather_seconds` first, since clients
+    that were answered together ask again at about the same time. A single client never waits for others.
 
     Parameters
     ----------
@@ -135,15 +135,15 @@ class Batcher(Generic[Item, Answer]):
 
     async def _run(self) -> None:
         """Answer one batch after the other in one of the threads."""
-        loop, answered = asyncio.get_running_loop(), 0
+        loop, expected = asyncio.get_running_loop(), 0
         while True:
             await self._arrived.wait()
-            if answered > 1 and self._gather_seconds and self.waiting < self._share():
+            if self._gather_seconds and self.waiting < expected:
                 await asyncio.sleep(self._gather_seconds)
             batch = self._take()
-            answered = len(batch)
+            size = _size(batch)
+            expected = size if len(batch) > 1 else 0
             if batch:
-                size = _size(batch)
                 self._answered.append(size)
                 await self._serve(loop, batch)
                 self._answered.remove(size)

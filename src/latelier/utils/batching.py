@@ -20,7 +20,11 @@ CPU_BATCH_TOKENS = 512
 
 
 def batch_by_tokens(
-    lengths: Sequence[int] | np.ndarray, max_tokens: int, max_rows: int | None = None
+    lengths: Sequence[int] | np.ndarray,
+    max_tokens: int,
+    max_rows: int | None = None,
+    *,
+    max_padding: int | None = None,
 ) -> Iterator[np.ndarray]:
     """Group texts of similar length into batches of at most `max_tokens` tokens, padding included.
 
@@ -32,6 +36,8 @@ def batch_by_tokens(
         Maximum of ``rows * longest row`` of a batch. A longer text is a batch of its own.
     max_rows
         Maximum number of rows of a batch; None: no limit.
+    max_padding
+        Maximum number of padding tokens of a batch; None: no limit.
 
     Yields
     ------
@@ -43,11 +49,14 @@ def batch_by_tokens(
     --------
     >>> list(batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20))
     [array([4, 1]), array([0, 3, 2])]
+    >>> list(batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20, max_padding=2))
+    [array([4, 1]), array([0, 3]), array([2])]
     """
     import numpy as np  # here: `latelier --help` imports this package
 
     check_count("max_tokens", max_tokens)
     check_count("max_rows", max_rows, optional=True)
+    check_count("max_padding", max_padding, 0, optional=True)
     try:
         lengths = np.asarray(lengths, dtype="int64")
     except (TypeError, ValueError, OverflowError) as error:
@@ -57,7 +66,11 @@ def batch_by_tokens(
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
-        rows = max(1, max_tokens // max(1, int(lengths[order[start]])))
+        longest = lengths[order[start]]
+        rows = max(1, max_tokens // max(1, int(longest)))
         rows = rows if max_rows is None else min(rows, max_rows)
+        if max_padding is not None:
+            padding = np.cumsum(longest - lengths[order[start : start + rows]])
+            rows = max(1, int(np.searchsorted(padding, max_padding, side="right")))
         yield order[start : start + rows]
         start += rows

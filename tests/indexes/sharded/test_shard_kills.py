@@ -79,7 +79,7 @@ def test_a_write_that_ends_between_its_steps_is_completed_or_dropped(tmp_path, m
     index, state = filled(tmp_path / "index")
 
     def fail(*arguments, **options):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("between two steps")
 
     name = "latelier.indexes.sharded.writing.persist" if is_committed else None
     with index, monkeypatch.context() as patch:
@@ -93,7 +93,7 @@ def test_a_write_that_ends_between_its_steps_is_completed_or_dropped(tmp_path, m
         else:
             patch.setattr("latelier.indexes.sharded.writing.Write.finish", fail)
             patch.setattr("latelier.indexes.sharded.writing.Write.drop", lambda write: None)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="between two steps"):
             carry_out(index, "update", [str(i) for i in range(10, 30)], 2)
         assert index._views._current() is view  # readers stay with the commit before
         assert stored(index) == state
