@@ -111,11 +111,11 @@ def _attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     reach = (options.get("sliding_window") or 0) - 1
     offsets, longest = packing
-    rows = [states[0].transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, dim of a head)
+    rows = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, dim of a head)
     attended = attend(
         *rows, offsets, offsets, longest, longest, scale=options.get("scaling"), window_size=(reach, reach)
     )
-    return attended[None], None
+    return attended.unsqueeze(0), None
 
 
 def _mask(*args: Any, **options: Any) -> Any:

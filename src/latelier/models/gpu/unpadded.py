@@ -157,7 +157,7 @@ def encode_unpadded(
     with packed_attention(encoder.model.config, packing):
         for module in model:
             out = out if isinstance(module, MultiVectorMask) else module(out)
-    vectors = out["token_embeddings"][0]
+    vectors = out["token_embeddings"].squeeze(0)
     if not scored.all():
         vectors = vectors.index_select(0, _send(torch.from_numpy(scored.nonzero()[0]), device))
     return Batch(rows, vectors, kept.tolist())
