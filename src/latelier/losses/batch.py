@@ -89,7 +89,9 @@ def embed_batch(
     documents = TokenEmbeddings.concatenate([texts for texts, _ in outputs])
     order = _grouped_by_query([len(texts) for texts, _ in outputs], len(queries))
     if len(outputs) > 1 and len(queries) > 1:
-        documents = TokenEmbeddings.from_list([documents[i] for i in order])
+        # split, not documents[i]: the gradient of each such slice would be as large as that of all documents.
+        texts_of = documents.vectors.split(documents.lengths.tolist())
+        documents = TokenEmbeddings.from_list([texts_of[i] for i in order])
     per_query = len(documents) // len(queries)
     for i, length in enumerate(documents.lengths.tolist()):
         if length == 0:
@@ -148,11 +150,12 @@ def _embed_columns(
     """Embed columns: return the token vectors and the keys of each."""
     if not _are_token_ids(columns):
         return [(run_whole(model, column, mini_batches), _hash_rows(column)) for column in columns]
+    keys = [_hash_rows(column) for column in columns]  # first: it would wait for a GPU to finish the passes
     texts = run_rows(model, _concatenate_columns(columns), mini_batches)
     embedded, start = [], 0
-    for column in columns:
+    for column, key in zip(columns, keys, strict=True):
         stop = start + len(column["input_ids"])
-        embedded.append((texts[start:stop], _hash_rows(column)))
+        embedded.append((texts[start:stop], key))
         start = stop
     return embedded
 

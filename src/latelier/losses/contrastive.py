@@ -100,10 +100,10 @@ class Contrastive(Loss):
         gathered = gather_documents(batch, across_devices=self.options.gather_across_devices)
         self._warn_of_too_few(len(gathered.documents))
         scores = score_all(self.score_metric, batch, gathered)
-        positives = gathered.first + torch.arange(len(batch.queries)) * batch.per_query
+        positives = gathered.first + torch.arange(len(batch.queries), device=scores.device) * batch.per_query
         if self.mask_duplicates:
             scores = scores.masked_fill(false_negatives(batch, gathered, positives).to(scores.device), -torch.inf)
-        total = nn.functional.cross_entropy(scores / self.temperature, positives.to(scores.device), reduction="sum")
+        total = nn.functional.cross_entropy(scores / self.temperature, positives, reduction="sum")
         return reduce_total(total, gathered, self.options)
 
     def _warn_of_too_few(self, documents: int) -> None:

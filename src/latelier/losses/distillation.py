@@ -185,13 +185,13 @@ class Distillation(Loss):
         """Return the cross-entropy of the best candidate among the documents of other queries, summed over queries."""
         gathered = gather_documents(batch, across_devices=False)
         n, scores = batch.per_query, score_all(self.in_batch_metric, batch, gathered)
-        rows = torch.arange(len(batch.queries))
-        positives = rows * n + teacher.argmax(dim=1).cpu()
-        columns = torch.arange(len(gathered.documents))
+        rows = torch.arange(len(batch.queries), device=scores.device)
+        positives = rows * n + teacher.argmax(dim=1)
+        columns = torch.arange(len(gathered.documents), device=scores.device)
         own = (columns // n == rows[:, None]) & (columns != positives[:, None])
-        excluded = (own | false_negatives(batch, gathered, positives)).to(scores.device)
+        excluded = own | false_negatives(batch, gathered, positives).to(scores.device)
         scores = scores.masked_fill(excluded, -torch.inf) / self.temperature
-        return nn.functional.cross_entropy(scores, positives.to(scores.device), reduction="sum")
+        return nn.functional.cross_entropy(scores, positives, reduction="sum")
 
     def _warn_of_too_few(self, n: int) -> None:
         if n == 1 and not self.in_batch_weight:

@@ -107,15 +107,16 @@ def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives
     Returns
     -------
     torch.Tensor
-        ``(b, columns)`` bool, true for a text that equals the query's positive, and for the first document of another
-        row with the same query. False everywhere if there are no keys.
+        ``(b, columns)`` bool, on the device of the queries' vectors: true for a text that equals the query's positive,
+        and for the first document of another row with the same query. False everywhere if there are no keys.
     """
-    columns = torch.arange(len(gathered.documents))
+    device = batch.queries.device
+    columns, positives = torch.arange(len(gathered.documents), device=device), positives.to(device)
     if gathered.keys is None or batch.query_keys is None:
-        return torch.zeros(len(positives), len(columns), dtype=torch.bool)
-    keys = gathered.keys
-    same_text = keys.documents == keys.documents[positives][:, None]
-    same_query = (keys.queries == batch.query_keys[:, None]) & (columns % batch.per_query == 0)
+        return torch.zeros(len(positives), len(columns), dtype=torch.bool, device=device)
+    documents, queries = (keys.to(device) for keys in gathered.keys)
+    same_text = documents == documents[positives][:, None]
+    same_query = (queries == batch.query_keys.to(device)[:, None]) & (columns % batch.per_query == 0)
     return (same_text | same_query) & (columns != positives[:, None])
 
 

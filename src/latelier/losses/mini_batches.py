@@ -69,9 +69,10 @@ def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatch
     TokenEmbeddings
         The scored tokens of each row, in the order of the rows, with gradients; at least float32.
     """
-    used = used_positions(features)
-    lengths = used.sum(dim=1).cpu().numpy()
-    budget = mini_batches.max_tokens or (_CPU_TOKENS if used.device.type == "cpu" else _ACCELERATOR_TOKENS)
+    on_cpu = features["input_ids"].device.type == "cpu"
+    used = used_positions(features).cpu()  # once: each mini-batch would wait for a GPU again
+    lengths = used.sum(dim=1).numpy()
+    budget = mini_batches.max_tokens or (_CPU_TOKENS if on_cpu else _ACCELERATOR_TOKENS)
     texts: list[Tensor | None] = [None] * len(lengths)
     for rows in batch_by_tokens(lengths, budget, mini_batches.max_rows):
         if len(rows) == len(lengths):  # one mini-batch: the features as they are

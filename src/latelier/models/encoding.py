@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Normalize, Transformer
 from torch import Tensor, nn
 
-from latelier.arrays import torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
+from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
 from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import max_length
 from latelier.models.options import check_delegated_dtype, has_loop_options, prompt_errors
@@ -31,29 +32,30 @@ from latelier.models.outputs import OutputForm
 from latelier.models.pooling import Pooling, pool_tokens
 from latelier.models.salience import Recorder, recorded_attention
 from latelier.models.text_encoder import TextEncoder
+from latelier.models.window_features import tokenize_window
+from latelier.models.windows import Batch, Window, embeddings_on_host, windows_on_host
 from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.progress import progress_bar
-from latelier.utils.ranges import lengths_to_offsets, rows_of
+from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = [
     "WINDOW",
-    "Batch",
     "Job",
-    "Window",
     "encode_chunk",
     "encode_rows",
     "encode_windows",
     "encodes_by_budget",
     "packed_windows",
     "stream",
-    "tokenize_window",
 ]
 
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048
 # Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are.
 _SAMPLE = 4
+# Tokens of a batch without padding, per text of `batch_size`: enough to keep a large GPU busy.
+_GPU_TOKENS = 2048
 _CPU = torch.device("cpu")
 _UNPOOLED = Pooling()
 _logger = logging.getLogger(__name__)
@@ -71,7 +73,8 @@ class Job:
     prompt
         What to put before each text; None for the model's own prompt.
     batch_size
-        Maximum number of texts of full length in a batch; a batch of shorter texts may have as many tokens.
+        Maximum number of texts of full length in a batch; a batch of shorter texts may have as many tokens. Without
+        padding, on a GPU, full length is 2,048 tokens at least.
     compute_dtype
         The dtype to compute in, or ``"auto"``.
     truncate_dim
@@ -100,42 +103,6 @@ class Job:
 
     def __post_init__(self) -> None:
         check_compute_dtype(self.compute_dtype)
-
-
-class Batch(NamedTuple):
-    """Encoded texts: their positions in the window, ``(tokens, dim)`` vectors of all of them, and their lengths."""
-
-    rows: np.ndarray
-    vectors: Tensor
-    lengths: list[int]
-
-
-class Window(NamedTuple):
-    """The encoded batches of texts that were tokenised together; each text is in one batch."""
-
-    batches: list[Batch]
-
-    def to_list(self) -> list[Tensor]:
-        """Return one ``(tokens, dim)`` tensor per text, in order; those of a batch share memory."""
-        encoded: dict[int, Tensor] = {}
-        for batch in self.batches:
-            encoded.update(zip(batch.rows.tolist(), batch.vectors.split(batch.lengths), strict=True))
-        return [encoded[row] for row in range(len(encoded))]
-
-    def to_embeddings(self, precision: str | None = None) -> TokenEmbeddings:
-        """Return the texts in order, copied once, and converted to `precision` on the way."""
-        lengths = np.zeros(sum(len(batch.rows) for batch in self.batches), dtype="int64")
-        for batch in self.batches:
-            lengths[batch.rows] = batch.lengths
-        offsets = lengths_to_offsets(lengths)
-        first = self.batches[0].vectors
-        # int8 needs the vectors as computed: the scale of a token comes from them.
-        dtype = first.dtype if precision in (None, "int8") else torch_dtype(precision)
-        vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
-        for batch in self.batches:
-            vectors[torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)] = batch.vectors.to(dtype)
-        packed = TokenEmbeddings(vectors, offsets)
-        return packed if precision is None else packed.to(precision)
 
 
 def encodes_by_budget(model: MultiVectorEncoder) -> bool:
@@ -273,9 +240,11 @@ def packed_windows(
         `WINDOW` texts, the last time the remaining ones.
     """
     if encodes_by_budget(model):
-        job = replace(job, prompt=model.prompts.get(job.task), device=model.device, save_to_cpu=True)
-        for window in encode_windows(model, texts, job, bar):
-            yield window.to_embeddings(precision)
+        job = replace(job, prompt=model.prompts.get(job.task), device=model.device)
+        on_gpu = job.device.type == "cuda"  # where vectors are converted before they are copied
+        job = replace(job, save_to_cpu=not on_gpu)
+        packed = (window.to_embeddings(precision) for window in encode_windows(model, texts, job, bar))
+        yield from embeddings_on_host(packed) if on_gpu else packed
         return
     options: dict[str, Any] = {"compute_dtype": job.compute_dtype, "truncate_dim": job.truncate_dim}
     options |= {"task": job.task, "batch_size": job.batch_size, "precision": precision, "packed": True}
@@ -301,11 +270,16 @@ def encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, ba
     bar
         Progress bar to update.
 
-    Yields
-    ------
-    Window
-        `WINDOW` texts, the last time the remaining ones.
+    Returns
+    -------
+    iterator of Window
+        `WINDOW` texts each, the last time the remaining ones.
     """
+    windows = _encode_windows(model, texts, job, bar)
+    return windows_on_host(windows) if job.save_to_cpu and job.device.type == "cuda" else windows
+
+
+def _encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, bar: Any) -> Iterator[Window]:
     if model.training:
         model.eval()
     decided = job.compute_dtype != "auto"
@@ -329,23 +303,22 @@ def _truncate(vectors: Tensor, dim: int) -> Tensor:
     return nn.functional.normalize(vectors[:, :dim], dim=-1)
 
 
-def tokenize_window(model: MultiVectorEncoder, texts: list[str], job: Job) -> Any:
-    """Return the features of the texts of a window."""
-    return model.preprocess(texts, prompt=job.prompt, task=job.task)
-
-
 def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Iterator[Any]:
     """Yield the features of each window; the next one is tokenised in a thread meanwhile."""
+
+    def tokenize(window: list[str]) -> Any:
+        return tokenize_window(model, window, job.prompt, job.task)
+
     remaining = iter(texts)
     window = list(islice(remaining, WINDOW))
     if not window:
         return
-    features = tokenize_window(model, window, job)
+    features = tokenize(window)
     upcoming = list(islice(remaining, WINDOW))
     if upcoming:
         with ThreadPoolExecutor(1, "latelier-tokenizer") as thread:
             while upcoming:
-                pending = thread.submit(tokenize_window, model, upcoming, job)
+                pending = thread.submit(tokenize, upcoming)
                 yield features
                 features = pending.result()
                 upcoming = list(islice(remaining, WINDOW))
@@ -355,16 +328,30 @@ def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Ite
 def _encode_window(
     model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: str | None, bar: Any
 ) -> Window:
-    budget = job.batch_size * max_length(model, job.task)
-    if job.device.type == "cpu":
-        budget = min(budget, CPU_BATCH_TOKENS)
+    lengths = used.sum(dim=1).numpy()
     batches = []
     with _recording(model, job) as recorder, inference(model, job.device, dtype):
-        for rows in batch_by_tokens(used.sum(dim=1).numpy(), budget):
-            batches.append(_encode_batch(model, features, used, rows, job, recorder))
+        unpadded = recorder is None and is_unpadded(
+            model, features, job.task, job.device, dtype, partial(_run, model, job)
+        )
+        budget = _batch_tokens(model, job, unpadded=unpadded)
+        for rows in packed_batches(lengths, budget) if unpadded else batch_by_tokens(lengths, budget):
+            if unpadded:
+                batch = encode_unpadded(model, features, rows, job.task, job.device)
+                batches.append(batch._replace(vectors=_finish(model, batch.vectors, job)))
+            else:
+                batches.append(_encode_batch(model, features, used, rows, job, recorder))
             if bar is not None:
                 bar.update(len(rows))
     return Window(batches)
+
+
+def _batch_tokens(model: MultiVectorEncoder, job: Job, *, unpadded: bool) -> int:
+    """Return the maximum number of tokens of a batch."""
+    longest = max_length(model, job.task)
+    if job.device.type == "cpu":
+        return min(job.batch_size * longest, CPU_BATCH_TOKENS)
+    return job.batch_size * max(longest, _GPU_TOKENS if unpadded else 0)
 
 
 def _recording(model: MultiVectorEncoder, job: Job) -> AbstractContextManager[Recorder | None]:
@@ -382,15 +369,8 @@ def _encode_batch(
 ) -> Batch:
     batch = move_features(features if len(used) == 1 else select_rows(features, used, rows), job.device)
     read = batch["attention_mask"].bool()  # before the model replaces it by the tokens that are scored
-    out = model(batch, task=job.task)
-    mask = out["attention_mask"].bool()
-    vectors = out["token_embeddings"][mask]  # (tokens of the batch, dim)
-    if torch.is_autocast_enabled(job.device.type):
-        # The vectors were normalised in half precision, so their length is rounded too.
-        vectors = vectors.float()
-        vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(model[-1], Normalize) else vectors
-    if job.truncate_dim is not None:
-        vectors = _truncate(vectors, job.truncate_dim)
+    vectors, mask = _run(model, job, batch)
+    vectors = _finish(model, vectors, job)
     lengths = mask.sum(dim=1).tolist()
     if recorder is not None:
         how = job.pooling
@@ -403,7 +383,25 @@ def _encode_batch(
             protected_tokens=how.protected_tokens,
         )
         vectors, lengths = pooled.vectors, pooled.lengths.tolist()
-    return Batch(rows, vectors.cpu() if job.save_to_cpu else vectors, lengths)
+    # A GPU's window is copied as a whole, while the next one is computed.
+    copied = job.save_to_cpu and job.device.type != "cuda"
+    return Batch(rows, vectors.cpu() if copied else vectors, lengths)
+
+
+def _run(model: MultiVectorEncoder, job: Job, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Run a padded batch: return the vectors of its scored tokens, ``(tokens, dim)``, and which those are."""
+    out = model(move_features(features, job.device), task=job.task)
+    mask = out["attention_mask"].bool()
+    return out["token_embeddings"][mask], mask
+
+
+def _finish(model: MultiVectorEncoder, vectors: Tensor, job: Job) -> Tensor:
+    """Return token vectors in float32 where autocast has rounded them, and truncated."""
+    if torch.is_autocast_enabled(job.device.type):
+        # The vectors were normalised in half precision, so their length is rounded too.
+        vectors = vectors.float()
+        vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(model[-1], Normalize) else vectors
+    return vectors if job.truncate_dim is None else _truncate(vectors, job.truncate_dim)
 
 
 def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | None:

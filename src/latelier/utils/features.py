@@ -21,7 +21,7 @@ def move_features(features: Mapping[str, Any], device: torch.device | None) -> d
     >>> move_features(features, torch.device("meta"))
     {'input_ids': tensor(..., device='meta', size=(1,), dtype=torch.int64), 'task': 'query'}
     """
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
+    return {name: _move(value, device) if isinstance(value, Tensor) else value for name, value in features.items()}
 
 
 def used_positions(features: Mapping[str, Any]) -> Tensor:
@@ -39,7 +39,7 @@ def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> 
     features
         Features of a tokeniser. Values that are not tensors ``(rows, width)`` are kept as they are.
     used
-        The `used_positions` of the features.
+        The `used_positions` of the features. On the CPU, so that no row waits for a device that holds the features.
     rows
         The rows to return, in this order.
 
@@ -55,10 +55,17 @@ def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> 
     >>> select_rows(features, used_positions(features), np.array([0]))["input_ids"]
     tensor([[5, 6]])
     """
-    index = torch.from_numpy(rows).to(used.device)
-    columns = used[index].any(dim=0).nonzero()
+    index = torch.from_numpy(rows)
+    columns = used[index.to(used.device)].any(dim=0).nonzero()
     first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])
     return {
-        name: value[index, first:last] if isinstance(value, Tensor) and value.shape == used.shape else value
+        name: value[_move(index, value.device), first:last]
+        if isinstance(value, Tensor) and value.shape == used.shape
+        else value
         for name, value in features.items()
     }
+
+
+def _move(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """Move a tensor; a copy to a GPU does not wait for the work before it."""
+    return tensor.to(device, non_blocking=device is not None and device.type == "cuda" and tensor.device.type == "cpu")

@@ -1,0 +1,247 @@
+"""Encoding without padding on a GPU: the texts of a batch are packed into one row.
+
+A batch of a GPU has tens of thousands of tokens, so its texts differ in length, and padded attention needs a mask, with
+which torch's flash attention does not run. Batches are texts in their order, and all that depends on token ids alone
+(positions, which tokens are scored) is computed on the CPU: the GPU is never waited for. ``LATELIER_UNPADDED=0`` in the
+environment turns it off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from torch import Tensor, nn
+from transformers import BertModel, ModernBertModel, RobertaModel, XLMRobertaModel
+
+from latelier.errors import InvalidArgumentError
+from latelier.models.gpu.attention import Packing, packed_attention, varlen_kernel
+from latelier.models.windows import Batch
+from latelier.utils.ranges import lengths_to_offsets
+
+__all__ = ["encode_unpadded", "is_unpadded", "packed_batches"]
+
+_SWITCH = "LATELIER_UNPADDED"
+# Modules after the encoder that treat each token alone; masks are computed on the CPU.
+_TOKENWISE = (Dense, MultiVectorMask, Normalize)
+# Encoders, and whether their positions start after the id of the padding token rather than at 0.
+_ENCODERS: dict[type[nn.Module], bool] = {
+    BertModel: False,
+    ModernBertModel: False,
+    RobertaModel: True,
+    XLMRobertaModel: True,
+}
+_FEATURES = {"input_ids", "attention_mask", "token_type_ids"}
+_HALF = (torch.bfloat16, torch.float16)
+# Lengths of the random texts that are encoded both ways before a model is trusted to this module, and how close the
+# vectors have to be: both are rounded to half precision. Vectors of other texts' tokens have cosines far below.
+_CHECKED_LENGTHS = (5, 300, 17, 150)
+_LEAST_COSINE = 0.99
+
+_checked: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
+logger = logging.getLogger(__name__)
+
+
+def is_unpadded(
+    model: MultiVectorEncoder,
+    features: Mapping[str, Any],
+    task: str,
+    device: torch.device,
+    dtype: str | None,
+    encode_padded: Callable[[dict[str, Any]], tuple[Tensor, Tensor]],
+) -> bool:
+    """Whether texts with these features are to be encoded by `encode_unpadded`.
+
+    They are on a GPU with bfloat16, if the model computes in half precision, its encoder is BERT, ModernBERT, RoBERTa
+    or XLM-RoBERTa with their own attention, no module pools tokens, and random texts have the same vectors both ways.
+
+    Parameters
+    ----------
+    model
+        The model.
+    features
+        The features of a window.
+    task
+        ``"query"`` or ``"document"``.
+    device
+        Where it computes.
+    dtype
+        The dtype of autocast; None for that of the weights.
+    encode_padded
+        Encodes features of texts of this task with padding: returns the ``(tokens, dim)`` vectors of all scored
+        tokens, and which those are.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``LATELIER_UNPADDED`` is set to anything but 0 or 1.
+    """
+    computed = getattr(torch, dtype) if dtype in ("bfloat16", "float16") else model.dtype
+    if not _is_on() or not _has_kernel(device, computed) or not _can_pack(model):
+        return False
+    tensors = {name for name, value in features.items() if isinstance(value, Tensor) and value.ndim > 1}
+    if not tensors <= _FEATURES or len(features["input_ids"]) == 1:  # one text needs no padding
+        return False
+    encoder: Any = model[0].model
+    known = _checked.setdefault(encoder, {})
+    key = (str(device), computed, dtype)
+    if key not in known:
+        known[key] = _agrees(model, task, device, encode_padded)
+    return known[key]
+
+
+def packed_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
+    """Yield the positions of texts, in order, in batches of at most `max_tokens` tokens, or of one longer text.
+
+    Examples
+    --------
+    >>> list(packed_batches(np.array([3, 4, 9, 1]), max_tokens=8))
+    [array([0, 1]), array([2]), array([3])]
+    """
+    ends = np.cumsum(lengths)
+    start, before = 0, 0
+    while start < len(ends):
+        stop = max(start + 1, int(np.searchsorted(ends, before + max_tokens, side="right")))
+        yield np.arange(start, stop)
+        start, before = stop, int(ends[stop - 1])
+
+
+def encode_unpadded(
+    model: MultiVectorEncoder, features: Mapping[str, Any], rows: np.ndarray, task: str, device: torch.device
+) -> Batch:
+    """Encode some texts of a window, without waiting for the device.
+
+    Parameters
+    ----------
+    model
+        A model for which `is_unpadded` holds.
+    features
+        The features of the window, on the CPU.
+    rows
+        Positions of the texts.
+    task
+        ``"query"`` or ``"document"``.
+    device
+        Where to compute.
+
+    Returns
+    -------
+    Batch
+        The texts, on the device.
+    """
+    index = torch.from_numpy(rows)
+    used = features["attention_mask"][index].bool()
+    packed = {
+        name: value[index][used][None]
+        for name, value in features.items()
+        if isinstance(value, Tensor) and name in _FEATURES
+    }
+    lengths = used.sum(dim=1).numpy()
+    offsets = lengths_to_offsets(lengths)
+    scored = _scored(model, packed, task)
+    kept = np.add.reduceat(scored.astype("int64"), offsets[:-1]) * (lengths > 0) if len(scored) else lengths * 0
+    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) + _first_position(model)
+    del packed["attention_mask"]
+    packed["position_ids"] = torch.from_numpy(positions)[None]
+    packing = Packing(_send(torch.from_numpy(offsets.astype("int32")), device), int(lengths.max()))
+    out: dict[str, Any] = {name: _send(value, device) for name, value in packed.items()}
+    encoder: Any = model[0]
+    with packed_attention(encoder.model.config, packing):
+        for module in model:
+            out = out if isinstance(module, MultiVectorMask) else module(out)
+    vectors = out["token_embeddings"].squeeze(0)
+    if not scored.all():
+        vectors = vectors.index_select(0, _send(torch.from_numpy(scored.nonzero()[0]), device))
+    return Batch(rows, vectors, kept.tolist())
+
+
+def _is_on() -> bool:
+    value = os.environ.get(_SWITCH, "1")
+    if value not in ("0", "1"):
+        raise InvalidArgumentError(f"{_SWITCH}={value!r}; expected 0 (off) or 1 (on), or unset, which is on.")
+    return value == "1"
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype | None) -> bool:
+    if device.type != "cuda" or dtype not in _HALF or varlen_kernel() is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _can_pack(model: MultiVectorEncoder) -> bool:
+    """Whether the modules of a model treat the texts of a packed row as those of a batch."""
+    transformer: Any = model[0]
+    encoder: Any = getattr(transformer, "model", None)
+    if type(transformer) is not Transformer or type(encoder) not in _ENCODERS:
+        return False
+    config = encoder.config
+    plain = config._attn_implementation in ("sdpa", "latelier_packed") and not getattr(config, "is_decoder", False)
+    plain = plain and not (config.output_hidden_states or config.output_attentions)
+    head_dim = config.hidden_size // config.num_attention_heads
+    plain = plain and head_dim % 8 == 0 and head_dim <= 256  # what the kernel takes
+    plain = plain and transformer.module_output_name == "token_embeddings"
+    known = all(type(module) in _TOKENWISE for module in list(model)[1:])
+    return plain and known and not any(map(_is_watched, [model, *model, encoder]))
+
+
+def _is_watched(module: Any) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks) or module._compiled_call_impl is not None
+
+
+def _first_position(model: MultiVectorEncoder) -> int:
+    encoder: Any = model[0].model
+    return int(encoder.config.pad_token_id) + 1 if _ENCODERS[type(encoder)] else 0
+
+
+def _scored(model: MultiVectorEncoder, packed: dict[str, Any], task: str) -> np.ndarray:
+    """Return which tokens of a packed row have a vector, ``(tokens,)`` bool."""
+    features = {name: packed[name] for name in ("input_ids", "attention_mask")}
+    for module in model:
+        if isinstance(module, MultiVectorMask):
+            features = module(features, task=task)
+    scored: np.ndarray = features["attention_mask"][0].bool().numpy()
+    return scored
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; to a GPU from pinned memory, without waiting."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _agrees(
+    model: MultiVectorEncoder,
+    task: str,
+    device: torch.device,
+    encode_padded: Callable[[dict[str, Any]], tuple[Tensor, Tensor]],
+) -> bool:
+    """Whether random texts have the same vectors packed as padded."""
+    encoder: Any = model[0].model
+    longest = int(encoder.config.max_position_embeddings) - _first_position(model)
+    lengths = torch.tensor([min(length, longest) for length in _CHECKED_LENGTHS])
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(encoder.config.vocab_size, (len(lengths), int(lengths.max())), generator=generator)
+    # The padding id stands for padding in RoBERTa's positions.
+    ids = ids.masked_fill(ids == encoder.config.pad_token_id, (encoder.config.pad_token_id or 0) + 1)
+    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    ids = ids.masked_fill(mask == 0, encoder.config.pad_token_id or 0)
+    features = {"input_ids": ids, "attention_mask": mask}
+    expected, _ = encode_padded(dict(features))
+    found = encode_unpadded(model, features, np.arange(len(lengths)), task, device).vectors
+    cosines = torch.cosine_similarity(found.float(), expected.float(), dim=-1)
+    least = cosines.min().item() if len(cosines) else 1.0
+    if least >= _LEAST_COSINE:
+        return True
+    logger.warning(
+        "without padding, a token vector of this model has a cosine of %.4f with the same vector of a padded batch, so "
+        "its batches are padded.",
+        least,
+    )
+    return False
