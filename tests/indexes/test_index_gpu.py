@@ -30,7 +30,7 @@ def test_a_coded_index_is_scored_exactly(nbits):
 
 
 def test_queries_in_several_rounds_and_documents_in_several_blocks():
-    small = {"queries_at_once": 3, "block": BlockSize(tokens=8, scores=9), "upload_numbers": 40}
+    small = {"queries_at_once": 3, "block": BlockSize(tokens=8, scores=9), "upload_numbers": 40, "copy_numbers": 40}
     index = on_device(indexes.Flat(), **small)
     index.add(range(30), matrices([*range(1, 16)] * 2))
     index.add(range(30, 40), matrices([2] * 10, seed=1))
@@ -49,6 +49,24 @@ def test_of_equal_scores_the_document_that_was_added_first_comes_first():
     assert [hit.id for hit in found] == [f"equal {i}" for i in range(7)]
     [found] = index.search(query, 30)
     assert [hit.id for hit in found] == [*(f"equal {i}" for i in range(20)), "lower", "zero", "negative zero"]
+
+
+def test_copies_hold_several_segments_and_keep_the_order_of_the_documents():
+    index = on_device(indexes.Flat(), copy_numbers=35)
+    index._segment_bytes = 100  # no two segments become one
+    for i in range(6):
+        index.add([3 * i, 3 * i + 1, 3 * i + 2], matrices([1, 2, 1], seed=i), metadata=[{"n": i}] * 3)
+    queries = matrices([2, 1], seed=9)
+    odd = index.search(queries, 20, filter="n % 2 = 1")  # copies of every other segment
+    assert [{hit.id // 3 for hit in row} for row in odd] == [{1, 3, 5}] * 2
+    index.remove([4, 9, 17])
+    check_hits(index.search(queries, 20), expected_hits(index, queries, 20))
+    sizes = {id(place.copy): place.copy.vectors.num_tokens for place in index._gpu._places.values()}
+    assert sorted(sizes.values()) == [4, 4, 8, 8]
+    # All equal: the documents come in the order in which they were added, though copies alternate.
+    index.update(range(18), [np.eye(4)[:1]] * 18)
+    [found] = index.search(np.eye(4)[:1], 18)
+    assert [hit.id for hit in found] == list(range(18))
 
 
 @pytest.mark.parametrize("long", ["documents", "queries"])
@@ -73,10 +91,11 @@ def test_the_copy_follows_the_index():
     index.compact()
     check_hits(index.search(query, 9), expected_hits(index, query, 9))
     gc.collect()
-    copies = index._gpu._copies
-    assert sum(int(copy.offsets[-1]) for copy in copies.values()) == 3 + 4 + 3
+    places = index._gpu._places
+    copies = {id(place.copy): place.copy for place in places.values()}
+    assert [copy.vectors.num_tokens for copy in copies.values()] == [3 + 4 + 3]
     index.close()
-    assert not copies
+    assert not places
 
 
 def test_what_a_device_has_no_room_for(monkeypatch):

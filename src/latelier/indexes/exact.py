@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.storage.segments import Part
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
-__all__ = ["BlockSize", "score_blocks", "split_part"]
+__all__ = ["BlockSize", "score_blocks", "split_positions"]
 
 
 class BlockSize(NamedTuple):
@@ -25,20 +24,20 @@ class BlockSize(NamedTuple):
 
 
 def score_blocks(
-    part: Part,
     vectors: TokenEmbeddings,
+    positions: np.ndarray,
     queries: TokenEmbeddings,
     score: Callable[[TokenEmbeddings, TokenEmbeddings], Any],
     size: BlockSize,
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """Score documents of one segment block by block.
+    """Score some of many documents, block by block.
 
     Parameters
     ----------
-    part
-        The documents to score.
     vectors
-        The vectors of all documents of the segment.
+        The vectors of all documents.
+    positions
+        Which of them to score, ascending.
     queries
         The queries.
     score
@@ -49,34 +48,39 @@ def score_blocks(
     Yields
     ------
     tuple
-        Positions of documents in the segment, ascending, and their scores.
+        Some of the positions, in order, and the scores of these documents.
 
     Examples
     --------
-    >>> from latelier.indexes.storage.segments import Segment
-    >>> part = Part(Segment.build([7, 8], ["a", "b"], [1, 1], {}), np.array([1]))
     >>> queries = TokenEmbeddings.from_list([[[1.0]]])
     >>> vectors = TokenEmbeddings.from_list([[[2.0]], [[3.0]]])
     >>> def score(queries, documents):
     ...     return queries.vectors @ documents.vectors.T
-    >>> list(score_blocks(part, vectors, queries, score, BlockSize(8, 8)))
+    >>> list(score_blocks(vectors, np.array([1]), queries, score, BlockSize(8, 8)))
     [(array([1]), array([[3.]], dtype=float32))]
     """
-    for positions in split_part(part, size.tokens, size.scores // max(1, len(queries))):
-        first, last = positions[0], positions[-1] + 1
-        tokens = int(part.segment.offsets[last] - part.segment.offsets[first])
-        if last - first == len(positions):
-            yield positions, score(queries, vectors[first:last])
-        elif tokens <= 2 * Part(part.segment, positions).tokens:
+    for block in split_positions(vectors.offsets, positions, size.tokens, size.scores // max(1, len(queries))):
+        first, last = block[0], block[-1] + 1
+        if len(block) == len(vectors):
+            yield block, score(queries, vectors)
+        elif last - first == len(block):
+            yield block, score(queries, vectors[first:last])
+        elif vectors.offsets[last] - vectors.offsets[first] <= 2 * _lengths(vectors.offsets, block).sum():
             # Scoring also the unwanted documents between them is cheaper than copying the wanted ones together.
-            yield positions, score(queries, vectors[first:last])[:, positions - first]
+            yield block, score(queries, vectors[first:last])[:, block - first]
         else:
-            yield positions, score(queries, vectors[positions])
+            yield block, score(queries, vectors[block])
 
 
-def split_part(part: Part, max_tokens: int, max_documents: int) -> Iterator[np.ndarray]:
-    """Cut the documents of a part into blocks of one or more documents; yield the positions of each block."""
-    whole = len(part.positions) == len(part.segment)
-    offsets = part.segment.offsets if whole else lengths_to_offsets(part.lengths)
+def split_positions(
+    offsets: np.ndarray, positions: np.ndarray, max_tokens: int, max_documents: int
+) -> Iterator[np.ndarray]:
+    """Cut the ascending positions of documents with these token offsets into blocks of one or more documents."""
+    if len(positions) < len(offsets) - 1:
+        offsets = lengths_to_offsets(_lengths(offsets, positions))
     for first, last in split_by_rows(offsets, max_tokens, max(1, max_documents)):
-        yield part.positions[first:last]
+        yield positions[first:last]
+
+
+def _lengths(offsets: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return np.asarray(offsets[positions + 1] - offsets[positions])

@@ -147,7 +147,7 @@ class Flat(StoredIndex):
         for part in parts:
             block = self._block if plan is None else _block_within(plan, part, queries)
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
-            for positions, scores in score_blocks(part, vectors, queries, maxsim, block):
+            for positions, scores in score_blocks(vectors, part.positions, queries, maxsim, block):
                 best.add(scores, part.segment.numbers[positions])
                 if releases:
                     release_memory(part.segment.arrays["vectors"])

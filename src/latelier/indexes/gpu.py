@@ -6,7 +6,9 @@ are scored together, so that the vectors are read once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,18 +18,34 @@ from latelier.arrays import as_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
 from latelier.indexes.catalog import forks
-from latelier.indexes.exact import BlockSize, score_blocks, split_part
+from latelier.indexes.exact import BlockSize, score_blocks, split_positions
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.scores.engines.choice import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
+from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["GpuSearch"]
 
 # If all norms are at most 128, inner products are at most 128 ** 2 = 16,384; half precision ends at 65,504.
 _HALF_NORM = 128.0
 _BLOCK = BlockSize(tokens=1 << 23, scores=1 << 25)
+
+
+class _Copy(NamedTuple):
+    """The documents of one or more segments on the device."""
+
+    vectors: TokenEmbeddings
+    numbers: np.ndarray  # (documents,)
+    positions: np.ndarray  # (documents,): 0, 1, ...
+
+
+class _Place(NamedTuple):
+    """Where the documents of a segment are: in a copy, from the position `first` on."""
+
+    copy: _Copy
+    first: int
 
 
 class GpuSearch:
@@ -47,6 +65,9 @@ class GpuSearch:
         Maximum size of a block of documents scored together.
     upload_numbers
         Number of vector components that are decoded and copied to the device at a time.
+    copy_numbers
+        Number of vector components of segments that are held together, unless one segment has more: each search
+        starts some work of the GPU for each of them, which takes longer than the work if they are small.
     """
 
     def __init__(
@@ -58,12 +79,14 @@ class GpuSearch:
         queries_at_once: int = 256,
         block: BlockSize = _BLOCK,
         upload_numbers: int = 1 << 24,
+        copy_numbers: int = 1 << 30,
     ) -> None:
         self.device = device
         self._decode, self._dtype = decode, dtype
-        self._queries_at_once, self._block, self._upload_numbers = queries_at_once, block, upload_numbers
-        # All snapshots that contain a segment share it; its copy is freed with the last of these snapshots.
-        self._copies: WeakKeyDictionary[Segment, TokenEmbeddings] = WeakKeyDictionary()
+        self._queries_at_once, self._block = queries_at_once, block
+        self._upload_numbers, self._copy_numbers = upload_numbers, copy_numbers
+        # All snapshots that contain a segment share it; a copy is freed with the last snapshot of all its segments.
+        self._places: WeakKeyDictionary[Segment, _Place] = WeakKeyDictionary()
         self._lock = forks.Lock()
 
     def search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
@@ -86,9 +109,9 @@ class GpuSearch:
             If the vectors do not fit into the memory of the device.
         """
         try:
-            copies = [(part, self._copy(part.segment, queries.dim)) for part in parts]
+            chosen = list(_by_copy(parts, self._find([part.segment for part in parts], queries.dim)))
             for first in range(0, len(queries), self._queries_at_once):
-                self._search_some(copies, queries[first : first + self._queries_at_once], best, first)
+                self._search_some(chosen, queries[first : first + self._queries_at_once], best, first)
         except torch.cuda.OutOfMemoryError as error:
             numbers = sum(part.segment.tokens for part in parts) * queries.dim
             size = numbers * torch_dtype(self._dtype).itemsize / 2**30
@@ -100,46 +123,100 @@ class GpuSearch:
     def clear(self) -> None:
         """Free the memory of the device; a later search copies the vectors again."""
         with self._lock.current:
-            self._copies.clear()
+            self._places.clear()
 
     def _search_some(
-        self, copies: list[tuple[Part, TokenEmbeddings]], queries: TokenEmbeddings, best: TopK, first: int
+        self, chosen: Sequence[tuple[_Copy, np.ndarray]], queries: TokenEmbeddings, best: TopK, first: int
     ) -> None:
-        """Search for some of the queries, which have the numbers from `first` on in `best`."""
-        scores = torch.zeros(len(queries), 0, device=self.device)
-        places = torch.zeros(len(queries), 0, dtype=torch.int64, device=self.device)
+        """Search some positions of copies for some queries, which have the numbers from `first` on in `best`."""
         fit_half = _largest_norm(queries) <= _HALF_NORM
-        seen: list[tuple[Segment, np.ndarray]] = []
-        count = 0
-        for part, vectors in copies:
-            converted = queries.to(vectors.dtype if fit_half else "float32").to(str(self.device))
-            for positions, block_scores in score_blocks(part, vectors, converted, _score, self._block):
-                highest, which = _highest(block_scores, best.k)
-                merged = torch.cat([scores, highest], dim=1)
-                scores, order = _highest(merged, best.k)
-                places = torch.cat([places, which + count], dim=1).gather(1, order)
-                seen.append((part.segment, positions))
-                count += len(positions)
-        best.scores[first : first + len(queries)] = list(scores.cpu().numpy())
-        best.numbers[first : first + len(queries)] = list(_numbers(seen, places.cpu().numpy()))
+        converted: dict[str, TokenEmbeddings] = {}
+        merged = _Merged(len(queries), best.k, self._block.scores, self.device)
+        for copy, positions in chosen:
+            dtype = copy.vectors.dtype if fit_half else "float32"
+            if dtype not in converted:
+                converted[dtype] = queries.to(dtype).to(str(self.device))
+            for block, scores in score_blocks(copy.vectors, positions, converted[dtype], _score, self._block):
+                merged.add(scores, copy, block)
+        scores, numbers = merged.best()
+        best.scores[first : first + len(queries)] = list(scores)
+        best.numbers[first : first + len(queries)] = list(numbers)
 
-    def _copy(self, segment: Segment, dim: int) -> TokenEmbeddings:
+    def _find(self, segments: Sequence[Segment], dim: int) -> list[_Place]:
+        """Return the places of segments; those that have none are copied to the device first."""
         with self._lock.current:
-            if segment not in self._copies:
-                self._copies[segment] = self._upload(segment, dim)
-            return self._copies[segment]
+            missing = [segment for segment in segments if segment not in self._places]
+            tokens = lengths_to_offsets([segment.tokens for segment in missing])
+            for first, last in split_by_rows(tokens, self._copy_numbers // dim):
+                self._upload(missing[first:last], dim)
+            return [self._places[segment] for segment in segments]
 
-    def _upload(self, segment: Segment, dim: int) -> TokenEmbeddings:
-        """Copy a segment to the device piece by piece; switch to float32 if its norms are too large."""
-        whole = Part(segment, np.arange(len(segment)))
-        vectors = torch.empty(segment.tokens, dim, dtype=torch_dtype(self._dtype), device=self.device)
-        for positions in split_part(whole, self._upload_numbers // dim, len(segment)):
-            piece = self._decode(Part(segment, positions))
-            if _largest_norm(piece) > _HALF_NORM:
-                vectors = vectors.float()
-            first, last = segment.offsets[[positions[0], positions[-1] + 1]]
-            vectors[first:last] = as_tensor(piece.vectors).to(self.device)
-        return TokenEmbeddings(vectors, segment.offsets)
+    def _upload(self, segments: Sequence[Segment], dim: int) -> None:
+        """Copy segments to the device piece by piece, in float32 if some norms are too large for half precision."""
+        tokens = lengths_to_offsets([segment.tokens for segment in segments])
+        vectors = torch.empty(int(tokens[-1]), dim, dtype=torch_dtype(self._dtype), device=self.device)
+        for begin, segment in zip(tokens, segments, strict=False):
+            everything = np.arange(len(segment))
+            for positions in split_positions(segment.offsets, everything, self._upload_numbers // dim, len(segment)):
+                piece = self._decode(Part(segment, positions))
+                if _largest_norm(piece) > _HALF_NORM:
+                    vectors = vectors.float()
+                first, last = begin + segment.offsets[[positions[0], positions[-1] + 1]]
+                vectors[first:last] = as_tensor(piece.vectors).to(self.device)
+        offsets = lengths_to_offsets(np.concatenate([np.diff(segment.offsets) for segment in segments]))
+        numbers = np.concatenate([segment.numbers for segment in segments])
+        copy = _Copy(TokenEmbeddings(vectors, offsets), numbers, np.arange(len(numbers)))
+        firsts = lengths_to_offsets([len(segment) for segment in segments])
+        self._places.update(
+            (segment, _Place(copy, int(first))) for segment, first in zip(segments, firsts, strict=False)
+        )
+
+
+class _Merged:
+    """The best documents of queries, of blocks of scores that are added in the order of the documents.
+
+    Blocks are merged when they have `most` scores together, as each merge starts many small kernels.
+    """
+
+    def __init__(self, queries: int, k: int, most: int, device: torch.device) -> None:
+        self._k, self._most = k, most
+        self._scores = torch.zeros(queries, 0, device=device)
+        self._places = torch.zeros(queries, 0, dtype=torch.int64, device=device)
+        self._seen: list[tuple[_Copy, np.ndarray]] = []
+        self._waiting: list[torch.Tensor] = []
+        self._count = self._first = 0  # documents added, and those of them that are merged
+
+    def add(self, scores: torch.Tensor, copy: _Copy, positions: np.ndarray) -> None:
+        """Add scores ``(queries, documents)`` of the documents at some positions of a copy."""
+        self._waiting.append(scores)
+        self._seen.append((copy, positions))
+        self._count += len(positions)
+        if (self._count - self._first) * len(scores) >= self._most:
+            self._merge()
+
+    def best(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores and the numbers of the best documents, ``(queries, k)`` or fewer columns."""
+        self._merge()
+        return self._scores.cpu().numpy(), _numbers(self._seen, self._places.cpu().numpy())
+
+    def _merge(self) -> None:
+        if not self._waiting:
+            return
+        highest, which = _highest(torch.cat(self._waiting, dim=1), self._k)
+        self._scores, order = _highest(torch.cat([self._scores, highest], dim=1), self._k)
+        self._places = torch.cat([self._places, which + self._first], dim=1).gather(1, order)
+        self._waiting, self._first = [], self._count
+
+
+def _by_copy(parts: Sequence[Part], places: Sequence[_Place]) -> Iterator[tuple[_Copy, np.ndarray]]:
+    """Yield copies with the positions in them of the documents to search; documents keep the order of `parts`."""
+    for _, group in groupby(zip(parts, places, strict=True), key=lambda pair: id(pair[1].copy)):
+        own = list(group)
+        copy = own[0][1].copy
+        if sum(len(part.positions) for part, _ in own) == len(copy.positions):
+            yield copy, copy.positions
+        else:
+            yield copy, np.concatenate([part.positions + place.first for part, place in own])
 
 
 def _score(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
@@ -162,15 +239,15 @@ def _highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return scores.gather(1, best), best
 
 
-def _numbers(blocks: Sequence[tuple[Segment, np.ndarray]], places: np.ndarray) -> np.ndarray:
-    """Return the document numbers of places in blocks that follow one another, each some documents of a segment."""
+def _numbers(blocks: Sequence[tuple[_Copy, np.ndarray]], places: np.ndarray) -> np.ndarray:
+    """Return the document numbers of places in blocks that follow one another, each some documents of a copy."""
     numbers = np.empty_like(places)
-    offsets = np.cumsum([0, *(len(positions) for _, positions in blocks)])
+    offsets = lengths_to_offsets([len(positions) for _, positions in blocks])
     owners = np.searchsorted(offsets, places, side="right") - 1
     for owner in np.unique(owners):
-        segment, positions = blocks[owner]
+        copy, positions = blocks[owner]
         mine = owners == owner
-        numbers[mine] = segment.numbers[positions[places[mine] - offsets[owner]]]
+        numbers[mine] = copy.numbers[positions[places[mine] - offsets[owner]]]
     return numbers
 
 
