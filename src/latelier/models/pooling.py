@@ -26,6 +26,8 @@ __all__ = ["PoolMethod", "Pooling", "pool_tokens"]
 
 PoolMethod = Literal["ward", "attention", "attention-ward"]
 _METHODS = ("ward", "attention", "attention-ward")
+# What merging costs per pair of tokens, in multiplications.
+_MERGING = 256
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,8 @@ def _means(source: TokenEmbeddings, offsets: np.ndarray, pooling: Pooling, sizes
         if bad >= 0:
             raise EmbeddingsError(f"text {first + bad} has embeddings that hold NaN or infinity; pool finite ones.")
 
-    # Multiplications: each token is compared with half of its document's tokens, on average.
-    work = source.dim * int((source.lengths**2).sum()) // (2 * source.num_tokens)
+    # Each token is compared with half of its document's tokens, on average, and takes part in merges of all of them.
+    work = (source.dim // 2 + _MERGING) * int((source.lengths**2).sum()) // source.num_tokens
     for_ranges(pool, source.offsets, work)
     return means
 

@@ -147,7 +147,7 @@ def encode_unpadded(
     lengths = used.sum(dim=1).numpy()
     offsets = lengths_to_offsets(lengths)
     scored = _scored(model, packed, task)
-    kept = np.add.reduceat(scored.astype("int64"), offsets[:-1]) * (lengths > 0) if len(scored) else lengths * 0
+    kept = np.diff(lengths_to_offsets(scored)[offsets])
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) + _first_position(model)
     del packed["attention_mask"]
     packed["position_ids"] = torch.from_numpy(positions)[None]
