@@ -197,22 +197,23 @@ def pool_tokens(
     sizes = _check_weights(weights, method, embeddings.num_tokens)
     if not pooling.is_on or not embeddings.num_tokens:
         return embeddings
-    source = embeddings.to("cpu")
+    # Not by torch where numpy can: each of torch's threads waits for all, also for one that has lost its core.
+    source = embeddings.to("cpu") if embeddings.dtype == "bfloat16" else embeddings.to("cpu").to("numpy")
     offsets = pooling.offsets(source.lengths)
     pooled = _with_protected(_means(source, offsets, pooling, sizes), offsets, source, protected_tokens)
     return pooled.to(embeddings.device) if embeddings.is_torch else pooled.to("numpy")
 
 
-def _means(source: TokenEmbeddings, offsets: np.ndarray, pooling: Pooling, sizes: np.ndarray | None) -> torch.Tensor:
+def _means(source: TokenEmbeddings, offsets: np.ndarray, pooling: Pooling, sizes: np.ndarray | None) -> np.ndarray:
     """Return the unit mean of each cluster ``(vectors, dim)``, and zeros in the rows of protected tokens."""
-    means = torch.zeros(int(offsets[-1]), source.dim)
+    means = np.zeros((int(offsets[-1]), source.dim), dtype="float32")
     label = label_by_centroids if pooling.method == "attention" else label_by_ward
     protected = pooling.protected_tokens
 
     def pool(first: int, last: int) -> None:
         part = source[first:last].to("float32").to("numpy")
         vectors, own = np.ascontiguousarray(part.vectors), offsets[first : last + 1]
-        rows, places = means[own[0] : own[-1]].numpy(), own - own[0]
+        rows, places = means[own[0] : own[-1]], own - own[0]
         if sizes is None:
             bad = pool_documents(vectors, part.offsets, places, protected, rows)
         else:
@@ -247,15 +248,15 @@ def _check_weights(weights: Any, method: str, tokens: int) -> np.ndarray | None:
     return found
 
 
-def _with_protected(
-    means: torch.Tensor, offsets: np.ndarray, source: TokenEmbeddings, protected: int
-) -> TokenEmbeddings:
+def _with_protected(means: np.ndarray, offsets: np.ndarray, source: TokenEmbeddings, protected: int) -> TokenEmbeddings:
     """Return the means in the dtype of the source, with its protected rows copied bit by bit to their places."""
-    before, after = (torch.from_numpy(positions_within(edges) < protected) for edges in (source.offsets, offsets))
-    if source.scales is not None:
-        pooled = TokenEmbeddings(means, offsets).to("int8")
-        pooled.scales[after] = source.scales[before]
+    if source.dtype in ("bfloat16", "int8"):
+        pooled = TokenEmbeddings(means, offsets).to(source.dtype)
     else:
-        pooled = TokenEmbeddings(means.to(source.vectors.dtype), offsets)
-    pooled.vectors[after] = source.vectors[before].detach()
+        pooled = TokenEmbeddings(means.astype(source.vectors.dtype, copy=False), offsets)
+    if protected:
+        before, after = (np.flatnonzero(positions_within(edges) < protected) for edges in (source.offsets, offsets))
+        pooled.vectors[after] = source.vectors[before]
+        if source.scales is not None:
+            pooled.scales[after] = source.scales[before]
     return pooled
