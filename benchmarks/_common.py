@@ -81,14 +81,13 @@ def training_arguments(folder: str, **changes: Any) -> MultiVectorEncoderTrainin
     """Return the arguments of a trainer that reports its loss and saves nothing."""
     from sentence_transformers import MultiVectorEncoderTrainingArguments  # slow to import
 
-    return MultiVectorEncoderTrainingArguments(
-        output_dir=folder,
-        bf16=True,
-        logging_steps=10,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
-        seed=0,
-        **changes,
-    )
+    defaults: dict[str, Any] = {
+        "bf16": True,
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "seed": 0,
+    }
+    return MultiVectorEncoderTrainingArguments(output_dir=folder, **defaults | changes)
