@@ -174,11 +174,12 @@ def test_protected_int8_tokens_keep_codes_and_scales():
     assert np.abs(pooled.vectors[2:]).max(axis=1).tolist() == [127, 127]
 
 
-def test_gradients_are_left_behind():
-    vectors = torch.eye(4, requires_grad=True)
-    pooled = pool_tokens(TokenEmbeddings(vectors, [0, 4]), 2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_left_behind(dtype):
+    vectors = torch.eye(5, dtype=dtype, requires_grad=True)
+    pooled = pool_tokens(TokenEmbeddings(vectors, [0, 5]), 2, protected_tokens=1)
     assert not pooled.vectors.requires_grad
-    assert pooled.lengths.tolist() == [2]
+    assert pooled.lengths.tolist() == [3]
 
 
 @pytest.mark.gpu

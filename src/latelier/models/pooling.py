@@ -198,7 +198,10 @@ def pool_tokens(
     if not pooling.is_on or not embeddings.num_tokens:
         return embeddings
     # Not by torch where numpy can: each of torch's threads waits for all, also for one that has lost its core.
-    source = embeddings.to("cpu") if embeddings.dtype == "bfloat16" else embeddings.to("cpu").to("numpy")
+    if embeddings.dtype == "bfloat16":
+        source = TokenEmbeddings(embeddings.vectors.detach().cpu(), embeddings.offsets)
+    else:
+        source = embeddings.to("cpu").to("numpy")
     offsets = pooling.offsets(source.lengths)
     pooled = _with_protected(_means(source, offsets, pooling, sizes), offsets, source, protected_tokens)
     return pooled.to(embeddings.device) if embeddings.is_torch else pooled.to("numpy")
