@@ -36,7 +36,6 @@ def open_page(browser: Browser, url: str, *, width: int, height: int, scheme: st
     page.set_default_timeout(PATIENCE_MS)
     for _ in range(3):  # the first searches of a server load its kernels, which the times on the page would show
         page.goto(url)
-        page.reload()
         expect(page.locator("#times")).to_contain_text("highlights", timeout=PATIENCE_MS)
     return page
 
