@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.models.bert.modeling_bert import BertLayer, BertModel, BertSelfAttention
 
-from latelier.models.cpu.prepacked import PrepackedLinear, is_plain_linear, submodules
+from latelier.models.cpu.fingerprint import Fingerprint
+from latelier.models.cpu.prepacked import PrepackedLinear, is_plain_linear
 
 __all__ = ["PrepackedBert", "has_standard_forward", "has_standard_layers"]
 
@@ -52,22 +55,22 @@ class PrepackedBert:
     ----------
     bert
         A model for which `has_standard_layers` holds.
+    inside
+        All modules of its encoder.
     """
 
-    def __init__(self, bert: BertModel) -> None:
+    def __init__(self, bert: BertModel, inside: list[nn.Module]) -> None:
         self._heads = bert.config.num_attention_heads
-        self._modules = submodules(bert.encoder)
+        self._inside = inside
         self._layers = [_Layer.of(layer) for layer in bert.encoder.layer]
+        self._linears = [linear for layer in self._layers for group in layer.linears for linear in group]
+        self._fingerprint = Fingerprint(self._linears)
         self._weights = [tuple(PrepackedLinear(*group) for group in layer.linears) for layer in self._layers]
         self.nbytes = sum(group.nbytes for groups in self._weights for group in groups)
 
-    def matches(self, bert: BertModel) -> bool:
-        """Whether the model still has the modules and the weights that were prepacked."""
-        return submodules(bert.encoder) == self._modules and all(
-            packed.matches(*group)
-            for layer, weights in zip(self._layers, self._weights, strict=True)
-            for packed, group in zip(weights, layer.linears, strict=True)
-        )
+    def matches(self, inside: list[nn.Module]) -> bool:
+        """Whether these are the modules, with the weights, that were prepacked."""
+        return inside == self._inside and self._fingerprint.matches(self._linears)
 
     def accepts(self, input_ids: Tensor, attention_mask: Tensor, options: dict[str, Any]) -> bool:
         """Whether a call is for a padded batch, with no option that `run` does not know."""
@@ -94,9 +97,10 @@ class PrepackedBert:
         for layer, (qkv, attention_output, intermediate, output) in zip(self._layers, self._weights, strict=True):
             attended = self._attend(qkv.multiply(hidden, dtype, layer.qkv, "none"), mask)
             update = attention_output.multiply(attended, dtype, (layer.attention_output,), "none")
-            hidden = layer.attention_norm(hidden + update)
+            hidden = _normalize(layer.attention_norm, hidden + update)
             wide = intermediate.multiply(hidden, dtype, (layer.intermediate,), "gelu")
-            hidden = layer.output_norm(hidden + output.multiply(wide, dtype, (layer.output,), "none"))
+            update = output.multiply(wide, dtype, (layer.output,), "none")
+            hidden = _normalize(layer.output_norm, hidden + update)
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden)
 
     def _attend(self, qkv: Tensor, mask: Tensor | None) -> Tensor:
@@ -107,8 +111,22 @@ class PrepackedBert:
         return attended.transpose(1, 2).reshape(n, length, width // 3)
 
 
-def has_standard_forward(bert: BertModel) -> bool:
-    """Whether `PrepackedBert` computes all that the model is configured to, with no hook or other forward inside it."""
+def _normalize(norm: nn.LayerNorm, input: Tensor) -> Tensor:
+    # Without the call of the module and its attributes, which take as long as the arithmetic for one short query.
+    parameters = norm._parameters
+    return torch.layer_norm(input, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
+
+
+def has_standard_forward(bert: BertModel, inside: Iterable[nn.Module]) -> bool:
+    """Whether `PrepackedBert` computes all that the model is configured to, with no hook or other forward inside it.
+
+    Parameters
+    ----------
+    bert
+        The model.
+    inside
+        All modules of its encoder.
+    """
     config = bert.config
     known = config.hidden_act == "gelu" and not config.is_decoder and not config.add_cross_attention
     # "eager" returns attention weights; other names stand for other kernels.
@@ -119,7 +137,7 @@ def has_standard_forward(bert: BertModel) -> bool:
         or module._forward_pre_hooks
         or module._compiled_call_impl is not None
         or "forward" in module.__dict__
-        for module in submodules(bert.encoder)
+        for module in inside
     )
 
 

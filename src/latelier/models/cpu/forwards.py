@@ -20,7 +20,8 @@ from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_layers
-from latelier.models.cpu.prepacked import PatchedForward, PrepackedLinear, can_prepack, is_plain_linear
+from latelier.models.cpu.fingerprint import Fingerprint
+from latelier.models.cpu.prepacked import PatchedForward, PrepackedLinear, can_prepack, is_plain_linear, submodules
 
 __all__ = ["patched_forwards"]
 
@@ -28,7 +29,7 @@ _SWITCH = "LATELIER_CPU_FORWARD"
 # Prepacked weights are a copy: models with more than 1 GiB of linear weights are not patched.
 _MAX_BYTES = 1 << 30
 
-_linears: WeakKeyDictionary[nn.Module, PrepackedLinear] = WeakKeyDictionary()
+_linears: WeakKeyDictionary[nn.Module, tuple[Fingerprint, PrepackedLinear]] = WeakKeyDictionary()
 _berts: WeakKeyDictionary[nn.Module, PrepackedBert] = WeakKeyDictionary()
 
 
@@ -91,19 +92,20 @@ def _patches(model: nn.Module) -> dict[nn.Module, Any]:
 
 def _prepacked_linear(linear: Any) -> PrepackedLinear:
     known = _linears.get(linear)
-    if known is None or not known.matches(linear):
-        known = _linears[linear] = PrepackedLinear(linear)
-    return known
+    if known is None or not known[0].matches([linear]):
+        known = _linears[linear] = Fingerprint([linear]), PrepackedLinear(linear)
+    return known[1]
 
 
 def _prepacked_bert(bert: BertModel) -> PrepackedBert | None:
-    if not has_standard_forward(bert):
+    inside = submodules(bert.encoder)
+    if not has_standard_forward(bert, inside):
         return None
     known = _berts.get(bert)
-    if known is None or not known.matches(bert):
+    if known is None or not known.matches(inside):
         if not has_standard_layers(bert):
             return None
-        known = _berts[bert] = PrepackedBert(bert)
+        known = _berts[bert] = PrepackedBert(bert, inside)
     return known
 
 

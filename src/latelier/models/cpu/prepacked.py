@@ -15,7 +15,6 @@ from torch import Tensor, nn
 __all__ = ["PatchedForward", "PrepackedLinear", "can_prepack", "is_plain_linear", "submodules"]
 
 _ROWS_HINT = 32  # rows of a typical short input; the prepacked weight serves any number of rows
-_SAMPLES = 16  # weights compared in each call to detect changes: an optimiser step changes nearly all weights
 
 
 class PrepackedLinear:
@@ -27,21 +26,11 @@ class PrepackedLinear:
         The layers; all with a bias or all without. Their outputs are concatenated.
     """
 
-    __slots__ = ("_by_dtype", "_fingerprint", "_samples", "_tensors", "nbytes")
+    __slots__ = ("_by_dtype", "nbytes")
 
     def __init__(self, *linears: nn.Linear) -> None:
         self._by_dtype: dict[torch.dtype, tuple[Tensor, Tensor | None]] = {}
-        # In-place changes through `.data` leave torch's version counter as it was, so some weights are compared too.
-        weights = [linear.weight.detach().reshape(-1).numpy() for linear in linears]
-        self._samples = [each[:: max(1, len(each) // _SAMPLES)] for each in weights]
-        self._tensors = _identify(linears)
-        self._fingerprint = self._read_samples()
-        self.nbytes = sum(each.nbytes for each in weights)
-
-    def matches(self, *linears: nn.Linear) -> bool:
-        """Whether the layers still have the weights that were prepacked."""
-        # Addresses first: where a weight has moved (`share_memory` moves it), the sampled memory may be freed.
-        return self._tensors == _identify(linears) and self._fingerprint == self._read_samples()
+        self.nbytes = sum(linear.weight.nbytes for linear in linears)
 
     def multiply(self, input: Tensor, dtype: torch.dtype, linears: tuple[nn.Linear, ...], activation: str) -> Tensor:
         """Apply the layers to ``(..., n, dim)``, in `dtype`, with an activation (``"none"`` or ``"gelu"``)."""
@@ -54,15 +43,6 @@ class PrepackedLinear:
             input.to(dtype).contiguous(), weight, bias, activation, [], algorithm
         )
         return product
-
-    def _read_samples(self) -> list[bytes]:
-        return [sample.tobytes() for sample in self._samples]
-
-
-def _identify(linears: tuple[nn.Linear, ...]) -> list[tuple[int, int] | None]:
-    # Not by attribute: torch then searches three dictionaries in Python, for each layer of each short query.
-    tensors = (tensor for linear in linears for tensor in linear._parameters.values())
-    return [None if tensor is None else (tensor.data_ptr(), tensor._version) for tensor in tensors]
 
 
 def _prepack(linears: tuple[nn.Linear, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -83,7 +63,8 @@ def submodules(module: nn.Module) -> list[nn.Module]:
     """Return a module and all modules inside it; ``module.modules()`` takes ten times as long, for every query."""
     found = [module]
     for each in found:  # grows while it is read
-        found += [child for child in each._modules.values() if child is not None]
+        if each._modules:
+            found += [child for child in each._modules.values() if child is not None]
     return found
 
 
