@@ -242,14 +242,15 @@ class ColBERT(Overrides):
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
         numpy = convert_to_numpy and not convert_to_tensor
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
-        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
+        size = self.embedding_size
+        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, size)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
         if not truncation:
             check_lengths(self, batch.rows, task)
         values = (show_progress_bar, output_value, numpy, device, normalize_embeddings, pool, chunk_size, token_pooling)
         self._construction.check_fitted()
         encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, options.chosen(values, kwargs))
-        return batch.regroup(form.convert(encoded, dim or self.embedding_size, batch.single))
+        return batch.regroup(form.convert(encoded, dim or size, batch.single))
 
     def encode_stream(
         self,

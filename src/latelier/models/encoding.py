@@ -173,7 +173,8 @@ def encode_rows(
     with progress_bar(shown=shown, total=len(rows), desc=_DESCRIPTIONS[job.task]) as bar:
         windows = encode_windows(model, rows, job, bar)
         if form.works_on_packed and rows:
-            return TokenEmbeddings.concatenate([window.to_embeddings() for window in windows])
+            parts = [window.to_embeddings() for window in windows]
+            return parts[0] if len(parts) == 1 else TokenEmbeddings.concatenate(parts)
         return [row for window in windows for row in window.to_list()]
 
 
@@ -328,14 +329,12 @@ def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Ite
 def _encode_window(
     model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: str | None, bar: Any
 ) -> Window:
-    lengths = used.sum(dim=1).numpy()
     batches = []
     with _recording(model, job) as recorder, inference(model, job.device, dtype):
         unpadded = recorder is None and is_unpadded(
             model, features, job.task, job.device, dtype, partial(_run, model, job)
         )
-        budget = _batch_tokens(model, job, unpadded=unpadded)
-        for rows in packed_batches(lengths, budget) if unpadded else batch_by_tokens(lengths, budget):
+        for rows in _split(model, used, job, unpadded=unpadded):
             if unpadded:
                 batch = encode_unpadded(model, features, rows, job.task, job.device)
                 batches.append(batch._replace(vectors=_finish(model, batch.vectors, job)))
@@ -344,6 +343,14 @@ def _encode_window(
             if bar is not None:
                 bar.update(len(rows))
     return Window(batches)
+
+
+def _split(model: MultiVectorEncoder, used: Tensor, job: Job, *, unpadded: bool) -> Iterable[np.ndarray]:
+    """Return the rows of each batch of a window; a query on its own needs no lengths and no budget."""
+    if len(used) == 1:
+        return [np.zeros(1, dtype="int64")]
+    lengths, budget = used.sum(dim=1).numpy(), _batch_tokens(model, job, unpadded=unpadded)
+    return packed_batches(lengths, budget) if unpadded else batch_by_tokens(lengths, budget)
 
 
 def _batch_tokens(model: MultiVectorEncoder, job: Job, *, unpadded: bool) -> int:
@@ -367,13 +374,13 @@ def _encode_batch(
     job: Job,
     recorder: Recorder | None = None,
 ) -> Batch:
-    batch = move_features(features if len(used) == 1 else select_rows(features, used, rows), job.device)
-    read = batch["attention_mask"].bool()  # before the model replaces it by the tokens that are scored
+    batch = features if len(used) == 1 else select_rows(features, used, rows)
     vectors, mask = _run(model, job, batch)
     vectors = _finish(model, vectors, job)
     lengths = mask.sum(dim=1).tolist()
     if recorder is not None:
         how = job.pooling
+        read = batch["attention_mask"].to(mask.device).bool()  # `mask` has the tokens that are scored only
         pooled = pool_tokens(
             TokenEmbeddings(vectors, lengths_to_offsets(lengths)),
             how.pool_factor,

@@ -40,24 +40,30 @@ class Window(NamedTuple):
         return [encoded[row] for row in range(len(encoded))]
 
     def to_embeddings(self, precision: str | None = None) -> TokenEmbeddings:
-        """Return the texts in order, copied once, and converted to `precision` on the way."""
+        """Return the texts in order, copied once at most, and converted to `precision` on the way."""
+        first = self.batches[0]
+        # int8 needs the vectors as computed: the scale of a token comes from them.
+        dtype = first.vectors.dtype if precision in (None, "int8") else torch_dtype(precision)
+        if len(first.rows) == len(self.batches) == 1:  # a query on its own is in order
+            packed = TokenEmbeddings(first.vectors.to(dtype), [0, len(first.vectors)])
+        else:
+            packed = self._in_order(dtype)
+        return packed if precision is None else packed.to(precision)
+
+    def _in_order(self, dtype: torch.dtype) -> TokenEmbeddings:
         rows = np.concatenate([batch.rows for batch in self.batches])
         lengths = np.zeros(len(rows), dtype="int64")
         for batch in self.batches:
             lengths[batch.rows] = batch.lengths
         offsets = lengths_to_offsets(lengths)
-        first = self.batches[0].vectors
-        # int8 needs the vectors as computed: the scale of a token comes from them.
-        dtype = first.dtype if precision in (None, "int8") else torch_dtype(precision)
         if np.array_equal(rows, np.arange(len(rows))):  # batches in order, of which a GPU needs no index
-            vectors = torch.cat([batch.vectors.to(dtype) for batch in self.batches])
-        else:
-            vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
-            for batch in self.batches:
-                places = torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)
-                vectors[places] = batch.vectors.to(dtype)
-        packed = TokenEmbeddings(vectors, offsets)
-        return packed if precision is None else packed.to(precision)
+            return TokenEmbeddings(torch.cat([batch.vectors.to(dtype) for batch in self.batches]), offsets)
+        first = self.batches[0].vectors
+        vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
+        for batch in self.batches:
+            places = torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)
+            vectors[places] = batch.vectors.to(dtype)
+        return TokenEmbeddings(vectors, offsets)
 
 
 def windows_on_host(windows: Iterable[Window]) -> Iterator[Window]:

@@ -84,15 +84,14 @@ def is_unpadded(
     InvalidArgumentError
         If ``LATELIER_UNPADDED`` is set to anything but 0 or 1.
     """
-    computed = getattr(torch, dtype) if dtype in ("bfloat16", "float16") else model.dtype
-    if not _is_on() or not _has_kernel(device, computed) or not _can_pack(model):
+    if not _is_on() or not _has_kernel(model, device, dtype) or not _can_pack(model):
         return False
     tensors = {name for name, value in features.items() if isinstance(value, Tensor) and value.ndim > 1}
     if not tensors <= _FEATURES or len(features["input_ids"]) == 1:  # one text needs no padding
         return False
     encoder: Any = model[0].model
     known = _checked.setdefault(encoder, {})
-    key = (str(device), computed, dtype)
+    key = (str(device), model.dtype, dtype)
     if key not in known:
         known[key] = _agrees(model, task, device, encode_padded)
     return known[key]
@@ -170,8 +169,11 @@ def _is_on() -> bool:
     return value == "1"
 
 
-def _has_kernel(device: torch.device, dtype: torch.dtype | None) -> bool:
-    if device.type != "cuda" or dtype not in _HALF or varlen_kernel() is None:
+def _has_kernel(model: MultiVectorEncoder, device: torch.device, dtype: str | None) -> bool:
+    if device.type != "cuda":
+        return False
+    computed = getattr(torch, dtype) if dtype in ("bfloat16", "float16") else model.dtype
+    if computed not in _HALF or varlen_kernel() is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
