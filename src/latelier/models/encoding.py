@@ -398,8 +398,9 @@ def _encode_batch(
 def _run(model: MultiVectorEncoder, job: Job, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Run a padded batch: return the vectors of its scored tokens, ``(tokens, dim)``, and which those are."""
     out = model(move_features(features, job.device), task=job.task)
-    mask = out["attention_mask"].bool()
-    return out["token_embeddings"][mask], mask
+    vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
+    # Vectors of texts without padding, such as one query, are not copied.
+    return (vectors.flatten(0, 1) if mask.all() else vectors[mask]), mask
 
 
 def _finish(model: MultiVectorEncoder, vectors: Tensor, job: Job) -> Tensor:

@@ -127,10 +127,22 @@ def test_replaced_layers_are_followed(own):
     assert_same(own)
 
 
-def test_hooks_inside_are_called(own):
+def test_replaced_embeddings_are_followed(own):
+    own.encode_document("pear")
+    embeddings = own[0].model.embeddings
+    size = embeddings.word_embeddings.num_embeddings
+    embeddings.word_embeddings = nn.Embedding(size, 384)
+    assert_same(own)
+    scaled = type("Scaled", (nn.Embedding,), {"forward": lambda self, ids: 0.5 * nn.Embedding.forward(self, ids)})
+    embeddings.word_embeddings = scaled(size, 384)
+    assert_same(own)
+
+
+@pytest.mark.parametrize("find", [lambda bert: bert.encoder.layer[1], lambda bert: bert.embeddings.word_embeddings])
+def test_hooks_inside_are_called(own, find):
     own.encode_document("pear")
     seen = []
-    handle = own[0].model.encoder.layer[1].register_forward_hook(lambda *_: seen.append(1))
+    handle = find(own[0].model).register_forward_hook(lambda *_: seen.append(1))
     own.encode_document("pear")
     handle.remove()
     own.encode_document("pear")

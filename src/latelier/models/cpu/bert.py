@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from transformers.models.bert.modeling_bert import BertLayer, BertModel, BertSelfAttention
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertModel, BertSelfAttention
 
 from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.prepacked import PrepackedLinear, is_plain_linear
+from latelier.models.cpu.prepacked import PrepackedLinear, is_plain_linear, submodules
 
-__all__ = ["PrepackedBert", "has_standard_forward", "has_standard_layers"]
+__all__ = ["PrepackedBert", "has_standard_forward", "has_standard_modules", "modules_inside"]
 
 _KNOWN_OPTIONS = {"token_type_ids", "return_dict"}
 
@@ -54,9 +54,9 @@ class PrepackedBert:
     Parameters
     ----------
     bert
-        A model for which `has_standard_layers` holds.
+        A model for which `has_standard_modules` holds.
     inside
-        All modules of its encoder.
+        Its `modules_inside`.
     """
 
     def __init__(self, bert: BertModel, inside: list[nn.Module]) -> None:
@@ -91,7 +91,7 @@ class PrepackedBert:
         dtype
             The dtype of matrix products; sums of residuals and norms keep the dtype of the embeddings.
         """
-        hidden = bert.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)  # (n, length, dim)
+        hidden = _embed(bert.embeddings, input_ids, token_type_ids)  # (n, length, dim)
         keys = attention_mask.bool()
         mask = None if bool(keys.all()) else keys[:, None, None, :]
         for layer, (qkv, attention_output, intermediate, output) in zip(self._layers, self._weights, strict=True):
@@ -111,10 +111,27 @@ class PrepackedBert:
         return attended.transpose(1, 2).reshape(n, length, width // 3)
 
 
+def _embed(embeddings: BertEmbeddings, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
+    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+    hidden = _look_up(embeddings.word_embeddings, input_ids) + _look_up(embeddings.token_type_embeddings, types)
+    hidden = hidden + _look_up(embeddings.position_embeddings, embeddings.position_ids[:, : input_ids.shape[1]])
+    return _normalize(embeddings.LayerNorm, hidden)
+
+
+def _look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
+    weight: Any = embedding._parameters["weight"]
+    return torch.embedding(weight, ids)
+
+
 def _normalize(norm: nn.LayerNorm, input: Tensor) -> Tensor:
     # Without the call of the module and its attributes, which take as long as the arithmetic for one short query.
     parameters = norm._parameters
     return torch.layer_norm(input, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
+
+
+def modules_inside(bert: BertModel) -> list[nn.Module]:
+    """Return the modules of which `PrepackedBert` computes what they would."""
+    return submodules(bert.embeddings) + submodules(bert.encoder)
 
 
 def has_standard_forward(bert: BertModel, inside: Iterable[nn.Module]) -> bool:
@@ -125,7 +142,7 @@ def has_standard_forward(bert: BertModel, inside: Iterable[nn.Module]) -> bool:
     bert
         The model.
     inside
-        All modules of its encoder.
+        Its `modules_inside`.
     """
     config = bert.config
     known = config.hidden_act == "gelu" and not config.is_decoder and not config.add_cross_attention
@@ -141,9 +158,14 @@ def has_standard_forward(bert: BertModel, inside: Iterable[nn.Module]) -> bool:
     )
 
 
-def has_standard_layers(bert: BertModel) -> bool:
-    """Whether all layers are of transformers' own classes: no adapters, nothing quantised."""
-    return all(map(_is_standard, bert.encoder.layer))
+def has_standard_modules(bert: BertModel) -> bool:
+    """Whether embeddings and layers are of transformers' own classes: no adapters, nothing quantised."""
+    embeddings = bert.embeddings
+    if type(embeddings) is not BertEmbeddings or type(embeddings.LayerNorm) is not nn.LayerNorm:
+        return False
+    tables = (embeddings.word_embeddings, embeddings.token_type_embeddings, embeddings.position_embeddings)
+    plain = all(type(table) is nn.Embedding and table.max_norm is None for table in tables)
+    return plain and all(map(_is_standard, bert.encoder.layer))
 
 
 def _is_standard(layer: nn.Module) -> bool:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_layers
+from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_modules, modules_inside
 from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.prepacked import PatchedForward, PrepackedLinear, can_prepack, is_plain_linear, submodules
+from latelier.models.cpu.prepacked import PatchedForward, PrepackedLinear, can_prepack, is_plain_linear
 
 __all__ = ["patched_forwards"]
 
@@ -98,12 +98,12 @@ def _prepacked_linear(linear: Any) -> PrepackedLinear:
 
 
 def _prepacked_bert(bert: BertModel) -> PrepackedBert | None:
-    inside = submodules(bert.encoder)
+    inside = modules_inside(bert)
     if not has_standard_forward(bert, inside):
         return None
     known = _berts.get(bert)
     if known is None or not known.matches(inside):
-        if not has_standard_layers(bert):
+        if not has_standard_modules(bert):
             return None
         known = _berts[bert] = PrepackedBert(bert, inside)
     return known
