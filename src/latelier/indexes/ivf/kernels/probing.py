@@ -94,10 +94,7 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
                     lowest = nth_highest(keys[:count], most) >> 32
                     count = most
                 g += 1
-        if count > most:
-            nth_highest(keys[:count], most)
-            count = most
-        sort_falling(keys[:count])
+        sort_falling(keys[:count], most)
         for n in range(most):
             best[t, n] = _LAST - (keys[n] & _LAST) if n < count else -1
             values[t, n] = keys[n] >> 32 if n < count else NO_CENTROID
