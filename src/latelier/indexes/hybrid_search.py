@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -125,8 +126,9 @@ def combine_sides(
 def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     """Return the documents of rankings as hits, with the ids that users gave."""
     numbers = np.concatenate([np.zeros(0, dtype="int64"), *(ranking.numbers for ranking in rankings)])
-    ids = iter(snapshot.ids(numbers))
-    return [[Hit(next(ids), score) for score in ranking.scores.tolist()] for ranking in rankings]
+    scores = [score for ranking in rankings for score in ranking.scores.tolist()]
+    hits = map(Hit._make, zip(snapshot.ids(numbers), scores, strict=True))
+    return [list(islice(hits, len(ranking.numbers))) for ranking in rankings]
 
 
 def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings:

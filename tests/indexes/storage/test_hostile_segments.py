@@ -103,11 +103,12 @@ def test_ids_that_are_none_are_refused(tmp_path, content):
         assert not index.verify().is_whole
 
 
-def test_an_id_that_is_not_valid_unicode_is_refused(tmp_path):
+@pytest.mark.parametrize("surrogate", [rb"\ud800", b"abc\xed\xa0\x80"], ids=["escape", "bytes"])
+def test_an_id_that_is_not_valid_unicode_is_refused(tmp_path, surrogate):
     with indexes.Flat(tmp_path / "index") as index:
         index.add("sixsix", matrices([1])[0])
     path = next((tmp_path / "index" / "segments").rglob("ids.npy"))
-    path.write_bytes(path.read_bytes().replace(b'"sixsix"', b'"\\ud800"'))
+    path.write_bytes(path.read_bytes().replace(b"sixsix", surrogate))
     with indexes.open(tmp_path / "index") as index, pytest.raises(CorruptedIndexError, match="the ids of a segment"):
         index.search(matrices([1]))
 

@@ -284,7 +284,7 @@ def _assign(
         nearest, dots = (np.empty(len(codes), dtype="int32") for _ in range(2))
         everything = np.arange(len(codes))
         nearest_centroids(isa, codes, everything, centroids.coarse, centroids.coarse_start, nearest, dots)
-        # As in `best_coarse`: starting sums from a damaged file can make a lane without a centroid the nearest.
+        # As in `fine_ranges`: starting sums from a damaged file can make a lane without a centroid the nearest.
         np.minimum(nearest, len(centroids.fine_offsets) - 2, out=nearest)
         offsets, order = np.zeros(len(centroids.fine_offsets), dtype="int64"), np.empty(len(codes), dtype="int64")
         group_rows(nearest, offsets, order)

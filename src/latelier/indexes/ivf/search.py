@@ -21,14 +21,12 @@ from latelier.indexes.ivf.centroids import Centroids
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
 from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, select_candidates, sum_bits
-from latelier.indexes.ivf.kernels.dots import centroid_dots
-from latelier.indexes.ivf.kernels.probing import best_coarse, best_lists
+from latelier.indexes.ivf.kernels.probing import find_lists
 from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
 from latelier.indexes.ivf.sign_stage import keep_by_signs
 from latelier.kernels.instruction_sets import instruction_set
-from latelier.kernels.simd import LANES
 
 __all__ = [
     "Candidates",
@@ -85,7 +83,7 @@ class Found(NamedTuple):
 class ProbedLists(NamedTuple):
     """The inverted lists that each query token probes, best first, and the excess of their imputed score.
 
-    Both are ``(query_tokens, nprobe)`` int32, see `latelier.indexes.ivf.kernels.probing.best_lists`.
+    Both are ``(query_tokens, nprobe)`` int32, see `latelier.indexes.ivf.kernels.probing.find_lists`.
     """
 
     lists: np.ndarray
@@ -224,19 +222,10 @@ def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> Pro
         The lists, and the excess of their imputed scores.
     """
     rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
-    isa = instruction_set().argument
-    everything = np.zeros((tokens, 1, 2), dtype="int64")
-    everything[:, 0, 1] = len(centroids.coarse)
-    dots = np.empty((tokens, len(centroids.coarse), LANES), dtype="int32")
-    centroid_dots(isa, rows, everything, centroids.coarse, centroids.coarse_start, dots)
     most = min(len(centroids.fine_offsets) - 1, max(_MIN_COARSE, nprobe // _LISTS_PER_COARSE))
-    ranges = np.empty((tokens, most, 2), dtype="int64")
-    longest = best_coarse(dots, most, centroids.fine_offsets, ranges)
-    dots = np.empty((tokens, longest, LANES), dtype="int32")
-    centroid_dots(isa, rows, ranges, centroids.fine, centroids.fine_start, dots)
-    lists, excess = (np.empty((tokens, min(nprobe, LANES * longest)), dtype="int32") for _ in range(2))
-    best_lists(dots, ranges, query.scales, (1 << sum_bits(tokens)) - 1 - tokens, lists, excess)
-    return ProbedLists(lists, excess)
+    room = (1 << sum_bits(tokens)) - 1 - tokens
+    isa, arrays = instruction_set().argument, centroids[:-1]  # all but the statistics
+    return ProbedLists(*find_lists(isa, rows, query.scales, arrays, most, nprobe, room))
 
 
 def find_candidates(

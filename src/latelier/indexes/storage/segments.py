@@ -164,9 +164,11 @@ class Segment:
         # Views of memory take less time to slice than arrays.
         encoded, places = self.arrays[_IDS].data, np.asarray(positions, dtype="int64")
         ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
+        array = b"[" + b",".join([encoded[first:last] for first, last in ranges]) + b"]"
         try:
-            ids = json.loads(b"[" + b",".join([encoded[first:last] for first, last in ranges]) + b"]")
-            "".join(map(str, ids)).encode()  # fails for a lone surrogate, which JSON can express
+            ids = json.loads(array.decode())
+            if b"\\" in array:
+                "".join(map(str, ids)).encode()  # fails for a lone surrogate, which an escape of JSON can express
         except (ValueError, RecursionError):
             ids = []
         if len(ids) != len(places) or not {*map(type, ids)} <= {int, str}:

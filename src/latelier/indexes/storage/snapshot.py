@@ -194,16 +194,12 @@ class Snapshot:
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
         """Return the ids of living documents by their numbers, which may be in any order."""
-        if len(self.segments) == 1 and len(numbers):
-            return self.segments[0].ids(numbers)
-        ids: list[Id] = [0] * len(numbers)
+        ids = np.empty(len(numbers), dtype=object)
         owners = np.searchsorted(self._firsts, numbers, side="right") - 1
         for owner in set(owners.tolist()):
             places = np.flatnonzero(owners == owner)
-            found = self.segments[owner].ids(numbers[places])
-            for place, id in zip(places.tolist(), found, strict=True):
-                ids[place] = id
-        return ids
+            ids[places] = self.segments[owner].ids(numbers[places])
+        return list(ids)
 
     def _split(self, numbers: np.ndarray) -> Iterator[tuple[SegmentState, np.ndarray]]:
         """Yield each segment with the numbers that lie in its range, if there are any; `numbers` ascend."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.indexes.ivf.kernels.probing import NO_CENTROID, best_centroids, best_coarse, best_lists
+from latelier.indexes.ivf.kernels.probing import NO_CENTROID, best_centroids, fine_ranges, imputed_excess
 
 pytestmark = pytest.mark.processor
 
@@ -29,17 +29,15 @@ def test_the_best_centroids_equal_a_stable_sort(most, seed):
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 20), st.integers(0, 10**6))
-def test_the_best_coarse_centroids_equal_a_stable_sort(most, seed):
-    """Of twenty coarse centroids, in two groups whose last twelve lanes have none."""
+def test_the_ranges_are_those_of_existing_coarse_centroids(most, seed):
+    """Of twenty coarse centroids; -1 and 20 stand for lanes without one."""
     rng = np.random.default_rng(seed)
-    dots = rng.integers(-20, 20, size=(3, 2, 16)).astype("int32")
-    dots[:, 1, 4:] = NO_CENTROID
+    best = rng.integers(-1, 21, (3, most)).astype("int32")
     fine_offsets = np.cumsum([0, *rng.integers(1, 9, 20)])
     ranges = np.full((3, most, 2), -9, dtype="int64")
-    longest = best_coarse(dots, most, fine_offsets, ranges)
-    for values, own in zip(dots.reshape(3, 32), ranges, strict=True):
-        best = np.argsort(-values, kind="stable")[:most]
-        assert own.tolist() == [[fine_offsets[c], fine_offsets[c + 1]] for c in best]
+    longest = fine_ranges(best, fine_offsets, ranges)
+    for centroids, own in zip(best, ranges, strict=True):
+        assert own.tolist() == [[*fine_offsets[c : c + 2]] if 0 <= c < 20 else [0, 0] for c in centroids]
     assert longest == (ranges[:, :, 1] - ranges[:, :, 0]).sum(axis=1).max()
 
 
@@ -50,10 +48,10 @@ def test_excess_is_the_share_above_the_last_probed_list_and_one(most, seed):
     ranges = np.array([[[0, 1]], [[2, 4]]])
     dots = rng.integers(-20, 20, size=(2, 2, 16)).astype("int32")
     scales = rng.random(2, dtype="float32") + np.float32(0.1)
-    best, values, lists, excess = (np.empty((2, most), dtype="int32") for _ in range(4))
+    best, values = (np.empty((2, most), dtype="int32") for _ in range(2))
     best_centroids(dots, ranges, best, values)
-    best_lists(dots, ranges, scales, 1000, lists, excess)
-    assert lists.tolist() == best.tolist()
+    excess = values.copy()
+    imputed_excess(best, excess, scales, 1000)
     counts = (best >= 0).sum(axis=1)
     above = [(row[:n] - row[n - 1]) * float(scale) for row, n, scale in zip(values, counts, scales, strict=True)]
     total = sum(row[0] for row in above)

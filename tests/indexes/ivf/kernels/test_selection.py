@@ -38,8 +38,15 @@ def test_selecting_and_sorting_numbers_equal_those_of_python(numbers, data):
     array, falling = np.array(numbers), sorted(numbers, reverse=True)
     assert nth_highest(array, n) == falling[n - 1]
     assert sorted(array[:n].tolist(), reverse=True) == falling[:n]
-    sort_falling(array)
-    assert array.tolist() == falling
+    distinct = np.array(list(dict.fromkeys(numbers)))
+    sort_falling(distinct, n)
+    assert distinct[:n].tolist() == sorted(set(numbers), reverse=True)[:n]
+
+
+def test_more_numbers_than_one_block_are_sorted():
+    numbers = np.random.default_rng(0).permutation(1000)
+    sort_falling(numbers, 300)
+    assert numbers[:300].tolist() == list(range(999, 699, -1))
 
 
 def test_equal_scores_of_minus_infinity_are_selected_in_order():

@@ -81,7 +81,7 @@ def select_candidates(
     Parameters
     ----------
     probed, excess
-        ``(query_tokens, nprobe)`` int32, from `probing.best_lists`: the lists, best first, and the excess of their
+        ``(query_tokens, nprobe)`` int32, from `probing.find_lists`: the lists, best first, and the excess of their
         imputed score, which is at least 1 and never increases along a row. A negative list ends its row.
     lists
         `ListEntries`, as a plain tuple. The entries may hold any numbers: one that is out of order or out of range
@@ -138,11 +138,12 @@ def select_candidates(
 def _probed_ranges(probed: np.ndarray, lists: ListEntries) -> np.ndarray:
     """Return where the entries of each probed list begin and end, ``(query_tokens, nprobe, 2)``; -1 ends a row."""
     entries_at, size = np.int64(lists.documents.ctypes.data), lists.itemsize
-    ranges = np.full((*probed.shape, 2), -1, dtype=np.int64)
+    ranges = np.empty((*probed.shape, 2), dtype=np.int64)
     for q in range(probed.shape[0]):
         for n in range(probed.shape[1]):
             i = probed[q, n]
             if i < 0:
+                ranges[q, n, 0] = -1
                 break
             ranges[q, n, 0], ranges[q, n, 1] = lists.offsets[i], lists.offsets[i + 1]
             prefetch(entries_at + size * lists.offsets[i])  # type: ignore[call-arg]

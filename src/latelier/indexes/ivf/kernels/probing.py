@@ -9,12 +9,13 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from latelier.indexes.ivf.kernels.dots import centroid_dots
 from latelier.indexes.ivf.kernels.masks import lowest_bit
 from latelier.indexes.ivf.kernels.selection import nth_highest, sort_falling
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, declare, shuffle, splat
 
-__all__ = ["NO_CENTROID", "best_centroids", "best_coarse", "best_lists"]
+__all__ = ["NO_CENTROID", "best_centroids", "find_lists", "fine_ranges", "imputed_excess"]
 
 # Starting sum of SIMD lanes without a centroid: below every dot product.
 NO_CENTROID = -(1 << 30)
@@ -68,17 +69,17 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
         dot product.
     """
     most, groups = best.shape[1], dots.shape[1]
-    keys, highest = np.empty(2 * most + LANES, dtype=np.int64), np.empty(2 * groups, dtype=np.int32)
+    keys, highest = np.empty(2 * most + LANES, dtype=np.int64), np.empty(2 * groups, dtype=np.int64)
     for t in range(dots.shape[0]):
         dots_at = np.int64(dots.ctypes.data) + 4 * LANES * groups * t
-        own_groups = (ranges[t, :, 1] - ranges[t, :, 0]).sum()
+        own_groups = _count_groups(ranges[t])
         lowest = np.int64(NO_CENTROID // 2)
         if 2 * own_groups >= most > 0:
             # Of groups of eight, as many as are wanted hold a number of at least this.
             for g in range(own_groups):
                 place = dots_at + 4 * LANES * g
                 highest[2 * g], highest[2 * g + 1] = _highest_of_halves(place)  # type: ignore[call-arg]
-            lowest = max(lowest, np.int64(nth_highest(highest[: 2 * own_groups], most)))
+            lowest = max(lowest, nth_highest(highest[: 2 * own_groups], most))
         count, g = 0, 0
         for n in range(ranges.shape[1]):
             for group in range(ranges[t, n, 0], ranges[t, n, 1]):
@@ -93,25 +94,29 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
                     lowest = nth_highest(keys[:count], most) >> 32
                     count = most
                 g += 1
-        if count > most:
-            nth_highest(keys[:count], most)
-            count = most
-        sort_falling(keys[:count])
+        sort_falling(keys[:count], most)
         for n in range(most):
             best[t, n] = _LAST - (keys[n] & _LAST) if n < count else -1
             values[t, n] = keys[n] >> 32 if n < count else NO_CENTROID
 
 
 @kernel()
-def best_coarse(dots: np.ndarray, most: int, fine_offsets: np.ndarray, ranges: np.ndarray) -> int:
-    """Find the best coarse centroids of every query token, and where their second-level centroids are.
+def _count_groups(ranges: np.ndarray) -> int:
+    """Return the number of groups in the ranges of a token, ``(n, 2)``."""
+    total = 0
+    for n in range(len(ranges)):
+        total += ranges[n, 1] - ranges[n, 0]
+    return total
+
+
+@kernel()
+def fine_ranges(best: np.ndarray, fine_offsets: np.ndarray, ranges: np.ndarray) -> int:
+    """Look up where the second-level centroids of every query token's best coarse centroids are.
 
     Parameters
     ----------
-    dots
-        ``(tokens, groups, 16)`` int32: dot products with all coarse centroids.
-    most
-        Number of coarse centroids per token.
+    best
+        ``(tokens, most)`` int32: coarse centroids, from `best_centroids`.
     fine_offsets
         ``(coarse centroids + 1,)`` int64: where the groups of second-level centroids of each begin.
     ranges
@@ -122,29 +127,20 @@ def best_coarse(dots: np.ndarray, most: int, fine_offsets: np.ndarray, ranges: n
     int
         The largest number of groups in all ranges of a token.
     """
-    tokens = dots.shape[0]
-    best, values = np.empty((tokens, most), dtype=np.int32), np.empty((tokens, most), dtype=np.int32)
-    everything = np.zeros((tokens, 1, 2), dtype=np.int64)
-    everything[:, 0, 1] = dots.shape[1]
-    best_centroids(dots, everything, best, values)
     longest = 0
-    for t in range(tokens):
-        total = 0
-        for n in range(most):
+    for t in range(len(best)):
+        for n in range(best.shape[1]):
             c = best[t, n]
             # With starting sums from a damaged file, a lane without a centroid can be among the best.
             exists = 0 <= c < len(fine_offsets) - 1
             ranges[t, n, 0], ranges[t, n, 1] = (fine_offsets[c], fine_offsets[c + 1]) if exists else (0, 0)
-            total += ranges[t, n, 1] - ranges[t, n, 0]
-        longest = max(longest, total)
+        longest = max(longest, _count_groups(ranges[t]))
     return longest
 
 
 @kernel()
-def best_lists(
-    dots: np.ndarray, ranges: np.ndarray, scales: np.ndarray, room: int, lists: np.ndarray, excess: np.ndarray
-) -> None:
-    """Find the inverted lists that every query token probes, and the scores they impute to their documents.
+def imputed_excess(lists: np.ndarray, values: np.ndarray, scales: np.ndarray, room: int) -> None:
+    """Replace the dot products of the lists that every query token probes by the scores they impute to their documents.
 
     The imputed score of a document for a query token is the token's dot product with the centroid of the best probed
     list that holds the document, or of the last probed list if none does. The kernel writes the excess of each list
@@ -153,28 +149,79 @@ def best_lists(
 
     Parameters
     ----------
-    dots, ranges
-        As for `best_centroids`, of second-level centroids.
+    lists, values
+        ``(tokens, nprobe)`` int32 both, from `best_centroids`. The kernel replaces the dot products in `values` by the
+        excess, 0 where there is no list.
     scales
         ``(tokens,)`` float32: the value of a dot product of 1.
     room
         Upper bound of the sum over tokens of ``excess - 1`` of the first list.
-    lists, excess
-        ``(tokens, nprobe)`` int32, written: best list first; -1 and 0 if there are fewer.
     """
     tokens, nprobe = lists.shape
     if nprobe == 0:
         return
-    best_centroids(dots, ranges, lists, excess)
     last = np.empty(tokens, dtype=np.int32)
     total = 1e-30
     for t in range(tokens):
-        last[t] = excess[t, 0]
+        last[t] = values[t, 0]
         for n in range(nprobe):
             if lists[t, n] >= 0:
-                last[t] = excess[t, n]
-        total += np.float64(excess[t, 0] - last[t]) * scales[t]
+                last[t] = values[t, n]
+        total += np.float64(values[t, 0] - last[t]) * scales[t]
     for t in range(tokens):
         share = np.float64(scales[t]) * (room / total)
         for n in range(nprobe):
-            excess[t, n] = np.int32((excess[t, n] - last[t]) * share) + 1 if lists[t, n] >= 0 else 0
+            values[t, n] = np.int32((values[t, n] - last[t]) * share) + 1 if lists[t, n] >= 0 else 0
+
+
+@kernel()
+def find_lists(
+    isa: tuple[int, ...],
+    rows: np.ndarray,
+    scales: np.ndarray,
+    centroids: tuple[np.ndarray, ...],
+    coarse: int,
+    nprobe: int,
+    room: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the inverted lists that every query token probes, by two levels of centroids, and the scores they impute.
+
+    It is one kernel, since each call waits for the interpreter lock when it returns, while another thread runs Python.
+
+    Parameters
+    ----------
+    isa
+        `InstructionSet.argument`.
+    rows, scales
+        ``(tokens, words * 4)`` uint8, shifted by 128, and the value of each row's 1, ``(tokens,)`` float32.
+    centroids
+        The arrays of `Centroids`, in their order, as a plain tuple.
+    coarse, nprobe
+        Number of coarse centroids under which a token looks for lists, and maximum number of lists.
+    room
+        See `imputed_excess`.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The lists, best first, -1 if there are fewer; and their excess. Both are ``(tokens, nprobe)`` int32, or have
+        fewer columns if no token has so many lists.
+    """
+    packed, start, fine, fine_start, fine_offsets = centroids
+    tokens, groups = len(rows), len(packed)
+    everything = np.empty((tokens, 1, 2), dtype=np.int64)
+    for t in range(tokens):
+        everything[t, 0, 0], everything[t, 0, 1] = 0, groups
+    dots = np.empty((tokens, groups, LANES), dtype=np.int32)
+    centroid_dots(isa, rows, everything, packed, start, dots)
+    best, values = np.empty((tokens, coarse), dtype=np.int32), np.empty((tokens, coarse), dtype=np.int32)
+    best_centroids(dots, everything, best, values)
+    ranges = np.empty((tokens, coarse, 2), dtype=np.int64)
+    longest = fine_ranges(best, fine_offsets, ranges)
+    dots = np.empty((tokens, longest, LANES), dtype=np.int32)
+    centroid_dots(isa, rows, ranges, fine, fine_start, dots)
+    most = min(nprobe, LANES * longest)
+    lists, excess = np.empty((tokens, most), dtype=np.int32), np.empty((tokens, most), dtype=np.int32)
+    best_centroids(dots, ranges, lists, excess)
+    imputed_excess(lists, excess, scales, room)
+    return lists, excess

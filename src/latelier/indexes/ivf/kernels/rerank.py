@@ -195,7 +195,9 @@ def rerank_scores(
 def _enters(highest: np.ndarray, score: float) -> bool:
     """Whether a score is among the highest, of which it then replaces the lowest; always for an empty array."""
     if len(highest) > 0:
-        lowest = highest.argmin()
+        lowest = 0
+        for i in range(1, len(highest)):
+            lowest = i if highest[i] < highest[lowest] else lowest
         if score < highest[lowest]:
             return False
         highest[lowest] = score

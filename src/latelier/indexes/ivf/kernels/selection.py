@@ -8,8 +8,8 @@ from latelier.kernels.jit import kernel
 
 __all__ = ["highest_places", "near_highest", "nth_highest", "sort_falling"]
 
-# Gaps of Shell's sort, by Ciura (2001, *Best increments for the average case of Shellsort*).
-_GAPS = (701, 301, 132, 57, 23, 10, 4, 1)
+# Numbers that are sorted together, by counting for each how many are higher.
+_BLOCK = 128
 
 
 @kernel()
@@ -123,25 +123,34 @@ def nth_highest(scores: np.ndarray, n: int) -> float:
 
 
 @kernel()
-def sort_falling(numbers: np.ndarray) -> None:
-    """Sort up to a few hundred numbers in descending order, by Shell's sort.
+def sort_falling(numbers: np.ndarray, n: int) -> None:
+    """Reorder up to a few hundred distinct numbers so that the n highest come first, in descending order.
 
     Parameters
     ----------
     numbers
-        ``(n,)`` numbers of any type, no NaN; sorted in place.
+        ``(m,)`` distinct numbers of any type, no NaN; reordered in place.
+    n
+        Any number; all are sorted if it is m or more.
 
     Examples
     --------
     >>> numbers = np.array([1, 5, 3, 4])
-    >>> sort_falling(numbers)
-    >>> numbers
-    array([5, 4, 3, 1])
+    >>> sort_falling(numbers, 2)
+    >>> numbers[:2]
+    array([5, 4])
     """
-    for gap in _GAPS:
-        for i in range(gap, len(numbers)):
-            number, place = numbers[i], i
-            while place >= gap and numbers[place - gap] < number:
-                numbers[place] = numbers[place - gap]
-                place -= gap
-            numbers[place] = number
+    block = np.empty(min(_BLOCK, len(numbers)), dtype=numbers.dtype)
+    for first in range(0, min(n, len(numbers)), _BLOCK):
+        rest = numbers[first:]
+        count = min(_BLOCK, len(rest))
+        if count < len(rest):
+            nth_highest(rest, count)
+        for i in range(count):
+            block[i] = rest[i]
+        # Counting has no branch that a processor could predict wrongly, and compares many numbers at a time.
+        for i in range(count):
+            place = 0
+            for j in range(count):
+                place += block[j] > block[i]
+            rest[place] = block[i]
