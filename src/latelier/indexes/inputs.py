@@ -19,6 +19,7 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.catalog.document_rows import StoredDocument
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, is_single_id
+from latelier.kernels.threads import for_ranges
 from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
@@ -137,23 +138,22 @@ class DocumentBatches:
         """
         documents: list[StoredDocument] = []
         lengths: list[np.ndarray] = []
-        parts: list[dict[str, np.ndarray]] = []
-        size = 0
+        arrays, size = _TokenArrays(), 0
 
         def batch() -> DocumentBatch:
-            arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays)
+            return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
         with progress_bar(shown=self._show_progress, total=self._columns[0].length, unit=" documents") as progress:
             for rows, part in self._parts(dim):
                 dim = part.dim
                 documents += rows
                 lengths.append(part.lengths)
-                parts.append(encode(part))
+                full = (self._batch_bytes + _PART_BYTES) // (part.vectors.itemsize * part.dim)
+                arrays.append(encode(part), part.num_tokens, full)
                 size += part.vectors.nbytes + sum(row.nbytes for row in rows)
                 if size >= self._batch_bytes:
                     yield batch()
-                    documents, lengths, parts, size = [], [], [], 0
+                    documents, lengths, arrays, size = [], [], _TokenArrays(), 0
                 progress.update(len(rows))
         if documents:
             yield batch()
@@ -172,6 +172,36 @@ class DocumentBatches:
             yield rows, part
         for column in self._columns:
             column.expect_end(count)
+
+
+class _TokenArrays:
+    """The token arrays of a batch, filled part by part.
+
+    With the second part, memory for a full batch is reserved: the system provides it only as it is written. Parts that
+    are kept and concatenated at the end would take twice the memory, and more time than their encoding.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._tokens = self._reserved = 0
+
+    def append(self, part: dict[str, np.ndarray], tokens: int, full: int) -> None:
+        """Copy the arrays of a part of so many tokens; a full batch has about `full` tokens."""
+        begin, end = self._tokens, self._tokens + tokens
+        if end > self._reserved:
+            self._reserved = max(end, full) if begin else end
+            reserved = {name: np.empty((self._reserved, *rows.shape[1:]), rows.dtype) for name, rows in part.items()}
+            for name, rows in self._arrays.items():
+                reserved[name][:begin] = rows[:begin]
+            self._arrays = reserved
+        for name, rows in part.items():
+            self._arrays[name][begin:end] = rows
+        self._tokens = end
+
+    def filled(self) -> dict[str, np.ndarray]:
+        """Return the arrays; copies if most of what was reserved is not needed."""
+        some = {name: rows[: self._tokens] for name, rows in self._arrays.items()}
+        return some if 2 * self._tokens > self._reserved else {name: rows.copy() for name, rows in some.items()}
 
 
 class _Column:
@@ -392,9 +422,17 @@ def _convert(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dty
     if vectors.dtype != dtype:
         with np.errstate(over="ignore"):
             converted = vectors.astype(dtype)
-    finite = np.isfinite(converted)
-    if not finite.all():
-        row = int(np.argmin(finite.all(axis=1)))
+    wrong: list[int] = []
+
+    def check(first: int, last: int) -> None:
+        begin, end = offsets[first], offsets[last]
+        finite = np.isfinite(converted[begin:end])
+        if not finite.all():
+            wrong.append(int(begin + np.argmin(finite.all(axis=1))))
+
+    for_ranges(check, offsets, 32 * vectors.shape[1])  # a number takes about as long as 32 multiplications
+    if wrong:
+        row = min(wrong)
         name = names[int(np.searchsorted(offsets, row, side="right")) - 1]
         given = vectors[row]
         if np.isfinite(given).all():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.kernels.probing import NO_CENTROID
+from latelier.indexes.ivf.kernels.kmeans import pack_rows
 from latelier.kernels.simd import LANES
 
 __all__ = ["Centroids", "TrainingStatistics", "pack_centroids"]
@@ -99,9 +99,6 @@ def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.
     True
     """
     groups = -(-len(centroids) // LANES)
-    codes = np.zeros((groups * LANES, width), dtype="int8")
-    codes[: len(centroids), : centroids.shape[1]] = np.rint(centroids / scale).clip(-127, 127)
-    start = -128 * codes.sum(axis=1, dtype="int32")
-    start[len(centroids) :] = NO_CENTROID
-    packed = codes.reshape(groups, LANES, width // 4, 4).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(packed), start.reshape(groups, LANES)
+    packed, start = np.zeros((groups, width // 4, LANES, 4), dtype="int8"), np.empty((groups, LANES), dtype="int32")
+    pack_rows(centroids, scale, packed, start)
+    return packed, start
