@@ -19,7 +19,7 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.catalog.document_rows import StoredDocument
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, is_single_id
-from latelier.kernels.threads import for_ranges
+from latelier.kernels.threads import allowed_threads, map_each
 from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
@@ -144,34 +144,66 @@ class DocumentBatches:
             return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
         with progress_bar(shown=self._show_progress, total=self._columns[0].length, unit=" documents") as progress:
-            for rows, part in self._parts(dim):
+            for part in self._parts(dim, encode):
                 dim = part.dim
-                documents += rows
+                documents += part.documents
                 lengths.append(part.lengths)
-                full = (self._batch_bytes + _PART_BYTES) // (part.vectors.itemsize * part.dim)
-                arrays.append(encode(part), part.num_tokens, full)
-                size += part.vectors.nbytes + sum(row.nbytes for row in rows)
+                arrays.append(part.arrays, int(part.lengths.sum()), self._full_batch(dim))
+                size += part.nbytes
                 if size >= self._batch_bytes:
                     yield batch()
                     documents, lengths, arrays, size = [], [], _TokenArrays(), 0
-                progress.update(len(rows))
+                progress.update(len(part.documents))
         if documents:
             yield batch()
 
-    def _parts(self, dim: int | None) -> Iterator[tuple[list[StoredDocument], TokenEmbeddings]]:
+    def _full_batch(self, dim: int) -> int:
+        """Return about how many tokens a batch has at most."""
+        return (self._batch_bytes + _PART_BYTES) // (np.dtype(self._dtype).itemsize * dim)
+
+    def _parts(self, dim: int | None, encode: Encode) -> Iterator[_Part]:
+        """Yield parts of a batch; several are converted and encoded at the same time, each by one thread."""
+        threads = allowed_threads()
+        given = self._given(min(_PART_BYTES, self._batch_bytes) // threads)
+        while some := list(islice(given, threads)):
+            for part in map_each(lambda columns: _read_part(*columns, self._dtype, dim, encode), some):
+                _check_dim(part.dim, part.dim if dim is None else dim, f"document {part.documents[0].id!r}")
+                dim = part.dim
+                yield part
+
+    def _given(self, part_bytes: int) -> Iterator[tuple[list[Any], list[Any], list[Any], Any]]:
+        """Yield the ids, texts, metadata and embeddings of parts, as the user gave them."""
         count = 0
-        for items in _split(self._embeddings, min(_PART_BYTES, self._batch_bytes)):
+        for items in _split(self._embeddings, part_bytes):
             ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
-            ids = [as_id(id) for id in ids]
-            part = _pack(items, [f"document {id!r}" for id in ids], self._dtype, dim)
-            rows = [
-                StoredDocument(id, check_text(text, id), *encode_metadata(more, id))
-                for id, text, more in zip(ids, texts, metadata, strict=True)
-            ]
-            dim, count = part.dim, count + len(items)
-            yield rows, part
+            count += len(items)
+            yield ids, texts, metadata, items
         for column in self._columns:
             column.expect_end(count)
+
+
+class _Part(NamedTuple):
+    """A part of a batch, and the size of its vectors, texts and metadata before they were encoded."""
+
+    documents: list[StoredDocument]
+    lengths: np.ndarray
+    dim: int
+    arrays: dict[str, np.ndarray]
+    nbytes: int
+
+
+def _read_part(
+    ids: list[Any], texts: list[Any], metadata: list[Any], items: Any, dtype: str, dim: int | None, encode: Encode
+) -> _Part:
+    """Check, convert and encode documents."""
+    ids = [as_id(id) for id in ids]
+    packed = _pack(items, [f"document {id!r}" for id in ids], dtype, dim)
+    documents = [
+        StoredDocument(id, check_text(text, id), *encode_metadata(more, id))
+        for id, text, more in zip(ids, texts, metadata, strict=True)
+    ]
+    size = packed.vectors.nbytes + sum(document.nbytes for document in documents)
+    return _Part(documents, packed.lengths, packed.dim, encode(packed), size)
 
 
 class _TokenArrays:
@@ -422,17 +454,9 @@ def _convert(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dty
     if vectors.dtype != dtype:
         with np.errstate(over="ignore"):
             converted = vectors.astype(dtype)
-    wrong: list[int] = []
-
-    def check(first: int, last: int) -> None:
-        begin, end = offsets[first], offsets[last]
-        finite = np.isfinite(converted[begin:end])
-        if not finite.all():
-            wrong.append(int(begin + np.argmin(finite.all(axis=1))))
-
-    for_ranges(check, offsets, 32 * vectors.shape[1])  # a number takes about as long as 32 multiplications
-    if wrong:
-        row = min(wrong)
+    finite = np.isfinite(converted)
+    if not finite.all():
+        row = int(np.argmin(finite.all(axis=1)))
         name = names[int(np.searchsorted(offsets, row, side="right")) - 1]
         given = vectors[row]
         if np.isfinite(given).all():

@@ -15,7 +15,6 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape, sign_words
 from latelier.indexes.storage.segments import Part, Segment, TokenArray
-from latelier.kernels.threads import for_ranges
 from latelier.utils.ranges import lengths_to_offsets
 
 __all__ = ["CODES", "SCALES", "SIGNS", "Codec"]
@@ -98,12 +97,7 @@ class Codec(NamedTuple):
         signs, scales = np.empty((tokens, words), dtype="uint32"), np.empty(tokens, dtype="uint16")
         codes = np.empty((tokens if self.bits == 8 else 0, self.dim), dtype="uint8")
         planes = np.empty((tokens if self.bits < 8 else 0, self.bits - 1, words), dtype="uint32")
-
-        def encode(first: int, last: int) -> None:
-            some = slice(embeddings.offsets[first], embeddings.offsets[last])
-            encode_tokens(vectors[some], self.bits, signs[some], codes[some], planes[some], scales[some])
-
-        for_ranges(encode, embeddings.offsets, 32 * self.dim)  # a number takes about as long as 32 multiplications
+        encode_tokens(vectors, self.bits, signs, codes, planes, scales)
         stored = {SIGNS: signs, SCALES: scales}
         if self.bits > 1:
             stored[CODES] = codes if self.bits == 8 else planes
