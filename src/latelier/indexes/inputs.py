@@ -8,6 +8,7 @@ collection that does not fit in memory can be given as generators. Documents and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -166,13 +167,13 @@ class DocumentBatches:
         threads = allowed_threads()
         given = self._given(min(_PART_BYTES, self._batch_bytes) // threads)
         while some := list(islice(given, threads)):
-            for part in map_each(lambda columns: _read_part(*columns, self._dtype, dim, encode), some):
+            for part in map_each(partial(_read_part, dtype=self._dtype, dim=dim, encode=encode), some):
                 _check_dim(part.dim, part.dim if dim is None else dim, f"document {part.documents[0].id!r}")
                 dim = part.dim
                 yield part
 
     def _given(self, part_bytes: int) -> Iterator[tuple[list[Any], list[Any], list[Any], Any]]:
-        """Yield the ids, texts, metadata and embeddings of parts, as the user gave them."""
+        """Yield the ids, texts, metadata and embeddings of each part, as the user gave them."""
         count = 0
         for items in _split(self._embeddings, part_bytes):
             ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
@@ -193,9 +194,10 @@ class _Part(NamedTuple):
 
 
 def _read_part(
-    ids: list[Any], texts: list[Any], metadata: list[Any], items: Any, dtype: str, dim: int | None, encode: Encode
+    given: tuple[list[Any], list[Any], list[Any], Any], dtype: str, dim: int | None, encode: Encode
 ) -> _Part:
-    """Check, convert and encode documents."""
+    """Check, convert and encode documents, given as ids, texts, metadata and embeddings."""
+    ids, texts, metadata, items = given
     ids = [as_id(id) for id in ids]
     packed = _pack(items, [f"document {id!r}" for id in ids], dtype, dim)
     documents = [

@@ -255,10 +255,10 @@ def _maxima(
         for g in range(0, groups - width + 1, width):
             lanes = g * LANES * 4  # bytes
             query = (query_at + lanes * words, start_at + lanes)
-            _raise_maxima_of_tile(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)  # type: ignore[call-arg]
+            _raise_maxima_of_tile(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)
             following = (WORDS, rows, target, rows)  # the first groups have converted them
         for g in range(groups - groups % width, groups):
             lanes = g * LANES * 4
             query = (query_at + lanes * words, start_at + lanes)
-            _raise_maxima_of_group(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)  # type: ignore[call-arg]
+            _raise_maxima_of_group(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)
             following = (WORDS, rows, target, rows)

@@ -133,9 +133,7 @@ class DocumentTable:
         width, shape = byte_width(self.codec.dim), tuple(self.codec.shape)
         rows = TokenRows(np.empty((offsets[-1], width), dtype="uint8"), np.empty(offsets[-1], "float32"))
 
-        def unpack(
-            documents: CodedDocuments, places: np.ndarray, ends: np.ndarray, first: int, last: int
-        ) -> None:
+        def unpack(documents: CodedDocuments, places: np.ndarray, ends: np.ndarray, first: int, last: int) -> None:
             some = slice(ends[first], ends[last])
             unpack_documents(tuple(documents), places[first:last], shape, rows.codes[some], rows.scales[some])
 

@@ -274,7 +274,10 @@ def _assign(
 ) -> tuple[np.ndarray, float]:
     """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
     isa = instruction_set().argument
-    coarse, fine = (centroids.coarse, centroids.coarse_start), (centroids.fine, centroids.fine_start, centroids.fine_offsets)
+    coarse, fine = (
+        (centroids.coarse, centroids.coarse_start),
+        (centroids.fine, centroids.fine_start, centroids.fine_offsets),
+    )
     lists = scratch.empty(int(starts[-1]), "int32")
     totals: list[float] = []
 

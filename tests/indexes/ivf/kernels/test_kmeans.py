@@ -1,5 +1,7 @@
 """k-means and the assignment of tokens, against loops in numpy."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,7 @@ def test_tokens_are_assigned_to_the_nearest_centroid_under_the_nearest_coarse_on
     coarse, fine, counts = rng.standard_normal((18, DIM)), rng.standard_normal((200, DIM)), [16, 1, 7] + [11] * 15
     packed = pack_centroids(coarse.astype("float32"), WIDTH, 0.05)
     ends = np.cumsum([0, *counts])
-    parts = [pack_centroids(fine[a:b].astype("float32"), WIDTH, 0.05) for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [pack_centroids(fine[a:b].astype("float32"), WIDTH, 0.05) for a, b in pairwise(ends)]
     groups = np.cumsum([0] + [len(codes) for codes, _ in parts])
     under = (np.concatenate([part[i] for part in parts]) for i in range(2))
     nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
