@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.kernels.kmeans import pack_rows
-from latelier.kernels.simd import LANES
+from latelier.indexes.ivf.kernels.kmeans import empty_groups, pack_rows
 
 __all__ = ["Centroids", "TrainingStatistics", "pack_centroids"]
 
@@ -98,7 +97,6 @@ def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.
     >>> start[0, :2].tolist() == [-128 * 150, NO_CENTROID]
     True
     """
-    groups = -(-len(centroids) // LANES)
-    packed, start = np.zeros((groups, width // 4, LANES, 4), dtype="int8"), np.empty((groups, LANES), dtype="int32")
-    pack_rows(centroids, scale, packed, start)
+    packed, start = empty_groups(len(centroids), width)
+    pack_rows(centroids, scale, packed.view("int32"), start)
     return packed, start

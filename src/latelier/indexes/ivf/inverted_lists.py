@@ -8,6 +8,7 @@ removed. Documents that are added later are in no list until they are appended.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,9 @@ from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics
 from latelier.indexes.ivf.code_layout import byte_width
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.kernels.candidates import ListEntries
+from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
-from latelier.indexes.ivf.kernels.kmeans import assign_tokens
+from latelier.indexes.ivf.kernels.kmeans import group_rows
 from latelier.indexes.storage.file_reads import FileReads
 from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.scratch import Scratch
@@ -274,17 +276,24 @@ def _assign(
 ) -> tuple[np.ndarray, float]:
     """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
     isa = instruction_set().argument
-    coarse, fine = (
-        (centroids.coarse, centroids.coarse_start),
-        (centroids.fine, centroids.fine_start, centroids.fine_offsets),
-    )
     lists = scratch.empty(int(starts[-1]), "int32")
     totals: list[float] = []
 
     def assign(first: int, last: int) -> None:
         codes, scales = table.unpack(ordinals[first:last])
         nearest, dots = (np.empty(len(codes), dtype="int32") for _ in range(2))
-        assign_tokens(isa, codes, coarse, fine, nearest, dots)
+        everything = np.arange(len(codes))
+        nearest_centroids(isa, codes, everything, centroids.coarse, centroids.coarse_start, nearest, dots)
+        # As in `best_coarse`: starting sums from a damaged file can make a lane without a centroid the nearest.
+        np.minimum(nearest, len(centroids.fine_offsets) - 2, out=nearest)
+        offsets, order = np.zeros(len(centroids.fine_offsets), dtype="int64"), np.empty(len(codes), dtype="int64")
+        group_rows(nearest, offsets, order)
+        for c, (begin, end) in enumerate(pairwise(centroids.fine_offsets)):
+            mine = order[offsets[c] : offsets[c + 1]]
+            nearest_centroids(
+                isa, codes, mine, centroids.fine[begin:end], centroids.fine_start[begin:end], nearest, dots
+            )
+            nearest[mine] += begin * LANES  # from the number under coarse centroid c to the number of the list
         lists[starts[first] : starts[last]] = nearest
         release_memory(lists)
         totals.append(float((dots * scales).sum(dtype="float64")))

@@ -1,12 +1,9 @@
-"""k-means and the assignment of tokens, against loops in numpy."""
-
-from itertools import pairwise
+"""Spherical k-means, against a loop in numpy."""
 
 import numpy as np
 import pytest
 
-from latelier.indexes.ivf.centroids import pack_centroids
-from latelier.indexes.ivf.kernels.kmeans import assign_tokens, spherical_kmeans
+from latelier.indexes.ivf.kernels.kmeans import spherical_kmeans
 from latelier.kernels.instruction_sets import supported
 
 WIDTH, DIM = 32, 20
@@ -62,21 +59,3 @@ def test_centroids_without_tokens_take_other_tokens():
     expected, empty = kmeans(rows, scales, 12, 3)
     assert empty > 12
     np.testing.assert_allclose(centroids, expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
-def test_tokens_are_assigned_to_the_nearest_centroid_under_the_nearest_coarse_one(isa):
-    rng, (rows, _) = np.random.default_rng(2), tokens(300, seed=3)
-    coarse, fine, counts = rng.standard_normal((18, DIM)), rng.standard_normal((200, DIM)), [16, 1, 7] + [11] * 15
-    packed = pack_centroids(coarse.astype("float32"), WIDTH, 0.05)
-    ends = np.cumsum([0, *counts])
-    parts = [pack_centroids(fine[a:b].astype("float32"), WIDTH, 0.05) for a, b in pairwise(ends)]
-    groups = np.cumsum([0] + [len(codes) for codes, _ in parts])
-    under = (np.concatenate([part[i] for part in parts]) for i in range(2))
-    nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
-    assign_tokens(isa.argument, rows, packed, (*under, groups), nearest, dots)
-    values = rows[:, :DIM].astype("int64") - 128
-    for n, value in enumerate(values):
-        c = int(np.argmax(np.rint(coarse / 0.05).clip(-127, 127) @ value))
-        products = np.rint(fine[ends[c] : ends[c + 1]] / 0.05).clip(-127, 127) @ value
-        assert (nearest[n], dots[n]) == (16 * groups[c] + np.argmax(products), products.max())
