@@ -8,6 +8,7 @@ collection that does not fit in memory can be given as generators. Documents and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,6 +20,7 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.catalog.document_rows import StoredDocument
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, is_single_id
+from latelier.kernels.threads import allowed_threads, map_each
 from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
@@ -137,41 +139,103 @@ class DocumentBatches:
         """
         documents: list[StoredDocument] = []
         lengths: list[np.ndarray] = []
-        parts: list[dict[str, np.ndarray]] = []
-        size = 0
+        arrays, size = _TokenArrays(), 0
 
         def batch() -> DocumentBatch:
-            arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays)
+            return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
         with progress_bar(shown=self._show_progress, total=self._columns[0].length, unit=" documents") as progress:
-            for rows, part in self._parts(dim):
+            for part in self._parts(dim, encode):
                 dim = part.dim
-                documents += rows
+                documents += part.documents
                 lengths.append(part.lengths)
-                parts.append(encode(part))
-                size += part.vectors.nbytes + sum(row.nbytes for row in rows)
+                arrays.append(part.arrays, int(part.lengths.sum()), self._full_batch(dim))
+                size += part.nbytes
                 if size >= self._batch_bytes:
                     yield batch()
-                    documents, lengths, parts, size = [], [], [], 0
-                progress.update(len(rows))
+                    documents, lengths, arrays, size = [], [], _TokenArrays(), 0
+                progress.update(len(part.documents))
         if documents:
             yield batch()
 
-    def _parts(self, dim: int | None) -> Iterator[tuple[list[StoredDocument], TokenEmbeddings]]:
+    def _full_batch(self, dim: int) -> int:
+        """Return about how many tokens a batch has at most."""
+        return (self._batch_bytes + _PART_BYTES) // (np.dtype(self._dtype).itemsize * dim)
+
+    def _parts(self, dim: int | None, encode: Encode) -> Iterator[_Part]:
+        """Yield parts of a batch; several are converted and encoded at the same time, each by one thread."""
+        threads = allowed_threads()
+        given = self._given(min(_PART_BYTES, self._batch_bytes) // threads)
+        while some := list(islice(given, threads)):
+            for part in map_each(partial(_read_part, dtype=self._dtype, dim=dim, encode=encode), some):
+                _check_dim(part.dim, part.dim if dim is None else dim, f"document {part.documents[0].id!r}")
+                dim = part.dim
+                yield part
+
+    def _given(self, part_bytes: int) -> Iterator[tuple[list[Any], list[Any], list[Any], Any]]:
+        """Yield the ids, texts, metadata and embeddings of each part, as the user gave them."""
         count = 0
-        for items in _split(self._embeddings, min(_PART_BYTES, self._batch_bytes)):
+        for items in _split(self._embeddings, part_bytes):
             ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
-            ids = [as_id(id) for id in ids]
-            part = _pack(items, [f"document {id!r}" for id in ids], self._dtype, dim)
-            rows = [
-                StoredDocument(id, check_text(text, id), *encode_metadata(more, id))
-                for id, text, more in zip(ids, texts, metadata, strict=True)
-            ]
-            dim, count = part.dim, count + len(items)
-            yield rows, part
+            count += len(items)
+            yield ids, texts, metadata, items
         for column in self._columns:
             column.expect_end(count)
+
+
+class _Part(NamedTuple):
+    """A part of a batch, and the size of its vectors, texts and metadata before they were encoded."""
+
+    documents: list[StoredDocument]
+    lengths: np.ndarray
+    dim: int
+    arrays: dict[str, np.ndarray]
+    nbytes: int
+
+
+def _read_part(
+    given: tuple[list[Any], list[Any], list[Any], Any], dtype: str, dim: int | None, encode: Encode
+) -> _Part:
+    """Check, convert and encode documents, given as ids, texts, metadata and embeddings."""
+    ids, texts, metadata, items = given
+    ids = [as_id(id) for id in ids]
+    packed = _pack(items, [f"document {id!r}" for id in ids], dtype, dim)
+    documents = [
+        StoredDocument(id, check_text(text, id), *encode_metadata(more, id))
+        for id, text, more in zip(ids, texts, metadata, strict=True)
+    ]
+    size = packed.vectors.nbytes + sum(document.nbytes for document in documents)
+    return _Part(documents, packed.lengths, packed.dim, encode(packed), size)
+
+
+class _TokenArrays:
+    """The token arrays of a batch, filled part by part.
+
+    With the second part, memory for a full batch is reserved: the system provides it only as it is written. Parts that
+    are kept and concatenated at the end would take twice the memory, and more time than their encoding.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._tokens = self._reserved = 0
+
+    def append(self, part: dict[str, np.ndarray], tokens: int, full: int) -> None:
+        """Copy the arrays of a part of so many tokens; a full batch has about `full` tokens."""
+        begin, end = self._tokens, self._tokens + tokens
+        if end > self._reserved:
+            self._reserved = max(end, full) if begin else end
+            reserved = {name: np.empty((self._reserved, *rows.shape[1:]), rows.dtype) for name, rows in part.items()}
+            for name, rows in self._arrays.items():
+                reserved[name][:begin] = rows[:begin]
+            self._arrays = reserved
+        for name, rows in part.items():
+            self._arrays[name][begin:end] = rows
+        self._tokens = end
+
+    def filled(self) -> dict[str, np.ndarray]:
+        """Return the arrays; copies if most of what was reserved is not needed."""
+        some = {name: rows[: self._tokens] for name, rows in self._arrays.items()}
+        return some if 2 * self._tokens > self._reserved else {name: rows.copy() for name, rows in some.items()}
 
 
 class _Column:

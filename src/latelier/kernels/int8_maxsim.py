@@ -7,7 +7,7 @@ document codes are shifted by 128 while the eight before them are multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from latelier.kernels.conversion import INT8, WIDE_INT8, convert_meanwhile, convert_rows
-from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
+from latelier.kernels.conversion import INT8, WIDE_INT8, WORDS, convert_meanwhile, convert_rows
+from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of, tile_groups
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import FLOATS, LANES, ROWS, STEP, at, constant, splat
 
@@ -66,13 +66,13 @@ def emit_maxima(
     builder: ir.IRBuilder,
     isa: types.BaseTuple,
     places: tuple[ir.Value, ir.Value, ir.Value],
-    query: tuple[ir.Value, ir.Value],
+    groups: Sequence[tuple[ir.Value, ir.Value]],
     words: ir.Value,
     meanwhile: Callable[[ir.Value], None] | None = None,
     *,
     lanes: int = LANES,
 ) -> list[ir.Value]:
-    """Emit ``best[lane] = max(best[lane], scales[r] * <rows[r], query[lane]>)`` for eight rows.
+    """Emit ``best[g, lane] = max(best[g, lane], scales[r] * <rows[r], groups[g, lane]>)`` for eight rows.
 
     Parameters
     ----------
@@ -82,64 +82,73 @@ def emit_maxima(
         The numba type of `InstructionSet.argument`.
     places
         Addresses of the rows ``(8, words * 4)``, as `InstructionSet.multiply_bytes` takes them, of their scales
-        ``(8,)`` float32 and of the maxima ``(16,)`` float32.
-    query
+        ``(8,)`` float32 and of the maxima ``(groups, 16)`` float32.
+    groups
         Addresses of sixteen packed query tokens ``(words, 16, 4)`` int8 and of their starting sums ``(16,)`` int32.
     words
         Words of four bytes in a row.
     meanwhile
         Emits what else to do for each word, from the number of the word.
     lanes
-        The query tokens from this one on are zeros.
+        The query tokens from this one on are zeros, in each group.
 
     Returns
     -------
     list of ir.Value
-        The sixteen scaled products of each row.
+        The sixteen scaled products of each row: all rows of the first group, then of the next.
     """
     rows, scales, best = places
-    highest = builder.load(at(builder, best, FLOATS), align=4)
+    totals = instruction_set_of(isa).multiply_lanes(lanes)(builder, rows, groups, words, ROWS, meanwhile)
     products = []
-    multiply = instruction_set_of(isa).multiply_lanes(lanes)
-    for r, total in enumerate(multiply(builder, rows, [query], words, ROWS, meanwhile)):
-        place = builder.add(scales, constant(4 * r))
-        scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
-        products.append(builder.fmul(builder.sitofp(total, FLOATS), scale))
-        highest = builder.select(builder.fcmp_ordered(">", products[r], highest), products[r], highest)
-    builder.store(highest, at(builder, best, FLOATS), align=4)
+    for g in range(len(groups)):
+        best_at = at(builder, builder.add(best, constant(4 * LANES * g)), FLOATS)
+        highest = builder.load(best_at, align=4)
+        for r in range(ROWS):
+            place = builder.add(scales, constant(4 * r))
+            scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
+            product = builder.fmul(builder.sitofp(totals[ROWS * g + r], FLOATS), scale)
+            highest = builder.select(builder.fcmp_ordered(">", product, highest), product, highest)
+            products.append(product)
+        builder.store(highest, best_at, align=4)
     return products
 
 
-@intrinsic
-def _raise_maxima(typing_context: Any, isa: Any, places: Any, query: Any, words: Any) -> Any:
-    """Emit `emit_maxima`: `places` and `query` hold its addresses."""
-    number = types.int64
-    signature = types.void(isa, types.UniTuple(number, 3), types.UniTuple(number, 2), number)
+def _raise_maxima_of(of_tile: bool) -> Any:
+    """Make the instruction sequence for the groups of a tile, or for only one group of query tokens at a time."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        places, query = (cgutils.unpack_tuple(builder, value) for value in arguments[1:3])
-        emit_maxima(builder, isa, places, query, arguments[3])
-        return context.get_dummy_value()
+    @intrinsic
+    def raise_maxima(typing_context: Any, isa: Any, places: Any, query: Any, words: Any, following: Any) -> Any:
+        """Emit `emit_maxima`: `places` and `query` hold its addresses.
 
-    return signature, generate
+        `following` holds the arguments `numbers` and `places` of `convert_meanwhile`, for the next eight rows.
+        """
+        number = types.int64
+        pair, three, four = (types.UniTuple(number, count) for count in (2, 3, 4))
+        chosen = instruction_set_of(isa)
+        width = chosen.tile.groups if of_tile else 1
+
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            _, places, query, words, following = arguments
+            places, (packed, start), (numbers, *coming) = (
+                cgutils.unpack_tuple(builder, value) for value in (places, query, following)
+            )
+            convert = convert_meanwhile(
+                builder, [WIDE_INT8 if chosen.wide_rows else INT8], numbers, 4 * ROWS, tuple(coming)
+            )
+            groups = []
+            for _ in range(width):
+                groups.append((packed, start))
+                packed = builder.add(packed, builder.mul(words, constant(4 * LANES)))
+                start = builder.add(start, constant(4 * LANES))
+            emit_maxima(builder, isa, places, groups, words, convert)
+            return context.get_dummy_value()
+
+        return types.void(isa, three, pair, number, four), generate
+
+    return raise_maxima
 
 
-@intrinsic
-def _raise_maxima_and_convert(
-    typing_context: Any, isa: Any, places: Any, query: Any, words: Any, following: Any
-) -> Any:
-    """Emit `_raise_maxima`, and meanwhile `convert_meanwhile` with `following`, its places for the next eight rows."""
-    number = types.int64
-    signature = types.void(isa, types.UniTuple(number, 3), types.UniTuple(number, 2), number, types.UniTuple(number, 3))
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        places, query, following = (cgutils.unpack_tuple(builder, arguments[i]) for i in (1, 2, 4))
-        kind = WIDE_INT8 if instruction_set_of(isa).wide_rows else INT8
-        convert = convert_meanwhile(builder, [kind], constant(kind), 4 * ROWS, following)
-        emit_maxima(builder, isa, places, query, arguments[3], convert)
-        return context.get_dummy_value()
-
-    return signature, generate
+_raise_maxima_of_tile, _raise_maxima_of_group = _raise_maxima_of(True), _raise_maxima_of(False)
 
 
 def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> Queries:
@@ -231,7 +240,7 @@ def _maxima(
     codes, dim, scales, tokens = document
     words = packed.shape[1]
     query_at, start_at, best_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data), np.int64(best.ctypes.data)
-    row = (WIDE_INT8 if has_wide_rows(isa) else INT8, dim, dim)
+    kind, groups, width = (WIDE_INT8 if has_wide_rows(isa) else INT8), packed.shape[0], tile_groups(isa)
     in_step = dim == 4 * words  # rows are as long as those in the buffer, so that they can be converted meanwhile
     for token in range(0, tokens, ROWS):
         # The last step starts eight rows before the end and scores some rows twice, which changes no maximum.
@@ -239,15 +248,17 @@ def _maxima(
         step = token // ROWS % 2
         rows, target = np.int64(buffers[step].ctypes.data), np.int64(buffers[1 - step].ctypes.data)
         if token == 0 or not in_step:
-            convert_rows(codes + first * dim, min(ROWS, tokens), row, buffers[step])
-        # Without next rows to convert, it converts this buffer into the other one, which is not read again.
-        coming = codes + after * dim if in_step and token + ROWS < tokens else rows
-        for g in range(packed.shape[0]):
+            convert_rows(codes + first * dim, min(ROWS, tokens), (kind, dim, dim), buffers[step])
+        following = (WORDS, rows, target, codes + (after + ROWS) * dim)
+        if in_step and token + ROWS < tokens:
+            following = (kind, codes + after * dim, target, codes + (after + ROWS) * dim)
+        for g in range(0, groups - width + 1, width):
             lanes = g * LANES * 4  # bytes
-            places = (rows, scales + first * 4, best_at + lanes)
             query = (query_at + lanes * words, start_at + lanes)
-            if g == 0:
-                following = (coming, target, codes + (after + ROWS) * dim)
-                _raise_maxima_and_convert(isa, places, query, words, following)  # type: ignore[call-arg]
-            else:
-                _raise_maxima(isa, places, query, words)  # type: ignore[call-arg]  # numba adds the typing context
+            _raise_maxima_of_tile(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)
+            following = (WORDS, rows, target, rows)  # the first groups have converted them
+        for g in range(groups - groups % width, groups):
+            lanes = g * LANES * 4
+            query = (query_at + lanes * words, start_at + lanes)
+            _raise_maxima_of_group(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)
+            following = (WORDS, rows, target, rows)

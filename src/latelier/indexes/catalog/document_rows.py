@@ -174,7 +174,11 @@ def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int,
     The table has no column for the id, but the checksum covers it.
     """
     checked = has_checksums(connection)
-    given = ((row[0], row[2], row[3], *([row_checksum("content", row)] if checked else [])) for row in rows)
+    given: Iterable[tuple[Any, ...]]
+    if checked:
+        given = ((row[0], row[2], row[3], row_checksum("content", row)) for row in rows)
+    else:
+        given = ((row[0], row[2], row[3]) for row in rows)
     connection.executemany(f"INSERT INTO content VALUES ({placeholders(3 + checked)})", given)
 
 
@@ -183,6 +187,8 @@ def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
 
     NULL columns are left out of the checksum, since they may have been added after the row was written.
     """
+    if len(row) == 2:
+        return row_checksum("document", row)
     values = [*row[:2]]
     for column, value in zip(columns, row[2:], strict=True):
         if value is not None:

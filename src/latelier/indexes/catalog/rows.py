@@ -55,7 +55,10 @@ def row_checksum(table: str, values: Sequence[Any]) -> int:
     False
     """
     # Not the repr of a text, since that depends on the system and the version of Python.
-    return zlib.crc32("\x1f".join([table, *[f"{_TYPES.get(type(value), 'x')}{value}" for value in values]]).encode())
+    line = table
+    for value in values:
+        line += f"\x1f{_TYPES.get(type(value), 'x')}{value}"
+    return zlib.crc32(line.encode())
 
 
 def has_checksums(connection: sqlite3.Connection) -> bool:

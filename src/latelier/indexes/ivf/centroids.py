@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.kernels.probing import NO_CENTROID
-from latelier.kernels.simd import LANES
+from latelier.indexes.ivf.kernels.kmeans import empty_groups, pack_rows
 
 __all__ = ["Centroids", "TrainingStatistics", "pack_centroids"]
 
@@ -98,10 +97,6 @@ def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.
     >>> start[0, :2].tolist() == [-128 * 150, NO_CENTROID]
     True
     """
-    groups = -(-len(centroids) // LANES)
-    codes = np.zeros((groups * LANES, width), dtype="int8")
-    codes[: len(centroids), : centroids.shape[1]] = np.rint(centroids / scale).clip(-127, 127)
-    start = -128 * codes.sum(axis=1, dtype="int32")
-    start[len(centroids) :] = NO_CENTROID
-    packed = codes.reshape(groups, LANES, width // 4, 4).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(packed), start.reshape(groups, LANES)
+    packed, start = empty_groups(len(centroids), width)
+    pack_rows(centroids, scale, packed.view("int32"), start)
+    return packed, start

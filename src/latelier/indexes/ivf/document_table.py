@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from latelier.indexes.ivf.code_layout import CodedDocuments, byte_width
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.storage.file_reads import FileReads
 from latelier.indexes.storage.segments import Part
+from latelier.kernels.threads import for_ranges
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["DocumentTable", "TokenRows"]
@@ -130,9 +132,14 @@ class DocumentTable:
         offsets = lengths_to_offsets(self.documents.lengths[ordinals])
         width, shape = byte_width(self.codec.dim), tuple(self.codec.shape)
         rows = TokenRows(np.empty((offsets[-1], width), dtype="uint8"), np.empty(offsets[-1], "float32"))
+
+        def unpack(documents: CodedDocuments, places: np.ndarray, ends: np.ndarray, first: int, last: int) -> None:
+            some = slice(ends[first], ends[last])
+            unpack_documents(tuple(documents), places[first:last], shape, rows.codes[some], rows.scales[some])
+
         for some, documents, places in self.windows(ordinals, *self.codec.arrays):
-            tokens = slice(offsets[some.start], offsets[some.stop])
-            unpack_documents(tuple(documents), places, shape, rows.codes[tokens], rows.scales[tokens])
+            ends = offsets[some.start : some.stop + 1]
+            for_ranges(partial(unpack, documents, places, ends), ends, width)
         return rows
 
     def windows(self, ordinals: np.ndarray, *names: str) -> Iterator[tuple[slice, CodedDocuments, np.ndarray]]:

@@ -6,25 +6,24 @@ coarsely; with more, comparing the centroids takes more time than the shorter li
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics, pack_centroids
 from latelier.indexes.ivf.code_layout import byte_width
-from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
+from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
-from latelier.indexes.ivf.kernels.kmeans import add_rows, group_rows
+from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
 from latelier.indexes.ivf.search_parameters import list_count
 from latelier.indexes.ivf.training_sample import TrainingSample
 from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.scratch import Scratch
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
-from latelier.kernels.threads import thread_count
+from latelier.kernels.threads import for_ranges
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["train_centroids", "train_lists"]
@@ -60,15 +59,10 @@ def train_centroids(
     dim, tokens, width = table.codec.dim, table.count_tokens(ordinals), byte_width(table.codec.dim)
     lists = list_count(tokens)
     coarse_count = LANES * max(1, round((lists**0.5) / LANES))
-    rng = np.random.default_rng(0)
     sample = TrainingSample(table, ordinals, min(_MAX_SAMPLE, _FINE_SAMPLE * lists), memory)
-    rows = sample.take(rng.permutation(len(sample))[: _COARSE_SAMPLE * coarse_count])
-    coarse = _kmeans(rows, coarse_count, dim, _COARSE_ITERATIONS, rng)
+    coarse = _train_coarse(sample, coarse_count, dim)
     packed_coarse, coarse_start = pack_centroids(coarse, width, _scale(coarse))
-    nearest = np.empty(len(sample), dtype="int32")
-    for first, rows in sample.blocks():
-        nearest[first : first + len(rows.scales)] = _assign(rows, packed_coarse, coarse_start)
-        del rows
+    nearest = _nearest_coarse(sample, packed_coarse, coarse_start)
     offsets = lengths_to_offsets(np.bincount(nearest, minlength=len(coarse)))
     # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens.
     shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(nearest)))).astype("int64")
@@ -78,9 +72,10 @@ def train_centroids(
     centroids = (scratch or Scratch()).empty((ends[-1], dim), "float32")
     scale = 0.0
     for begin, end in split_by_rows(offsets, sample.at_once):
-        some = centroids[ends[begin] : ends[end]]
-        np.concatenate(_train_fine(sample, nearest, coarse, range(begin, end), shares), out=some)
-        scale = max(scale, _scale(some))
+        some = slice(ends[begin], ends[end])
+        centroids[some] = np.repeat(coarse[begin:end], counts[begin:end], axis=0)
+        _train_fine(sample, nearest, range(begin, end), ends[begin : end + 1] - ends[begin], centroids[some])
+        scale = max(scale, _scale(centroids[some]))
         release_memory(centroids)
     fine = np.empty((groups[-1], width // 4, LANES, 4), dtype="int8")
     fine_start = np.empty((groups[-1], LANES), dtype="int32")
@@ -106,64 +101,63 @@ def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scr
     return build_lists(train_centroids(table, ordinals, memory, scratch), table, ordinals, scratch)
 
 
+def _train_coarse(sample: TrainingSample, count: int, dim: int) -> np.ndarray:
+    """Return the coarse centroids, ``(count, dim)``; fewer if there are fewer tokens."""
+    chosen = np.random.default_rng(0).choice(len(sample), min(len(sample), _COARSE_SAMPLE * count), replace=False)
+    rows, centroids = sample.take(chosen), np.empty((min(count, len(chosen)), dim), dtype="float32")
+    order = np.arange(len(chosen))
+    spherical_kmeans(instruction_set().argument, *rows, order, _COARSE_ITERATIONS, centroids)
+    return centroids
+
+
+def _nearest_coarse(sample: TrainingSample, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Return the nearest coarse centroid of each token of the sample, ``(tokens,)`` int32."""
+    isa, nearest = instruction_set().argument, np.empty(len(sample), dtype="int32")
+    dots = np.empty_like(nearest)
+
+    def assign(begin: int, codes: np.ndarray, first: int, last: int) -> None:
+        some, order = slice(begin + first, begin + last), np.arange(last - first)
+        nearest_centroids(isa, codes[first:last], order, packed, start, nearest[some], dots[some])
+
+    for begin, rows in sample.blocks():
+        for_ranges(partial(assign, begin, rows.codes), np.arange(len(rows.scales) + 1), packed.size)
+        del rows
+    return nearest
+
+
 def _train_fine(
-    sample: TrainingSample, nearest: np.ndarray, coarse: np.ndarray, some: range, shares: np.ndarray
-) -> list[np.ndarray]:
-    """Return the centroids under some of the coarse centroids, given the nearest coarse centroid of each token."""
-    numbers = np.flatnonzero((nearest >= some.start) & (nearest < some.stop))
+    sample: TrainingSample, nearest: np.ndarray, some: range, ends: np.ndarray, centroids: np.ndarray
+) -> None:
+    """Train the centroids under some of the coarse centroids that have tokens.
+
+    Parameters
+    ----------
+    sample
+        Tokens.
+    nearest
+        ``(tokens,)`` int32: the nearest coarse centroid of each token.
+    some
+        The coarse centroids.
+    ends
+        ``(len(some) + 1,)``: where the centroids under each of them begin in `centroids`.
+    centroids
+        ``(n, dim)`` float32, written.
+    """
+    isa, numbers = instruction_set().argument, np.flatnonzero((nearest >= some.start) & (nearest < some.stop))
     rows = sample.take(numbers)
     offsets, order = np.zeros(len(some) + 1, dtype="int64"), np.empty(len(numbers), dtype="int64")
     group_rows(nearest[numbers] - np.int32(some.start), offsets, order)
 
-    def train(i: int) -> np.ndarray:
-        c, mine = some[i], order[offsets[i] : offsets[i + 1]]
-        if not len(mine):
-            return coarse[c : c + 1]
-        own = TokenRows(rows.codes[mine], rows.scales[mine])  # a copy that stays in the processor's cache
-        return _kmeans(own, LANES * int(shares[c]), coarse.shape[1], _FINE_ITERATIONS, np.random.default_rng(c))
+    def train(first: int, last: int) -> None:
+        for i in range(first, last):
+            mine = order[offsets[i] : offsets[i + 1]]
+            if len(mine):
+                own = centroids[ends[i] : ends[i + 1]]
+                spherical_kmeans(isa, rows.codes, rows.scales, mine, _FINE_ITERATIONS, own)
 
-    return _map_in_threads(train, len(some))
-
-
-def _kmeans(rows: TokenRows, count: int, dim: int, iterations: int, rng: np.random.Generator) -> np.ndarray:
-    """Return unit centroids ``(count, dim)`` float32; fewer if there are fewer rows."""
-    order = np.arange(len(rows.codes))
-    count = min(count, len(order))
-    centroids = _directions(rows, rng.choice(order, count, replace=False), dim)
-    for _ in range(iterations):
-        nearest = _assign(rows, *pack_centroids(centroids, rows.codes.shape[1], _scale(centroids)))
-        sums, counts = np.zeros((count, dim), dtype="float32"), np.zeros(count, dtype="int64")
-        add_rows(rows.codes, rows.scales, order, nearest, sums, counts)
-        empty = np.flatnonzero(counts == 0)
-        sums[empty] = _directions(rows, rng.choice(order, len(empty)), dim)
-        centroids = _unit(sums)
-    return centroids
-
-
-def _assign(rows: TokenRows, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the nearest centroid of each row, ``(rows,)`` int32."""
-    order = np.arange(len(rows.codes))
-    nearest, dots = (np.zeros(len(rows.codes), dtype="int32") for _ in range(2))
-    nearest_centroids(instruction_set().argument, rows.codes, order, packed, start, nearest, dots)
-    return nearest
-
-
-def _directions(rows: TokenRows, chosen: np.ndarray, dim: int) -> np.ndarray:
-    return _unit(rows.codes[chosen, :dim].astype("float32") - np.float32(128))
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-30))
+    for_ranges(train, offsets, _FINE_ITERATIONS * len(centroids) // len(some) * centroids.shape[1])
 
 
 def _scale(centroids: np.ndarray) -> float:
     """Return the scale for which the largest absolute number has the code 127."""
     return max(float(np.abs(centroids).max(initial=0)) / 127, 1e-30)
-
-
-def _map_in_threads(function: Callable[[int], np.ndarray], count: int) -> list[np.ndarray]:
-    threads = thread_count()
-    if threads < 2:
-        return list(map(function, range(count)))
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, range(count)))

@@ -33,6 +33,8 @@ _NUMBERS, _OFFSETS, _ID_OFFSETS = range(3)
 # Tokens of a block that `Part.blocks` yields.
 _BLOCK_TOKENS = 1 << 14
 
+_JSON = json.JSONEncoder(ensure_ascii=False)
+
 
 class TokenArray(NamedTuple):
     """A token array of an index: its dtype, and the shape of its entry for one token."""
@@ -89,7 +91,7 @@ class Segment:
         arrays
             The token arrays of the index.
         """
-        encoded = [json.dumps(id, ensure_ascii=False).encode() for id in ids]
+        encoded = [(str(id) if isinstance(id, int) else _JSON.encode(id)).encode() for id in ids]
         sizes = [len(id) for id in encoded]
         return cls({**_document_arrays(numbers, lengths, b"".join(encoded), sizes), **arrays})
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
-from latelier.indexes.ivf.kernels.kmeans import add_rows, group_rows
+from latelier.indexes.ivf.kernels.kmeans import group_rows
 
 pytestmark = pytest.mark.processor
 
@@ -45,16 +45,3 @@ def test_grouped_rows_equal_a_stable_sort(clusters):
     group_rows(np.array(clusters, dtype="int32"), offsets, order)
     assert order.tolist() == np.argsort(clusters, kind="stable").tolist()
     assert np.diff(offsets).tolist() == [clusters.count(c) for c in range(5)]
-
-
-def test_sums_of_clusters_equal_the_loop():
-    rng = np.random.default_rng(6)
-    rows, scales = rng.integers(1, 256, size=(9, 32)).astype("uint8"), rng.random(9).astype("float32")
-    clusters, order = rng.integers(0, 3, 9).astype("int32"), np.array([0, 2, 3, 8, 5])
-    sums, counts = np.zeros((3, 5), dtype="float32"), np.zeros(3, dtype="int64")
-    add_rows(rows, scales, order, clusters, sums, counts)
-    for cluster in range(3):
-        mine = [n for n in order if clusters[n] == cluster]
-        wanted = sum(((rows[n, :5].astype("float64") - 128) * scales[n] for n in mine), np.zeros(5))
-        np.testing.assert_allclose(sums[cluster], wanted, rtol=1e-5)
-        assert counts[cluster] == len(mine)

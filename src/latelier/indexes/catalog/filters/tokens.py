@@ -16,8 +16,7 @@ _SHOWN = 60  # characters on each side of an error in a long filter
 
 # SQLite treats every character outside ASCII as a letter, even spaces and digits.
 _LETTER, _REST = r"[A-Za-z_\x80-\U0010ffff]", r"[A-Za-z0-9_$\x80-\U0010ffff]"
-_TOKEN = re.compile(
-    rf"""
+_TOKEN = rf"""
     (?P<space>[ \t\n\f\r]+ | --[^\n]* | /\*.*?\*/)
     | (?P<blob>[xX]'(?:[0-9A-Fa-f]{{2}})*')
     | (?P<string>'(?:[^']|'')*')
@@ -26,9 +25,7 @@ _TOKEN = re.compile(
     | (?P<number>(?:0[xX][0-9A-Fa-f]+ | (?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?!{_REST}))
     | (?P<parameter>\?[0-9]* | [:@$]{_REST}+)
     | (?P<mark>->>|->|\|\||<<|>>|<=|>=|<>|==|!=|[-+*%&|~<>=(),.]|/(?!\*))
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+"""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNEXPECTED = {"'": "the string has no end", "/*": "the comment has no end", ";": "a filter is one expression"}
 _UNEXPECTED |= dict.fromkeys('"`[', "the name has no end")
@@ -117,9 +114,10 @@ def tokenize(expression: str) -> list[Token]:
     if broken:
         token = Token("", broken[0], broken.start(), broken[0])
         raise rejection(expression, token, "a lone surrogate is not a character")
+    pattern = re.compile(_TOKEN, re.VERBOSE | re.DOTALL)  # kept by re; at import it would take 10 ms of every process
     tokens, position = [], 0
     while position < len(expression):
-        found = _TOKEN.match(expression, position)
+        found = pattern.match(expression, position)
         if found is None:
             raise _unreadable(expression, position)
         if found.lastgroup != "space":

@@ -1,39 +1,66 @@
-"""Sums of clusters for k-means, and a counting sort of tokens by their cluster."""
+"""Spherical k-means of tokens, and a counting sort of tokens by their cluster."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from latelier.indexes.ivf.kernels.dots import copy_rows, nearest_centroids
+from latelier.indexes.ivf.kernels.probing import NO_CENTROID
 from latelier.kernels.jit import kernel
+from latelier.kernels.simd import LANES
 
-__all__ = ["add_rows", "group_rows"]
+__all__ = ["empty_groups", "group_rows", "pack_rows", "spherical_kmeans"]
+
+# A float32 of at most 127, added to it, has no digits after the point: it is rounded, half to even.
+_ROUND = np.float32(3 << 22)
 
 
-@kernel()
-def add_rows(
-    rows: np.ndarray, scales: np.ndarray, order: np.ndarray, clusters: np.ndarray, sums: np.ndarray, counts: np.ndarray
+def spherical_kmeans(
+    isa: tuple[int, ...],
+    rows: np.ndarray,
+    scales: np.ndarray,
+    order: np.ndarray,
+    iterations: int,
+    centroids: np.ndarray,
 ) -> None:
-    """Add tokens to the sums of their clusters.
+    """Train unit centroids on some tokens.
+
+    The first centroids are the directions of tokens at equal distances in `order`, and so are those that take the place
+    of centroids without tokens: the result does not depend on threads.
 
     Parameters
     ----------
+    isa
+        `InstructionSet.argument`.
     rows, scales
         Codes ``(n, width)`` uint8, shifted by 128, and scales ``(n,)`` float32.
     order
-        ``(m,)`` int64: the rows to add.
-    clusters
-        ``(n,)`` int32: the cluster of each row.
-    sums
-        ``(clusters, dim)`` float32, added to.
-    counts
-        ``(clusters,)`` int64, added to.
+        ``(m,)`` int64: the rows to train on; at least one.
+    iterations
+        Number of iterations.
+    centroids
+        ``(count, dim)`` float32, at most `m`; written.
     """
-    for n in order:
-        total, row = sums[clusters[n]], rows[n]
-        scale = scales[n]
-        for i in range(len(total)):
-            total[i] += np.float32(np.int32(row[i]) - 128) * scale
-        counts[clusters[n]] += 1
+    count, members = len(centroids), len(order)
+    own = np.empty((members, rows.shape[1]), dtype="uint8")  # a copy that stays in the processor's cache
+    copy_rows(rows, order, 0, members, own)
+    nearest, dots = (np.empty(members, dtype="int32") for _ in range(2))
+    everything, seeds, mine = np.arange(members), np.arange(count) * members, scales[order]
+    packed, start = empty_groups(count, rows.shape[1])
+    centroids[:] = own[seeds // count, : centroids.shape[1]] - np.float32(128)
+    centroids /= np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), np.float32(1e-30))
+    for i in range(1, iterations + 1):
+        pack_rows(centroids, np.abs(centroids).max() / 127, packed.view("int32"), start)
+        nearest_centroids(isa, own, everything, packed, start, nearest, dots)
+        others = (seeds + i * members // (iterations + 1)) // count
+        _add_to_centroids(own, mine, nearest, others, centroids)
+
+
+def empty_groups(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return memory for `pack_rows`: codes that are zeros, and starting sums of lanes without a centroid."""
+    groups = -(-count // LANES)
+    packed = np.zeros((groups, width // 4, LANES, 4), dtype="int8")
+    return packed, np.full((groups, LANES), NO_CENTROID, dtype="int32")
 
 
 @kernel()
@@ -57,3 +84,61 @@ def group_rows(clusters: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> 
     for i in range(len(clusters)):
         order[places[clusters[i]]] = i
         places[clusters[i]] += 1
+
+
+@kernel()
+def pack_rows(centroids: np.ndarray, scale: float, words: np.ndarray, start: np.ndarray) -> None:
+    """Quantise centroids to 8 bits and pack them for SIMD: see `latelier.indexes.ivf.centroids.pack_centroids`.
+
+    Parameters
+    ----------
+    centroids
+        ``(n, dim)`` float32.
+    scale
+        The value of a code of 1; 0 is taken for a very small number.
+    words, start
+        From `empty_groups`, the codes as int32 ``(groups, width / 4, 16, 1)``; written for these centroids.
+    """
+    dim, divisor = centroids.shape[1], max(np.float32(scale), np.float32(1e-30))
+    for c in range(len(centroids)):
+        group, lane, total = c // LANES, c % LANES, np.int32(0)
+        for word in range((dim + 3) // 4):
+            packed = np.uint32(0)
+            for i in range(min(4, dim - 4 * word)):
+                value = (centroids[c, 4 * word + i] / divisor + _ROUND) - _ROUND
+                code = np.int32(max(min(value, np.float32(127)), np.float32(-127)))
+                total += code
+                packed |= np.uint32(code & 255) << np.uint32(8 * i)
+            words[group, word, lane, 0] = np.int32(packed)
+        start[group, lane] = -128 * total
+
+
+@kernel("reassoc")
+def _add_to_centroids(
+    rows: np.ndarray, scales: np.ndarray, nearest: np.ndarray, others: np.ndarray, centroids: np.ndarray
+) -> None:
+    """Write the direction of the sum of each centroid's rows, or of the one in `others` if it has none."""
+    count, dim = centroids.shape
+    counts = np.zeros(count, dtype=np.int64)
+    for c in range(count):
+        for i in range(dim):  # the assignment of a slice would take seconds to compile
+            centroids[c, i] = np.float32(0)
+    for n in range(len(rows)):
+        _add_row(rows, n, scales[n], centroids, nearest[n])
+        counts[nearest[n]] += 1
+    for c in range(count):
+        if counts[c] == 0:
+            _add_row(rows, others[c], np.float32(1), centroids, c)
+        square = np.float32(0)
+        for i in range(dim):
+            square += centroids[c, i] * centroids[c, i]
+        norm = max(np.sqrt(square), np.float32(1e-30))
+        for i in range(dim):
+            centroids[c, i] /= norm
+
+
+@kernel()
+def _add_row(rows: np.ndarray, n: int, scale: float, sums: np.ndarray, c: int) -> None:
+    """Add a token to a sum; arrays and positions are given, since numba counts references to each view."""
+    for i in range(sums.shape[1]):
+        sums[c, i] += np.float32(np.int32(rows[n, i]) - 128) * scale

@@ -59,7 +59,7 @@ def _raise_maxima_of(lanes: int) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             _, places, words, stride = arguments
             *own, query, start, kept = cgutils.unpack_tuple(builder, places)
-            for r, product in enumerate(emit_maxima(builder, isa, tuple(own), (query, start), words, lanes=lanes)):
+            for r, product in enumerate(emit_maxima(builder, isa, tuple(own), [(query, start)], words, lanes=lanes)):
                 place = builder.add(kept, builder.mul(stride, constant(r)))
                 builder.store(product, at(builder, place, FLOATS), align=4)
             return context.get_dummy_value()
