@@ -400,3 +400,10 @@ def test_files_of_hostile_headers_are_rejected(tmp_path, header, length):
     (tmp_path / "hostile").write_bytes(struct.pack("<Q", length) + header + struct.pack("<qq", 0, 2**62))
     with pytest.raises(EmbeddingsError, match=r"hostile is (damaged|not a complete safetensors file): "):
         TokenEmbeddings.load(tmp_path / "hostile")
+
+
+def test_a_conversion_that_changes_nothing_returns_the_same_object():
+    in_torch = TokenEmbeddings.from_list(matrices([2, 3])).to("torch")
+    in_numpy = in_torch.to("numpy")
+    assert in_numpy.to("numpy") is in_numpy and in_numpy.to("float32") is in_numpy
+    assert all(in_torch.to(same) is in_torch for same in ("torch", "cpu", torch.device("cpu"), torch.float32))

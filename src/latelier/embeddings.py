@@ -346,6 +346,8 @@ class TokenEmbeddings(Sequence[Any]):
         moved = self._torch()
         try:
             device = torch.device(target)  # type: ignore[arg-type]
+            if moved.vectors.device == device:
+                return moved
             scales = None if moved.scales is None else moved.scales.to(device)
             return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
         except torch.cuda.OutOfMemoryError:

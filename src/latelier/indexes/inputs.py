@@ -165,8 +165,8 @@ class DocumentBatches:
     def _parts(self, dim: int | None, encode: Encode) -> Iterator[_Part]:
         """Yield parts of a batch; several are converted and encoded at the same time, each by one thread."""
         threads = allowed_threads()
-        given = self._given(min(_PART_BYTES, self._batch_bytes) // threads)
-        while some := list(islice(given, threads)):
+        given = self._given(min(_PART_BYTES, self._batch_bytes) // (4 * threads))
+        while some := list(islice(given, 4 * threads)):
             for part in map_each(partial(_read_part, dtype=self._dtype, dim=dim, encode=encode), some):
                 _check_dim(part.dim, part.dim if dim is None else dim, f"document {part.documents[0].id!r}")
                 dim = part.dim

@@ -64,7 +64,7 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     >>> maxsim(queries, TokenEmbeddings.from_list(matrices).to("int8"))
     array([[1., 0.]], dtype=float32)
     """
-    left, right = (side.to("cpu").to("int8").to("numpy") for side in (queries, documents))
+    left, right = (side.to("int8").to("numpy") for side in (queries, documents))
     scores = np.empty((len(left), len(right)), dtype=np.float32)
     if left.num_tokens:
         _score_codes(left, right, scores)
