@@ -405,5 +405,6 @@ def test_files_of_hostile_headers_are_rejected(tmp_path, header, length):
 def test_a_conversion_that_changes_nothing_returns_the_same_object():
     in_torch = TokenEmbeddings.from_list(matrices([2, 3])).to("torch")
     in_numpy = in_torch.to("numpy")
-    assert in_numpy.to("numpy") is in_numpy and in_numpy.to("float32") is in_numpy
+    assert in_numpy.to("numpy") is in_numpy
+    assert in_numpy.to("float32") is in_numpy
     assert all(in_torch.to(same) is in_torch for same in ("torch", "cpu", torch.device("cpu"), torch.float32))
