@@ -59,8 +59,7 @@ class TokenEmbeddings(Sequence[Any]):
     Raises
     ------
     EmbeddingsError
-        If the shapes, dtypes or offsets do not fit together. Vectors are not searched for NaN and infinity; an index
-        rejects them.
+        If the shapes, dtypes or offsets do not fit together. NaN and infinity are left to an index, which rejects them.
 
     Examples
     --------
