@@ -53,8 +53,7 @@ class TokenEmbeddings(Sequence[Any]):
         ``(n + 1,)`` non-decreasing integers from 0 to ``total_tokens``: text ``i`` is
         ``vectors[offsets[i]:offsets[i + 1]]``. A text may have no token. The offsets are copied and read-only.
     scales
-        ``(total_tokens,)`` floating numbers for int8 vectors, stored as float32: the dequantised vectors are
-        ``vectors * scales[:, None]``.
+        ``(total_tokens,)`` floats for int8, kept as float32: the vectors are ``vectors * scales[:, None]``.
 
     Raises
     ------
