@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -145,16 +145,17 @@ class DocumentBatches:
             return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
         with progress_bar(shown=self._show_progress, total=self._columns[0].length, unit=" documents") as progress:
-            for part in self._parts(dim, encode):
-                dim = part.dim
-                documents += part.documents
-                lengths.append(part.lengths)
-                arrays.append(part.arrays, int(part.lengths.sum()), self._full_batch(dim))
-                size += part.nbytes
+            for parts in self._parts(dim, encode):
+                dim = parts[0].dim
+                for part in parts:
+                    documents += part.documents
+                    lengths.append(part.lengths)
+                    arrays.append(part.arrays, int(part.lengths.sum()), self._full_batch(dim))
+                    size += part.nbytes
+                    progress.update(len(part.documents))
                 if size >= self._batch_bytes:
                     yield batch()
                     documents, lengths, arrays, size = [], [], _TokenArrays(), 0
-                progress.update(len(part.documents))
         if documents:
             yield batch()
 
@@ -162,20 +163,23 @@ class DocumentBatches:
         """Return about how many tokens a batch has at most."""
         return (self._batch_bytes + _PART_BYTES) // (np.dtype(self._dtype).itemsize * dim)
 
-    def _parts(self, dim: int | None, encode: Encode) -> Iterator[_Part]:
-        """Yield parts of a batch; several are converted and encoded at the same time, each by one thread."""
-        threads = allowed_threads()
-        given = self._given(min(_PART_BYTES, self._batch_bytes) // (4 * threads))
-        while some := list(islice(given, 4 * threads)):
-            for part in map_each(partial(_read_part, dtype=self._dtype, dim=dim, encode=encode), some):
-                _check_dim(part.dim, part.dim if dim is None else dim, f"document {part.documents[0].id!r}")
-                dim = part.dim
-                yield part
+    def _parts(self, dim: int | None, encode: Encode) -> Iterator[list[_Part]]:
+        """Yield what was read at a time, in parts that were converted and encoded each by one thread."""
+        for given in self._given():
+            threads = allowed_threads()
+            # More parts than threads, since some take longer than others; a few documents are not worth a thread. The
+            # first document says which dim the others must have.
+            count = max(1, min(4 * threads, len(given[0]) // 4)) if threads > 1 and dim is not None else 1
+            cuts = np.linspace(0, len(given[0]), count + 1).astype("int64").tolist()
+            some = [tuple(column[first:last] for column in given) for first, last in pairwise(cuts)]
+            parts = map_each(partial(_read_part, dtype=self._dtype, dim=dim, encode=encode), some)
+            dim = parts[0].dim
+            yield parts
 
-    def _given(self, part_bytes: int) -> Iterator[tuple[list[Any], list[Any], list[Any], Any]]:
-        """Yield the ids, texts, metadata and embeddings of each part, as the user gave them."""
+    def _given(self) -> Iterator[tuple[list[Any], list[Any], list[Any], Any]]:
+        """Yield some ids, texts, metadata and embeddings at a time, as the user gave them."""
         count = 0
-        for items in _split(self._embeddings, part_bytes):
+        for items in _split(self._embeddings, min(_PART_BYTES, self._batch_bytes)):
             ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
             count += len(items)
             yield ids, texts, metadata, items
@@ -193,9 +197,7 @@ class _Part(NamedTuple):
     nbytes: int
 
 
-def _read_part(
-    given: tuple[list[Any], list[Any], list[Any], Any], dtype: str, dim: int | None, encode: Encode
-) -> _Part:
+def _read_part(given: tuple[Any, ...], dtype: str, dim: int | None, encode: Encode) -> _Part:
     """Check, convert and encode documents, given as ids, texts, metadata and embeddings."""
     ids, texts, metadata, items = given
     ids = [as_id(id) for id in ids]
