@@ -289,15 +289,11 @@ def test_streams_are_read_in_bounded_portions(tmp_path):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_store_the_same_documents_in_their_order(threads):
     """Documents are coded in parts, and copied to the memory of a batch, which is reserved with the second part."""
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        index = indexes.Flat()
-        index._segment_bytes = 1 << 16
-        documents = matrices([1 + i % 7 for i in range(900)], dim=16)
-        index.add(range(900), iter(documents), texts=map(str, range(900)))
-    finally:
-        torch.set_num_threads(before)
+    index = indexes.Flat()
+    index._segment_bytes = 1 << 16
+    documents = matrices([1 + i % 7 for i in range(900)], dim=16)
+    index.add(range(900), iter(documents), texts=map(str, range(900)))
     assert index.ids() == list(range(900))
     assert [record.text for record in index.get(range(900))] == [str(i) for i in range(900)]
     for stored, given in zip(index.get_embeddings(range(900)), documents, strict=True):
@@ -306,15 +302,11 @@ def test_threads_store_the_same_documents_in_their_order(threads):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_name_a_document_of_another_dim(threads):
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        index = indexes.Flat()
-        documents = [*matrices([2] * 30, dim=16), *matrices([2], dim=8), *matrices([2] * 30, dim=16)]
-        with pytest.raises(EmbeddingsError, match=r"document 30 has dim 8"):
-            index.add(range(61), iter(documents))
-    finally:
-        torch.set_num_threads(before)
+    index = indexes.Flat()
+    documents = [*matrices([2] * 30, dim=16), *matrices([2], dim=8), *matrices([2] * 30, dim=16)]
+    with pytest.raises(EmbeddingsError, match=r"document 30 has dim 8"):
+        index.add(range(61), iter(documents))
     assert len(index) == 0
 
 
