@@ -240,9 +240,8 @@ class ColBERT(Overrides):
         batch = read_inputs(given, self.is_singular_input)
         task = options.resolve_task(query_mode, is_query, task)
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
-        numpy = convert_to_numpy and not convert_to_tensor
+        numpy, size = convert_to_numpy and not convert_to_tensor, self.embedding_size
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
-        size = self.embedding_size
         dim = options.resolve_truncation(truncate_dim, self.truncate_dim, size)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
         if not truncation:
