@@ -8,7 +8,6 @@ removed. Documents that are added later are in no list until they are appended.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -288,12 +287,11 @@ def _assign(
         np.minimum(nearest, len(centroids.fine_offsets) - 2, out=nearest)
         offsets, order = np.zeros(len(centroids.fine_offsets), dtype="int64"), np.empty(len(codes), dtype="int64")
         group_rows(nearest, offsets, order)
-        for c, (begin, end) in enumerate(pairwise(centroids.fine_offsets)):
-            mine = order[offsets[c] : offsets[c + 1]]
-            nearest_centroids(
-                isa, codes, mine, centroids.fine[begin:end], centroids.fine_start[begin:end], nearest, dots
-            )
-            nearest[mine] += begin * LANES  # from the number under coarse centroid c to the number of the list
+        before = centroids.fine_offsets[nearest] * LANES
+        for c in np.flatnonzero(np.diff(offsets)).tolist():
+            mine, under = order[offsets[c] : offsets[c + 1]], slice(*centroids.fine_offsets[c : c + 2])
+            nearest_centroids(isa, codes, mine, centroids.fine[under], centroids.fine_start[under], nearest, dots)
+        nearest += before.astype("int32")  # from the number under a coarse centroid to the number of the list
         lists[starts[first] : starts[last]] = nearest
         release_memory(lists)
         totals.append(float((dots * scales).sum(dtype="float64")))
