@@ -119,6 +119,40 @@ def test_int8_of_a_zero_token_is_zero():
     assert (small[0].tolist(), small.scales.tolist()) == ([[0.0] * 4], [0.0])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_int8_of_many_tokens_is_that_of_each(kind, dtype):
+    vectors = torch.randn(2500, 8, generator=torch.manual_seed(0)).to(getattr(torch, dtype))
+    if kind == "numpy":
+        vectors = (vectors.float() if dtype == "bfloat16" else vectors).numpy()
+    small = TokenEmbeddings(vectors, [0, 2500]).to("int8").to("numpy")
+    for row, codes, scale in zip(vectors, small.vectors, small.scales, strict=True):
+        numbers = np.array([float(x) for x in row], dtype="float32")
+        assert scale == np.abs(numbers).max() / np.float32(127)
+        assert codes.tolist() == np.round(numbers / scale).tolist()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+def test_int8_leaves_no_waiting_threads():
+    # Threads of torch that wait for their next operation occupy cores that scoring needs.
+    program = """if True:
+        import os
+        import numpy as np
+        import torch
+        from latelier.embeddings import TokenEmbeddings
+
+        torch.set_num_threads(4)
+        embeddings = TokenEmbeddings(torch.from_numpy(np.ones((2500, 128), "f4")), [0, 2500])
+        before = len(os.listdir("/proc/self/task"))
+        embeddings.to("int8")
+        print(len(os.listdir("/proc/self/task")) - before)
+        torch.ones(2500, 128).round()
+        print(len(os.listdir("/proc/self/task")) - before)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "3"]
+
+
 def test_conversions_between_kinds_and_dtypes():
     packed = TokenEmbeddings.from_list(matrices([2, 1], "numpy"))
     assert packed.to("float32") is packed

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
@@ -58,8 +58,8 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     threads = allowed_threads()
     pieces = max(tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
     pieces = -(-pieces // threads) * threads if pieces > 1 else 1  # the same number for each thread
-    cuts = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], pieces + 1)[1:-1])
-    edges = np.unique([0, *cuts, documents]).tolist()
+    cuts = np.searchsorted(offsets, offsets[0] + np.arange(1, pieces) * tokens // pieces)
+    edges = sorted({0, *cuts.tolist(), documents})
     for_each(lambda edge: function(*edge), pairwise(edges))
 
 
@@ -92,7 +92,8 @@ def for_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
     finally:
         left.clear()  # not empty only if the function raised
         started = [helper for helper in helpers if not helper.cancel()]
-        wait(started)
+        for helper in started:
+            helper.exception()  # waits, and less expensively than concurrent.futures.wait
     for helper in started:
         helper.result()  # raises what the function raised in a helper
 

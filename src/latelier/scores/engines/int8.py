@@ -64,7 +64,7 @@ def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     >>> maxsim(queries, TokenEmbeddings.from_list(matrices).to("int8"))
     array([[1., 0.]], dtype=float32)
     """
-    left, right = (side.to("int8").to("numpy") for side in (queries, documents))
+    left, right = queries.to("int8"), documents.to("int8")
     scores = np.empty((len(left), len(right)), dtype=np.float32)
     if left.num_tokens:
         _score_codes(left, right, scores)
@@ -77,12 +77,14 @@ def _score_codes(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: n
     from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
 
     isa = instruction_set()
-    packed = pack_queries(queries.vectors, np.ascontiguousarray(queries.scales), queries.offsets)
-    codes, offsets = np.ascontiguousarray(documents.vectors), documents.offsets
-    token_scales = np.ascontiguousarray(documents.scales)
+    columns, column_scales, codes, token_scales = (
+        np.ascontiguousarray(part) for side in (queries, documents) for part in (side.vectors, side.scales)
+    )
+    packed, offsets = tuple(pack_queries(columns, column_scales, queries.offsets)), documents.offsets
 
     def score(first: int, last: int) -> None:
         block = Documents(codes, token_scales, offsets[first : last + 1])
-        score_range(isa.argument, tuple(block), tuple(packed), scores, first)
+        score_range(isa.argument, tuple(block), packed, scores, first)
 
-    for_ranges(score, offsets, queries.vectors.size)
+    # One instruction multiplies four times as many bytes as float32.
+    for_ranges(score, offsets, columns.size // 4)
