@@ -40,16 +40,22 @@ def parse_options(parser: argparse.ArgumentParser, *, default: bool = True) -> a
     return options
 
 
-def median_ms(repeats: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the median time of each call; calls take turns, so that other load on the machine affects all of them."""
+def median_ms(repeats: int, calls: dict[str, Callable[[], Any]], turn: int = 1) -> dict[str, float]:
+    """Return the median time of each call; calls take turns, so that other load on the machine affects all of them.
+
+    A turn is so many calls. The first of several is not counted: it may have to wake a core that the turn before has
+    left asleep.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     for _ in range(repeats):
         for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            times[name].append(1e3 * (time.perf_counter() - begin))
+            for number in range(turn):
+                begin = time.perf_counter()
+                call()
+                if number or turn == 1:
+                    times[name].append(1e3 * (time.perf_counter() - begin))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -127,7 +127,7 @@ def threads(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
             for name in ("float32", "float16", "int8"):
                 sides = query.to(name), corpus.to(name)
                 calls = {n: lambda n=n, sides=sides: _with_threads(n, sides) for n in (1, 2)}
-                times = median_ms(repeats, calls)
+                times = median_ms(repeats, calls, turn=4)
                 for n, value in times.items():
                     row = {"work": "threads", "name": f"{name}, {n} threads, {state}", "ms": value}
                     yield row | {"times one thread": value / times[1]}

@@ -7,6 +7,7 @@ import pickle
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def test_int8_of_many_tokens_is_that_of_each(kind, dtype):
         assert codes.tolist() == np.round(numbers / scale).tolist()
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
 def test_int8_leaves_no_waiting_threads():
     # Threads of torch that wait for their next operation occupy cores that scoring needs.
     program = """if True:

@@ -204,11 +204,12 @@ def quantize(vectors: Array) -> tuple[Array, Array]:
     source = vectors.detach()
     if source.is_cpu:
         floats = source.float() if dtype_name(source) == "bfloat16" else source  # numpy has no bfloat16
-        codes, scales = _quantize_rows(floats.numpy())
-        return as_tensor(codes), as_tensor(scales)
+        rows, row_scales = _quantize_rows(floats.numpy())
+        return as_tensor(rows), as_tensor(row_scales)
     source = source.float()
     scales = source.abs().amax(1) / 127 if source.numel() else source.new_zeros(len(source))
-    return (source / scales.clamp_min(_TINY)[:, None]).round().to(torch_dtype("int8")), scales
+    codes = (source / scales.clamp_min(float(_TINY))[:, None]).round().to(torch_dtype("int8"))
+    return codes, scales
 
 
 def _quantize_rows(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics
 from latelier.indexes.ivf.code_layout import byte_width
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.kernels.candidates import ListEntries
-from latelier.indexes.ivf.kernels.dots import nearest_centroids
+from latelier.indexes.ivf.kernels.dots import nearest_centroids, nearest_of_groups
 from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
 from latelier.indexes.ivf.kernels.kmeans import group_rows
 from latelier.indexes.storage.file_reads import FileReads
@@ -288,9 +288,8 @@ def _assign(
         offsets, order = np.zeros(len(centroids.fine_offsets), dtype="int64"), np.empty(len(codes), dtype="int64")
         group_rows(nearest, offsets, order)
         before = centroids.fine_offsets[nearest] * LANES
-        for c in np.flatnonzero(np.diff(offsets)).tolist():
-            mine, under = order[offsets[c] : offsets[c + 1]], slice(*centroids.fine_offsets[c : c + 2])
-            nearest_centroids(isa, codes, mine, centroids.fine[under], centroids.fine_start[under], nearest, dots)
+        fine = (centroids.fine, centroids.fine_start, centroids.fine_offsets)
+        nearest_of_groups(isa, codes, (offsets, order), fine, nearest, dots)
         nearest += before.astype("int32")  # from the number under a coarse centroid to the number of the list
         lists[starts[first] : starts[last]] = nearest
         release_memory(lists)

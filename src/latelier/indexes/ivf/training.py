@@ -120,7 +120,7 @@ def _nearest_coarse(sample: TrainingSample, packed: np.ndarray, start: np.ndarra
         nearest_centroids(isa, codes[first:last], order, packed, start, nearest[some], dots[some])
 
     for begin, rows in sample.blocks():
-        for_ranges(partial(assign, begin, rows.codes), np.arange(len(rows.scales) + 1), packed.size)
+        for_ranges(partial(assign, begin, rows.codes), np.arange(len(rows.scales) + 1), packed.size // 4)
         del rows
     return nearest
 

@@ -20,7 +20,7 @@ from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["as_multiplied", "centroid_dots", "copy_rows", "nearest_centroids"]
+__all__ = ["as_multiplied", "centroid_dots", "copy_rows", "nearest_centroids", "nearest_of_groups"]
 
 
 @intrinsic
@@ -198,6 +198,38 @@ def nearest_centroids(
         for r in range(count):
             # The arrays are used by name here, since numba frees an array after the last use of its name.
             nearest[order[first + r]], dots[order[first + r]] = where[r], best[r]
+
+
+@kernel()
+def nearest_of_groups(
+    isa: tuple[int, ...],
+    rows: np.ndarray,
+    members: tuple[np.ndarray, np.ndarray],
+    centroids: tuple[np.ndarray, np.ndarray, np.ndarray],
+    nearest: np.ndarray,
+    dots: np.ndarray,
+) -> None:
+    """Find the nearest centroid of rows that each have centroids of their own: those of the coarse centroid above.
+
+    Parameters
+    ----------
+    isa, rows
+        As for `nearest_centroids`.
+    members
+        Offsets ``(coarse + 1,)`` and rows ``(n,)``, both int64: which rows are under each coarse centroid.
+    centroids
+        `packed` and `start`, as for `centroid_dots`, and offsets ``(coarse + 1,)`` int64 of the groups under each
+        coarse centroid.
+    nearest, dots
+        As for `nearest_centroids`; numbers of centroids begin with 0 under each coarse centroid.
+    """
+    offsets, order = members
+    packed, start, groups = centroids
+    for c in range(len(offsets) - 1):
+        mine = order[offsets[c] : offsets[c + 1]]
+        if len(mine) > 0:
+            first, last = groups[c], groups[c + 1]
+            nearest_centroids(isa, rows, mine, packed[first:last], start[first:last], nearest, dots)
 
 
 @kernel()
