@@ -124,8 +124,9 @@ def threads(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     before = torch.get_num_threads()
     for state in ("idle", "one core busy"):
         with one_busy_core() if state != "idle" else nullcontext():
-            for name in ("float32", "float16", "int8"):
-                sides = query.to(name), corpus.to(name)
+            forms = {name: (query.to(name), corpus.to(name)) for name in ("float32", "float16", "int8")}
+            forms["int8, float query"] = query, forms["int8"][1]
+            for name, sides in forms.items():
                 calls = {n: lambda n=n, sides=sides: _with_threads(n, sides) for n in (1, 2)}
                 times = median_ms(repeats, calls, turn=4)
                 for n, value in times.items():

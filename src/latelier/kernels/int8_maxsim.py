@@ -8,6 +8,7 @@ document codes are shifted by 128 while the eight before them are multiplied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,7 @@ def emit_maxima(
     meanwhile: Callable[[ir.Value], None] | None = None,
     *,
     lanes: int = LANES,
+    widened: bool = False,
 ) -> list[ir.Value]:
     """Emit ``best[g, lane] = max(best[g, lane], scales[r] * <rows[r], groups[g, lane]>)`` for eight rows.
 
@@ -91,6 +93,8 @@ def emit_maxima(
         Emits what else to do for each word, from the number of the word.
     lanes
         The query tokens from this one on are zeros, in each group.
+    widened
+        Whether the query tokens are of 16 bits, which only instruction sets with wide rows multiply.
 
     Returns
     -------
@@ -98,7 +102,10 @@ def emit_maxima(
         The sixteen scaled products of each row: all rows of the first group, then of the next.
     """
     rows, scales, best = places
-    totals = instruction_set_of(isa).multiply_lanes(lanes)(builder, rows, groups, words, ROWS, meanwhile)
+    multiply = instruction_set_of(isa).multiply_lanes(lanes)
+    if widened:
+        multiply = partial(multiply, widened=True)
+    totals = multiply(builder, rows, groups, words, ROWS, meanwhile)
     products = []
     for g in range(len(groups)):
         best_at = at(builder, builder.add(best, constant(4 * LANES * g)), FLOATS)
@@ -138,9 +145,9 @@ def _raise_maxima_of(of_tile: bool) -> Any:
             groups = []
             for _ in range(width):
                 groups.append((packed, start))
-                packed = builder.add(packed, builder.mul(words, constant(4 * LANES)))
+                packed = builder.add(packed, builder.mul(words, constant(4 * LANES * (1 + chosen.wide_rows))))
                 start = builder.add(start, constant(4 * LANES))
-            emit_maxima(builder, isa, places, groups, words, convert)
+            emit_maxima(builder, isa, places, groups, words, convert, widened=chosen.wide_rows)
             return context.get_dummy_value()
 
         return types.void(isa, three, pair, number, four), generate
@@ -206,6 +213,7 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
     dim = codes.shape[1]
     best = np.empty(packed.shape[0] * LANES, dtype=np.float32)
     words = packed.shape[1] * (1 + has_wide_rows(isa))
+    widened = _widen(packed, has_wide_rows(isa))
     buffers, few_scales = np.zeros((2, ROWS, words), dtype=np.int32), np.empty(ROWS, dtype=np.float32)
     for d in range(len(offsets) - 1):
         begin, end = offsets[d], offsets[d + 1]
@@ -215,7 +223,7 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
             for r in range(ROWS):  # copies of the last scale fill up to eight
                 few_scales[r] = scales[min(begin + r, end - 1)]
             scales_at = np.int64(few_scales.ctypes.data)
-        _maxima(isa, (codes_at, dim, scales_at, end - begin), packed, start, buffers, best)
+        _maxima(isa, (codes_at, dim, scales_at, end - begin), (packed, widened, start), buffers, best)
         for q in range(len(query_offsets) - 1):
             total = 0.0
             for i in range(query_offsets[q], query_offsets[q + 1]):
@@ -224,22 +232,35 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
 
 
 @kernel()
+def _widen(packed: np.ndarray, wanted: bool) -> np.ndarray:
+    """Return packed query tokens as 16 bits, so that it is not done again for each row; nothing if not wanted."""
+    numbers = packed.reshape(-1)
+    widened = np.empty(len(numbers) if wanted else 0, dtype=np.int16)
+    for i in range(len(widened)):
+        widened[i] = numbers[i]
+    return widened
+
+
+@kernel()
 def _maxima(
     isa: tuple[int, ...],
     document: tuple[int, int, int, int],
-    packed: np.ndarray,
-    start: np.ndarray,
+    query: tuple[np.ndarray, np.ndarray, np.ndarray],
     buffers: np.ndarray,
     best: np.ndarray,
 ) -> None:
     """Update the maxima ``best`` with a document: address of its codes, dim, address of at least eight scales, tokens.
 
+    `query` holds the packed tokens, the same from `_widen`, and their starting sums.
     `buffers` ``(2, 8, words)`` int32 hold the rows that are multiplied and those that are converted meanwhile; numbers
     beyond the dim are zeros there, or any others, since the query's are zeros.
     """
     codes, dim, scales, tokens = document
-    words = packed.shape[1]
+    packed, widened, start = query
+    words, column_bytes = packed.shape[1], 4 * (1 + has_wide_rows(isa))
     query_at, start_at, best_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data), np.int64(best.ctypes.data)
+    if has_wide_rows(isa):
+        query_at = np.int64(widened.ctypes.data)
     kind, groups, width = (WIDE_INT8 if has_wide_rows(isa) else INT8), packed.shape[0], tile_groups(isa)
     in_step = dim == 4 * words  # rows are as long as those in the buffer, so that they can be converted meanwhile
     for token in range(0, tokens, ROWS):
@@ -254,11 +275,11 @@ def _maxima(
             following = (kind, codes + after * dim, target, codes + (after + ROWS) * dim)
         for g in range(0, groups - width + 1, width):
             lanes = g * LANES * 4  # bytes
-            query = (query_at + lanes * words, start_at + lanes)
-            _raise_maxima_of_tile(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)
+            columns = (query_at + g * LANES * column_bytes * words, start_at + lanes)
+            _raise_maxima_of_tile(isa, (rows, scales + first * 4, best_at + lanes), columns, words, following)
             following = (WORDS, rows, target, rows)  # the first groups have converted them
         for g in range(groups - groups % width, groups):
             lanes = g * LANES * 4
-            query = (query_at + lanes * words, start_at + lanes)
-            _raise_maxima_of_group(isa, (rows, scales + first * 4, best_at + lanes), query, words, following)
+            columns = (query_at + g * LANES * column_bytes * words, start_at + lanes)
+            _raise_maxima_of_group(isa, (rows, scales + first * 4, best_at + lanes), columns, words, following)
             following = (WORDS, rows, target, rows)

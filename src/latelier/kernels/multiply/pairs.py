@@ -31,6 +31,7 @@ def multiply_bytes(
     meanwhile: Callable[[ir.Value], None] | None = None,
     *,
     lanes: int = LANES,
+    widened: bool = False,
     width: int,
 ) -> list[ir.Value]:
     """Emit the dot products of some rows with groups of sixteen vectors: a loop for as many as fit into registers.
@@ -42,7 +43,7 @@ def multiply_bytes(
     rows
         Address of `count` rows ``(words * 4)`` of 16 bits.
     groups
-        Addresses of sixteen packed vectors ``(words, 16, 4)`` int8 and of their starting sums ``(16,)`` int32.
+        Addresses of sixteen packed vectors ``(words, 16, 4)`` and of their starting sums ``(16,)`` int32.
     words
         Words of four numbers in a row.
     count
@@ -51,6 +52,8 @@ def multiply_bytes(
         Emits what else to do for each word, from the number of the word.
     lanes
         How many vectors of each group to multiply; all others are zeros.
+    widened
+        Whether the packed vectors are int16; otherwise they are int8, and each loop widens them again.
     width
         Numbers of 16 bits in a register.
 
@@ -68,8 +71,8 @@ def multiply_bytes(
         sums: list[list[ir.Value]] = [[] for _ in range(count)]
         for first_row, some_rows, first_part, some_parts in _blocks(count, parts, all_parts):
             here = builder.add(rows, builder.mul(words, constant(8 * first_row)))
-            column = builder.add(vectors, constant(width * first_part))
-            found = _multiply_block(builder, here, column, words, (some_rows, some_parts, width), meanwhile)
+            column = builder.add(vectors, constant(width * first_part * (1 + widened)))
+            found = _multiply_block(builder, here, column, words, (some_rows, some_parts, width), widened, meanwhile)
             meanwhile = None  # done by the first loop
             for r, new in enumerate(found, first_row):
                 sums[r].extend(new)
@@ -96,6 +99,7 @@ def _multiply_block(
     vectors: ir.Value,
     words: ir.Value,
     shape: tuple[int, int, int],
+    widened: bool,
     meanwhile: Callable[[ir.Value], None] | None,
 ) -> list[list[ir.Value]]:
     """Emit a loop for `shape`: rows, parts of a group, numbers of a part. Return two sums per vector, side by side."""
@@ -107,11 +111,15 @@ def _multiply_block(
     with cgutils.for_range(builder, words) as loop:
         if meanwhile:
             meanwhile(loop.index)
-        column = builder.add(vectors, builder.mul(loop.index, constant(4 * LANES)))
+        column = builder.add(vectors, builder.mul(loop.index, constant(4 * LANES * (1 + widened))))
         packed = []
         for part in range(parts):
-            place = at(builder, builder.add(column, constant(width * part)), ir.VectorType(ir.IntType(8), width))
-            packed.append(builder.sext(builder.load(place, align=1), shorts))
+            place = builder.add(column, constant(width * part * (1 + widened)))
+            if widened:
+                packed.append(builder.load(at(builder, place, shorts), align=2))
+            else:
+                octets = ir.VectorType(ir.IntType(8), width)
+                packed.append(builder.sext(builder.load(at(builder, place, octets), align=1), shorts))
         place = builder.add(rows, builder.mul(loop.index, constant(8)))
         for totals in sums:
             word = builder.load(at(builder, place, ir.VectorType(_SHORT, 4)), align=1)
