@@ -7,7 +7,7 @@ import pytest
 
 from latelier.indexes.ivf.centroids import pack_centroids
 from latelier.indexes.ivf.code_layout import byte_width
-from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids
+from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids, nearest_of_groups
 from latelier.indexes.ivf.kernels.probing import NO_CENTROID
 
 pytestmark = pytest.mark.processor
@@ -51,6 +51,20 @@ def test_the_nearest_centroid_is_the_first_of_the_best(isa, count):
         assert nearest[row] == products[row].argmax()
         assert dots[row] == products[row].max()
     assert (nearest[[5, 6]] == -5).all()
+
+
+def test_the_nearest_centroid_is_one_of_those_under_the_same_coarse_centroid(isa):
+    packed, start, rows, products = centroids_and_rows(100, 50)
+    groups = np.array([0, 2, 2, 3, 7])  # the second coarse centroid has no centroids, and no rows either
+    offsets, order = np.array([0, 5, 5, 6, 12]), np.array([12, 3, 4, 0, 1, 2, 7, 8, 9, 10, 11, 6])
+    nearest, dots = (np.full(len(rows), -5, dtype="int32") for _ in range(2))
+    nearest_of_groups(isa.argument, rows, (offsets, order), (packed, start, groups), nearest, dots)
+    for coarse in range(4):
+        under = slice(16 * groups[coarse], 16 * groups[coarse + 1])
+        for row in order[offsets[coarse] : offsets[coarse + 1]]:
+            assert nearest[row] == products[row, under].argmax()
+            assert dots[row] == products[row, under].max()
+    assert nearest[5] == -5
 
 
 def test_kernels_in_threads_do_not_disturb_each_other(isa):
