@@ -120,6 +120,15 @@ def test_int8_of_a_zero_token_is_zero():
     assert (small[0].tolist(), small.scales.tolist()) == ([[0.0] * 4], [0.0])
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_the_scale_of_a_token_that_is_not_finite_tells_so(kind):
+    vectors = np.array([[np.nan, 1], [-np.inf, 1], [2, 1]], dtype="float32")
+    small = TokenEmbeddings(vectors, [0, 3]).to(kind).to("int8").to("numpy")
+    assert np.array_equal(small.scales, np.array([np.nan, np.inf, 2 / 127], dtype="float32"), equal_nan=True)
+    assert small.vectors[2].tolist() == [127, 64]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_int8_of_many_tokens_is_that_of_each(kind, dtype):

@@ -220,8 +220,9 @@ def _quantize_rows(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         block = slice(first, first + _BLOCK_ROWS)
         rows = vectors[block].astype("float32", copy=False)
         scales[block] = np.abs(rows).max(1, initial=0) / 127
-        quotients = rows / np.maximum(scales[block], _TINY)[:, None]
-        codes[block] = np.rint(quotients, out=quotients)
+        with np.errstate(invalid="ignore"):  # no code stands for NaN, but the scale of its token is NaN or infinity
+            quotients = rows / np.maximum(scales[block], _TINY)[:, None]
+            codes[block] = np.rint(quotients, out=quotients)
     return codes, scales
 
 

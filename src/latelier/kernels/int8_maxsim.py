@@ -86,7 +86,7 @@ def emit_maxima(
         Addresses of the rows ``(8, words * 4)``, as `InstructionSet.multiply_bytes` takes them, of their scales
         ``(8,)`` float32 and of the maxima ``(groups, 16)`` float32.
     groups
-        Addresses of sixteen packed query tokens ``(words, 16, 4)`` int8 and of their starting sums ``(16,)`` int32.
+        Addresses of sixteen packed query tokens ``(words, 16, 4)`` and of their starting sums ``(16,)`` int32.
     words
         Words of four bytes in a row.
     meanwhile
@@ -94,7 +94,7 @@ def emit_maxima(
     lanes
         The query tokens from this one on are zeros, in each group.
     widened
-        Whether the query tokens are of 16 bits, which only instruction sets with wide rows multiply.
+        Whether the query tokens are int16, which only instruction sets with wide rows multiply; otherwise int8.
 
     Returns
     -------

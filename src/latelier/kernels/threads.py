@@ -43,7 +43,7 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     offsets
         ``(documents + 1,)``: ranges have about the same number of tokens.
     work_per_token
-        Multiplications per token.
+        Multiplications per token, of float32; four of bytes count as one, as one instruction does four times as many.
 
     Examples
     --------

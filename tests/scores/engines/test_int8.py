@@ -62,6 +62,13 @@ def test_auto_takes_integers_for_int8_documents_only():
     assert grouped.tolist() == [everything[i, 2 * i : 2 * i + 2].tolist() for i in range(5)]
 
 
+def test_scales_may_require_a_gradient():
+    queries, documents = sides(128)
+    small = documents.to("torch").to("int8")
+    tracked = TokenEmbeddings(small.vectors, small.offsets, small.scales.clone().requires_grad_())
+    assert np.array_equal(int8.maxsim(queries, tracked), int8.maxsim(queries, small))
+
+
 def error_bound(queries, documents):
     """Return how far int8 scores can be from float scores, at most.
 

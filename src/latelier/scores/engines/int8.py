@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from latelier.arrays import is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.threads import for_ranges
@@ -78,7 +79,9 @@ def _score_codes(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: n
 
     isa = instruction_set()
     columns, column_scales, codes, token_scales = (
-        np.ascontiguousarray(part) for side in (queries, documents) for part in (side.vectors, side.scales)
+        np.ascontiguousarray(part.detach() if is_tensor(part) else part)
+        for side in (queries, documents)
+        for part in (side.vectors, side.scales)
     )
     packed, offsets = tuple(pack_queries(columns, column_scales, queries.offsets)), documents.offsets
 
@@ -86,5 +89,4 @@ def _score_codes(queries: TokenEmbeddings, documents: TokenEmbeddings, scores: n
         block = Documents(codes, token_scales, offsets[first : last + 1])
         score_range(isa.argument, tuple(block), packed, scores, first)
 
-    # One instruction multiplies four times as many bytes as float32.
     for_ranges(score, offsets, columns.size // 4)
