@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -98,9 +99,10 @@ def test_an_error_inside_leaves_nothing_behind(dense):
     [
         lambda weight: weight.mul_(1.5),
         lambda weight: weight.data.mul_(1.5),  # leaves no trace in the version counter
+        lambda weight: weight.data.mul_(2),  # nor in the last bytes
         lambda weight: setattr(weight, "data", weight.data * 1.5),
     ],
-    ids=["in place", "through data", "another tensor"],
+    ids=["in place", "through data", "exponents", "another tensor"],
 )
 def test_changed_weights_are_followed(own, change):
     before = own.encode_document("pear")
@@ -136,6 +138,32 @@ def test_replaced_embeddings_are_followed(own):
     scaled = type("Scaled", (nn.Embedding,), {"forward": lambda self, ids: 0.5 * nn.Embedding.forward(self, ids)})
     embeddings.word_embeddings = scaled(size, 384)
     assert_same(own)
+
+
+def test_a_deleted_layer_is_followed(own):
+    before = own.encode_document("pear")
+    del own[0].model.encoder.layer[1]
+    assert not torch.allclose(own.encode_document("pear"), before, atol=1e-3)
+    assert_same(own)
+
+
+def test_a_module_added_to_a_layer_is_followed(own):
+    own.encode_document("pear")
+    nn.utils.parametrize.register_parametrization(
+        own[0].model.encoder.layer[0].output.dense,
+        "weight",
+        type("Half", (nn.Module,), {"forward": lambda _, x: x / 2})(),
+    )
+    assert_same(own)
+
+
+def test_hooks_in_a_new_dictionary_are_called(own):
+    own.encode_document("pear")
+    layer, seen = own[0].model.encoder.layer[1], []
+    layer._forward_hooks = OrderedDict()
+    layer.register_forward_hook(lambda *_: seen.append(1))
+    own.encode_document("pear")
+    assert seen == [1]
 
 
 @pytest.mark.parametrize("find", [lambda bert: bert.encoder.layer[1], lambda bert: bert.embeddings.word_embeddings])

@@ -126,11 +126,15 @@ def change_through_data(model):
     model[0].model.encoder.layer[1].intermediate.dense.weight.data.mul_(1.5)
 
 
+def double_a_norm_through_data(model):
+    model[0].model.encoder.layer[1].attention.output.LayerNorm.weight.data.mul_(2)  # only the exponents change
+
+
 def replace_a_layer(model):
     model[0].model.encoder.layer[0].attention.self.query = nn.Linear(48, 48)
 
 
-@pytest.mark.parametrize("change", [change_in_place, change_through_data, replace_a_layer])
+@pytest.mark.parametrize("change", [change_in_place, change_through_data, double_a_norm_through_data, replace_a_layer])
 def test_changed_weights_are_computed_by_torch(model, change, no_more_exports):
     before = model.encode_document(TEXTS)
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +10,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertModel, BertSelfAttention
 
 from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.prepacked import PrepackedLinear, is_plain_linear, submodules
+from latelier.models.cpu.module_tree import ModuleTree
+from latelier.models.cpu.prepacked import PrepackedLinear, is_plain_linear
 
-__all__ = ["PrepackedBert", "has_standard_forward", "has_standard_modules", "modules_inside"]
+__all__ = ["PrepackedBert", "has_standard_forward", "has_standard_modules"]
 
 _KNOWN_OPTIONS = {"token_type_ids", "return_dict"}
 
@@ -55,22 +55,23 @@ class PrepackedBert:
     ----------
     bert
         A model for which `has_standard_modules` holds.
-    inside
-        Its `modules_inside`.
     """
 
-    def __init__(self, bert: BertModel, inside: list[nn.Module]) -> None:
+    def __init__(self, bert: BertModel) -> None:
         self._heads = bert.config.num_attention_heads
-        self._inside = inside
+        self._tree = ModuleTree(bert)
         self._layers = [_Layer.of(layer) for layer in bert.encoder.layer]
-        self._linears = [linear for layer in self._layers for group in layer.linears for linear in group]
-        self._fingerprint = Fingerprint(self._linears)
+        self._fingerprint = Fingerprint(linear for layer in self._layers for group in layer.linears for linear in group)
         self._weights = [tuple(PrepackedLinear(*group) for group in layer.linears) for layer in self._layers]
         self.nbytes = sum(group.nbytes for groups in self._weights for group in groups)
 
-    def matches(self, inside: list[nn.Module]) -> bool:
-        """Whether these are the modules, with the weights, that were prepacked."""
-        return inside == self._inside and self._fingerprint.matches(self._linears)
+    def matches(self) -> bool:
+        """Whether the model still has the modules, with the weights, that were prepacked."""
+        return self._tree.is_unchanged() and self._fingerprint.matches()
+
+    def is_overridden(self) -> bool:
+        """Whether a hook or another forward inside the model computes, or sees, what this does not."""
+        return self._tree.is_overridden()
 
     def accepts(self, input_ids: Tensor, attention_mask: Tensor, options: dict[str, Any]) -> bool:
         """Whether a call is for a padded batch, with no option that `run` does not know."""
@@ -129,33 +130,13 @@ def _normalize(norm: nn.LayerNorm, input: Tensor) -> Tensor:
     return torch.layer_norm(input, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
 
 
-def modules_inside(bert: BertModel) -> list[nn.Module]:
-    """Return the modules of which `PrepackedBert` computes what they would."""
-    return submodules(bert.embeddings) + submodules(bert.encoder)
-
-
-def has_standard_forward(bert: BertModel, inside: Iterable[nn.Module]) -> bool:
-    """Whether `PrepackedBert` computes all that the model is configured to, with no hook or other forward inside it.
-
-    Parameters
-    ----------
-    bert
-        The model.
-    inside
-        Its `modules_inside`.
-    """
+def has_standard_forward(bert: BertModel) -> bool:
+    """Whether `PrepackedBert` computes all that the model is configured to."""
     config = bert.config
     known = config.hidden_act == "gelu" and not config.is_decoder and not config.add_cross_attention
     # "eager" returns attention weights; other names stand for other kernels.
     known = known and config._attn_implementation == "sdpa" and "forward" not in bert.__dict__
-    known = known and not (config.output_hidden_states or config.output_attentions)
-    return known and not any(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._compiled_call_impl is not None
-        or "forward" in module.__dict__
-        for module in inside
-    )
+    return known and not (config.output_hidden_states or config.output_attentions)
 
 
 def has_standard_modules(bert: BertModel) -> bool:

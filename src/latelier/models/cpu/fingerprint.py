@@ -1,10 +1,12 @@
-"""Where the weights of linear layers are, and some of their numbers: enough to see that they have changed."""
+"""Where the weights of modules are, and some of their numbers: enough to see that they have changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 __all__ = ["Fingerprint"]
 
@@ -12,33 +14,38 @@ _SAMPLES = 16  # numbers of each weight that are compared: an optimiser step cha
 
 
 class Fingerprint:
-    """What linear layers hold at one time, to be compared before each text is encoded.
+    """What modules hold at one time, to be compared before each text is encoded.
 
     Parameters
     ----------
-    linears
-        The layers.
+    modules
+        The modules; those inside them do not count.
     """
 
-    __slots__ = ("_contents", "_places", "_samples")
+    __slots__ = ("_bytes", "_parameters", "_places", "_samples")
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        # In-place changes through `.data` leave torch's version counter as it was, so some weights are compared too.
-        weights = [linear.weight.detach().reshape(-1).numpy() for linear in linears]
-        self._samples = [each[:: max(1, len(each) // _SAMPLES)] for each in weights]
-        self._places = _find_places(linears)
-        self._contents = self._read_samples()
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._parameters = [module._parameters for module in modules if module._parameters]
+        self._places = self._find_places()
+        self._samples = [_sample(tensor) for tensor in self._tensors()]
+        self._bytes = self._read_samples()
 
-    def matches(self, linears: Sequence[nn.Linear]) -> bool:
-        """Whether these layers have the weights of which this is the fingerprint."""
+    def matches(self) -> bool:
+        """Whether the modules still have the weights of which this is the fingerprint."""
         # Places first: where a weight has moved (`share_memory` moves it), the sampled memory may be freed.
-        return self._places == _find_places(linears) and self._contents == self._read_samples()
+        return self._places == self._find_places() and self._bytes == self._read_samples()
+
+    def _tensors(self) -> list[Tensor]:
+        return [each for parameters in self._parameters for each in parameters.values() if each is not None]
+
+    def _find_places(self) -> list[tuple[int, int]]:
+        return [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in self._tensors()]
 
     def _read_samples(self) -> list[bytes]:
         return [sample.tobytes() for sample in self._samples]
 
 
-def _find_places(linears: Sequence[nn.Linear]) -> list[tuple[int, int] | None]:
-    # Not by attribute: torch then searches three dictionaries in Python, for each layer of each short query.
-    tensors = [tensor for linear in linears for tensor in linear._parameters.values()]
-    return [None if tensor is None else (tensor.data_ptr(), tensor._version) for tensor in tensors]
+def _sample(tensor: Tensor) -> np.ndarray:
+    """Return a view of the bytes of some numbers; in-place changes through ``.data`` leave no other trace."""
+    numbers = tensor.detach().reshape(-1, 1).view(torch.uint8)  # (numbers, bytes of each)
+    return numbers[:: max(1, len(numbers) // _SAMPLES)].numpy()

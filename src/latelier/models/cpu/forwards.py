@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_modules, modules_inside
+from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_modules
 from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.prepacked import PatchedForward, PrepackedLinear, can_prepack, is_plain_linear
+from latelier.models.cpu.module_tree import PatchedForward
+from latelier.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_linear
 
 __all__ = ["patched_forwards"]
 
@@ -92,21 +93,20 @@ def _patches(model: nn.Module) -> dict[nn.Module, Any]:
 
 def _prepacked_linear(linear: Any) -> PrepackedLinear:
     known = _linears.get(linear)
-    if known is None or not known[0].matches([linear]):
+    if known is None or not known[0].matches():
         known = _linears[linear] = Fingerprint([linear]), PrepackedLinear(linear)
     return known[1]
 
 
 def _prepacked_bert(bert: BertModel) -> PrepackedBert | None:
-    inside = modules_inside(bert)
-    if not has_standard_forward(bert, inside):
+    if not has_standard_forward(bert):
         return None
     known = _berts.get(bert)
-    if known is None or not known.matches(inside):
+    if known is None or not known.matches():
         if not has_standard_modules(bert):
             return None
-        known = _berts[bert] = PrepackedBert(bert, inside)
-    return known
+        known = _berts[bert] = PrepackedBert(bert)
+    return None if known.is_overridden() else known
 
 
 class _LinearForward(PatchedForward):

@@ -9,19 +9,18 @@ from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from latelier.models.cpu.fingerprint import Fingerprint
+from latelier.models.cpu.module_tree import ModuleTree, PatchedForward
 from latelier.models.cpu.onnx_session import INPUTS, OnnxEncoder
 from latelier.models.cpu.onnx_store import encoder_fingerprint, has_adapters, stored_export
-from latelier.models.cpu.prepacked import PatchedForward, submodules
 
 __all__ = ["exported_session", "known_fingerprint", "onnx_forward"]
 
 _KNOWN_OPTIONS = {*INPUTS, "return_dict"}
-_SAMPLES = 16  # numbers of each weight that are compared in each call, as in `prepacked`
 
 logger = logging.getLogger(__name__)
 _lock = Lock()
@@ -87,23 +86,27 @@ def onnx_forward(encoder: nn.Module, session: OnnxEncoder) -> Iterator[None]:
 
 
 class _Exports:
-    """The sessions of one transformer, and what tells whether its weights are those that were exported."""
+    """The sessions of one transformer, and what tells whether its weights are those that were exported.
+
+    It holds no reference to the transformer, by which it is found in a weak dictionary.
+    """
 
     def __init__(self, encoder: nn.Module) -> None:
         self.fingerprint = encoder_fingerprint(encoder)
-        self._weights = _Weights(encoder)
         self._is_current = True
         self._sessions: dict[str, OnnxEncoder] = {}
+        self._look(encoder)
 
     def session(self, encoder: nn.Module, compute_dtype: str) -> OnnxEncoder | None:
         """Return a session for the weights that the transformer has now; None if they are not those exported."""
-        if not self._weights.match(encoder):
+        if not (self._tree.is_unchanged() and self._weights.matches()):
             # Weights also move without changing, to memory that worker processes share for instance.
             is_current = encoder_fingerprint(encoder) == self.fingerprint
             if self._is_current and not is_current:
                 logger.info("the weights have changed since they were exported: encoding with torch")
-            self._weights, self._is_current = _Weights(encoder), is_current
-        if not self._is_current or self._weights.are_observed(encoder) or has_adapters(encoder):
+            self._is_current = is_current
+            self._look(encoder)
+        if not self._is_current or self._has_adapters or _is_replaced(encoder) or self._tree.is_overridden():
             return None
         known, threads = self._sessions.get(compute_dtype), torch.get_num_threads()
         if known is None or known.threads != threads:
@@ -111,55 +114,19 @@ class _Exports:
             known = self._sessions[compute_dtype] = OnnxEncoder(folder, threads)
         return known
 
+    def _look(self, encoder: nn.Module) -> None:
+        self._tree = ModuleTree(encoder)
+        self._weights = Fingerprint([encoder, *self._tree.modules])
+        self._has_adapters = has_adapters(encoder)
+
 
 _exports: WeakKeyDictionary[nn.Module, _Exports] = WeakKeyDictionary()
 
 
-class _Weights:
-    """Where the weights of a transformer are, and some of their bytes: enough to see that they have changed.
-
-    It holds no reference to the transformer, by which it is found in a weak dictionary.
-    """
-
-    def __init__(self, encoder: nn.Module) -> None:
-        self._inside = submodules(encoder)[1:]
-        self._places = _find_places([encoder, *self._inside])
-        self._samples = [_sample(tensor) for tensor in _tensors([encoder, *self._inside])]
-        self._bytes = [sample.tobytes() for sample in self._samples]
-
-    def are_observed(self, encoder: nn.Module) -> bool:
-        """Whether a hook or a forward of its own is in a module of the transformer, or one is compiled."""
-        forward = encoder.__dict__.get("forward")
-        if encoder._compiled_call_impl is not None or not (forward is None or isinstance(forward, PatchedForward)):
-            return True
-        return any(
-            module._forward_hooks
-            or module._forward_pre_hooks
-            or module._compiled_call_impl is not None
-            or ("forward" in module.__dict__ and not isinstance(module.__dict__["forward"], PatchedForward))
-            for module in self._inside
-        )
-
-    def match(self, encoder: nn.Module) -> bool:
-        """Whether the transformer has the same modules and weights."""
-        # Places first: the memory of a sample may be freed where a weight has moved.
-        modules = submodules(encoder)
-        same = modules[1:] == self._inside and _find_places(modules) == self._places
-        return same and [sample.tobytes() for sample in self._samples] == self._bytes
-
-
-def _tensors(modules: list[nn.Module]) -> list[Tensor]:
-    return [tensor for module in modules for tensor in module._parameters.values() if tensor is not None]
-
-
-def _find_places(modules: list[nn.Module]) -> list[tuple[int, int]]:
-    return [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in _tensors(modules)]
-
-
-def _sample(tensor: Tensor) -> np.ndarray:
-    """Return a view of the lowest byte of some numbers; in-place changes through ``.data`` leave no other trace."""
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
-    return flat[:: max(1, tensor.numel() // _SAMPLES) * tensor.element_size()].numpy()
+def _is_replaced(encoder: nn.Module) -> bool:
+    """Whether a transformer is compiled, or its forward is neither its own nor one of ours."""
+    forward = encoder.__dict__.get("forward")
+    return encoder._compiled_call_impl is not None or not (forward is None or isinstance(forward, PatchedForward))
 
 
 class _OnnxForward(PatchedForward):

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PatchedForward", "PrepackedLinear", "can_prepack", "is_plain_linear", "submodules"]
+__all__ = ["PrepackedLinear", "can_prepack", "is_plain_linear"]
 
 _ROWS_HINT = 32  # rows of a typical short input; the prepacked weight serves any number of rows
 
@@ -39,8 +39,9 @@ class PrepackedLinear:
             packed = self._by_dtype[dtype] = _prepack(linears, dtype)
         weight, bias = packed
         algorithm = "none" if activation == "gelu" else ""  # of gelu: exact, rather than approximated by tanh
+        input = input if input.dtype == dtype else input.to(dtype)  # a call that changes nothing takes a microsecond
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            input.to(dtype).contiguous(), weight, bias, activation, [], algorithm
+            input.contiguous(), weight, bias, activation, [], algorithm
         )
         return product
 
@@ -51,21 +52,6 @@ def _prepack(linears: tuple[nn.Linear, ...], dtype: torch.dtype) -> tuple[Tensor
         biases = tuple(linear.bias for linear in linears if linear.bias is not None)
         bias = torch.cat(biases).to(dtype) if biases else None
         return torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT), bias
-
-
-class PatchedForward:
-    """Base of the forwards that replace those of a model's modules while texts are encoded."""
-
-    __slots__ = ()
-
-
-def submodules(module: nn.Module) -> list[nn.Module]:
-    """Return a module and all modules inside it; ``module.modules()`` takes ten times as long, for every query."""
-    found = [module]
-    for each in found:  # grows while it is read
-        if each._modules:
-            found += [child for child in each._modules.values() if child is not None]
-    return found
 
 
 def is_plain_linear(module: nn.Module) -> bool:
