@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from latelier.indexes.catalog.keywords import delete_texts, insert_texts, stored_tokenizer
 from latelier.indexes.catalog.metadata import SqlValue, fold_name, known_fields, make_fields
-from latelier.indexes.catalog.rows import check_row, damaged, decode_json, has_checksums, placeholders, row_checksum
+from latelier.indexes.catalog.rows import (
+    check_row,
+    damaged,
+    decode_json,
+    has_checksums,
+    insert_many,
+    placeholders,
+    row_checksum,
+)
 from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
 from latelier.indexes.results import Id, Record
 
@@ -138,13 +146,16 @@ def insert_documents(
     """Insert documents under their numbers; new metadata keys get columns."""
     make_fields(connection, (key for document in documents for key in document.fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
-    pairs = list(zip(numbers, documents, strict=True))
-    rows = ((number, document.id, *_field_values(document, columns)) for number, document in pairs)
+
+    def numbered() -> Iterable[tuple[int, StoredDocument]]:
+        return zip(numbers, documents, strict=True)
+
+    rows = ((number, document.id, *_field_values(document, columns)) for number, document in numbered())
     write_document_rows(connection, list(columns.values()), rows)
-    contents = ((number, document.id, document.metadata, document.text) for number, document in pairs)
+    contents = ((number, document.id, document.metadata, document.text) for number, document in numbered())
     write_content_rows(connection, contents)
     if stored_tokenizer(connection) is not None:
-        insert_texts(connection, ((number, document.text) for number, document in pairs))
+        insert_texts(connection, ((number, document.text) for number, document in numbered()))
 
 
 def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
@@ -165,7 +176,7 @@ def write_document_rows(
     if has_checksums(connection):
         names.append("checksum")
         rows = ((*row, document_checksum(columns, row)) for row in rows)
-    connection.executemany(f"INSERT INTO document ({', '.join(names)}) VALUES ({placeholders(len(names))})", rows)
+    insert_many(connection, "document", names, rows)
 
 
 def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int, Id, str, str | None]]) -> None:
@@ -173,13 +184,14 @@ def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int,
 
     The table has no column for the id, but the checksum covers it.
     """
-    checked = has_checksums(connection)
+    names = ["number", "metadata", "text"]
     given: Iterable[tuple[Any, ...]]
-    if checked:
+    if has_checksums(connection):
+        names.append("checksum")
         given = ((row[0], row[2], row[3], row_checksum("content", row)) for row in rows)
     else:
         given = ((row[0], row[2], row[3]) for row in rows)
-    connection.executemany(f"INSERT INTO content VALUES ({placeholders(3 + checked)})", given)
+    insert_many(connection, "content", names, given)
 
 
 def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:

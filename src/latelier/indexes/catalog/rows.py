@@ -10,6 +10,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from latelier.errors import CorruptedIndexError
@@ -21,6 +22,7 @@ __all__ = [
     "damaged",
     "decode_json",
     "has_checksums",
+    "insert_many",
     "insert_rows",
     "is_intact",
     "placeholders",
@@ -40,6 +42,7 @@ COLUMNS = {
 }
 # The type is part of the checksum, so that 1 and "1" differ. All other types, which no index stores, count as "x".
 _TYPES = {str: "s", int: "i", float: "f", type(None): "n"}
+_MOST_VALUES = 900  # in one statement; SQLite before 3.32 allows 999
 # Rows have a checksum from this format of the catalog on.
 _FIRST_FORMAT_WITH_CHECKSUMS = 2
 
@@ -73,6 +76,29 @@ def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Seque
         count += 1
         rows = ((*row, row_checksum(table, row)) for row in rows)
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders(count)})", rows)
+
+
+def insert_many(
+    connection: sqlite3.Connection, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> None:
+    """Insert new rows into a table, many in one statement, which takes half the time of a statement for each.
+
+    Parameters
+    ----------
+    connection
+        In a transaction.
+    table, columns
+        The names of the table and of its columns.
+    rows
+        The values of the columns.
+    """
+    row, remaining = f"({placeholders(len(columns))})", iter(rows)
+    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {row}"
+    count = max(1, _MOST_VALUES // len(columns))
+    full = f"{statement}{f', {row}' * (count - 1)}"
+    while len(some := list(islice(remaining, count))) == count:
+        connection.execute(full, list(chain.from_iterable(some)))
+    connection.executemany(statement, some)
 
 
 def read_rows(

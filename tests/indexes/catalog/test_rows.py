@@ -1,0 +1,26 @@
+"""Rows of the catalog, inserted many in one statement."""
+
+import sqlite3
+
+import pytest
+
+from latelier.indexes.catalog.rows import insert_many
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4, 500, 901])
+@pytest.mark.parametrize("count", [0, 1, 224, 225, 226, 450, 451])
+def test_all_rows_are_inserted_in_order(columns, count):
+    names = [f"c{i}" for i in range(columns)]
+    rows = [tuple(range(number, number + columns)) for number in range(count if columns < 100 else count % 5)]
+    connection = sqlite3.connect(":memory:")
+    connection.execute(f"CREATE TABLE wide ({', '.join(names)})")
+    insert_many(connection, "wide", names, iter(rows))
+    assert connection.execute("SELECT * FROM wide ORDER BY rowid").fetchall() == rows
+
+
+def test_no_statement_has_more_values_than_old_sqlite_takes():
+    connection = sqlite3.connect(":memory:")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)
+    connection.execute("CREATE TABLE narrow (a)")
+    insert_many(connection, "narrow", ["a"], ((number,) for number in range(5000)))
+    assert connection.execute("SELECT count(*), sum(a) FROM narrow").fetchone() == (5000, 12497500)
