@@ -20,6 +20,16 @@ def test_what_cannot_be_cached_is_compiled_all_the_same():
     assert names["double"](21) == 42
 
 
+def test_inner_kernels_are_compiled_into_others_and_interpreted_in_python():
+    names = {"kernel": jit.kernel, "__name__": "latelier.elsewhere"}
+    exec("@kernel('reassoc', inner=True)\ndef half(x):\n    return x // 2", names)
+    exec("@kernel()\ndef quarter(x):\n    return half(half(x))", names)
+    assert names["quarter"](-7) == -2
+    assert names["half"](-7) == -4
+    assert not hasattr(names["half"], "signatures")
+    assert len(names["quarter"].signatures) == 1
+
+
 def test_a_file_run_by_itself_leaves_nothing_in_the_cache_that_others_could_not_load(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     use = "import doctest; from latelier.kernels import ward; assert doctest.testmod(ward).failed == 0"

@@ -207,7 +207,7 @@ def score_range(
             scores[q, column + d] = total if tokens > 0 else -np.inf
 
 
-@kernel()
+@kernel(inner=True)
 def _maxima(
     isa: tuple[int, ...],
     document: tuple[int, int, int],

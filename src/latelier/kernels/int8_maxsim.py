@@ -231,7 +231,7 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
             scores[q, column + d] = total if begin < end else -np.inf
 
 
-@kernel()
+@kernel(inner=True)
 def _widen(packed: np.ndarray, wanted: bool) -> np.ndarray:
     """Return packed query tokens as 16 bits, so that it is not done again for each row; nothing if not wanted."""
     numbers = packed.reshape(-1)

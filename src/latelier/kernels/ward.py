@@ -115,7 +115,7 @@ def cluster_documents(
             labels[first:end] = _labels(vectors[first:end], own, clusters[d], scratch)
 
 
-@kernel()
+@kernel(inner=True)
 def _scratch(offsets: np.ndarray, protected: int) -> np.ndarray:
     """Return memory for the distances of the longest document."""
     longest = 0
@@ -124,7 +124,7 @@ def _scratch(offsets: np.ndarray, protected: int) -> np.ndarray:
     return np.empty(longest * longest, dtype=np.float64)
 
 
-@kernel("contract", "reassoc")
+@kernel("contract", "reassoc", inner=True)
 def _labels(rows: np.ndarray, weights: np.ndarray, clusters: int, scratch: np.ndarray) -> np.ndarray:
     """Return each token's cluster; `weights` are those of the rows, or empty."""
     n = len(rows)
@@ -137,7 +137,7 @@ def _labels(rows: np.ndarray, weights: np.ndarray, clusters: int, scratch: np.nd
     return _cut(_merge(distances, sizes), clusters)
 
 
-@kernel("contract")
+@kernel("contract", inner=True)
 def _weight(distances: np.ndarray, sizes: np.ndarray) -> None:
     """Multiply squared distances by ``2 a b / (a + b)``: what it costs to merge clusters of the sizes a and b."""
     n = len(sizes)
@@ -147,7 +147,7 @@ def _weight(distances: np.ndarray, sizes: np.ndarray) -> None:
                 distances[i, j] *= 2 * sizes[i] * sizes[j] / (sizes[i] + sizes[j])
 
 
-@kernel("contract", "reassoc")
+@kernel("contract", "reassoc", inner=True)
 def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
     """Fill ``distances (n, n)`` with ``(1 - <row, row>) ** 2``, infinity on the diagonal.
 
@@ -184,7 +184,7 @@ def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
         distances[i, i] = np.inf
 
 
-@kernel()
+@kernel(inner=True)
 def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
     """Write a squared cosine distance to both triangles; the distance is clipped to 0..2, and 0 for NaN."""
     distance = np.float32(1) - similarity
@@ -193,7 +193,7 @@ def _put(distances: np.ndarray, i: int, j: int, similarity: float) -> None:
     distances[i, j] = distances[j, i] = np.float64(distance) ** 2
 
 
-@kernel("contract")
+@kernel("contract", inner=True)
 def _merge(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Merge until one cluster is left; ``distances (n, n)`` and ``sizes (n,)`` are overwritten.
 
@@ -240,7 +240,7 @@ def _merge(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.nda
     return heights, earlier, later
 
 
-@kernel("contract")
+@kernel("contract", inner=True)
 def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active: int) -> None:
     """Replace the first of two clusters by their union: the Lance-Williams formula for Ward's method."""
     height = distances[kept, gone]
@@ -259,7 +259,7 @@ def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active
         distances[i, kept] = row[i]
 
 
-@kernel()
+@kernel(inner=True)
 def _nearest(keys: np.ndarray, active: int) -> int:
     """Return the first position of the minimum of ``keys[:active]``.
 
@@ -276,7 +276,7 @@ def _nearest(keys: np.ndarray, active: int) -> int:
     return place
 
 
-@kernel()
+@kernel(inner=True)
 def _cut(merges: tuple[np.ndarray, np.ndarray, np.ndarray], clusters: int) -> np.ndarray:
     """Return each token's cluster after the lowest merges; clusters are numbered in the order of their first tokens."""
     heights, earlier, later = merges

@@ -98,5 +98,5 @@ def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.
     [-19200, -1073741824]
     """
     packed, start = empty_groups(len(centroids), width)
-    pack_rows(centroids, scale, packed.view("int32"), start)
+    pack_rows(centroids, np.float32(scale), packed.view("int32"), start)
     return packed, start

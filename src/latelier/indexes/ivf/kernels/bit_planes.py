@@ -78,7 +78,7 @@ def _merge_of(bits: int) -> Any:
 _merge_1, _merge_2, _merge_4 = _merge_of(1), _merge_of(2), _merge_of(4)
 
 
-@kernel()
+@kernel(inner=True)
 def merge_planes(bits: int, signs: int, low: int, row: int, words: int) -> None:
     """Merge the planes of a token's 1, 2 or 4-bit codes into bytes that kernels multiply.
 

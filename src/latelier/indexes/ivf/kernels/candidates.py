@@ -134,7 +134,7 @@ def select_candidates(
     return count
 
 
-@kernel()
+@kernel(inner=True)
 def _probed_ranges(probed: np.ndarray, lists: ListEntries) -> np.ndarray:
     """Return where the entries of each probed list begin and end, ``(query_tokens, nprobe, 2)``; -1 ends a row."""
     entries_at, size = np.int64(lists.documents.ctypes.data), lists.itemsize
@@ -150,7 +150,7 @@ def _probed_ranges(probed: np.ndarray, lists: ListEntries) -> np.ndarray:
     return ranges
 
 
-@kernel()
+@kernel(inner=True)
 def _accumulate(
     probed: np.ndarray,
     excess: np.ndarray,
@@ -191,7 +191,7 @@ def _accumulate(
             prefetch(entries_at + size * i + 128)
 
 
-@kernel()
+@kernel(inner=True)
 def _keep_best(found: np.ndarray, values: np.ndarray, count: int, most: int, bits: int) -> tuple[int, int]:
     """Keep the documents with the highest sums, in their order; return their number, and the lowest sum of their bins.
 

@@ -106,7 +106,7 @@ def encode_tokens(
         scales[t] = (bits_of(np.float32(norm / np.sqrt(coded))) + np.uint32(0x4000)) >> np.uint32(15)
 
 
-@kernel()
+@kernel(inner=True)
 def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
     """Write ``round(vector / scale) + 128`` as bytes; 128 if the scale is too small."""
     inverse = np.float32(1) / scale if scale >= _SMALLEST else np.float32(0)
@@ -114,7 +114,7 @@ def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
         row[i] = np.uint8(bits_of(vector[i] * inverse + _ROUND))  # type: ignore[call-arg]
 
 
-@kernel()
+@kernel(inner=True)
 def _quantise_uniformly(vector: np.ndarray, norm: float, bits: int, row: np.ndarray) -> float:
     """Write a code ``c`` from 0 to ``2**bits - 1`` per number; return the sum of squares of ``2 * c - (2**bits - 1)``.
 
@@ -134,7 +134,7 @@ def _quantise_uniformly(vector: np.ndarray, norm: float, bits: int, row: np.ndar
     return float(total)
 
 
-@kernel()
+@kernel(inner=True)
 def _peak_bits(vector: np.ndarray) -> int:
     """Return the bits of the largest absolute number; non-negative floats are ordered like their bits."""
     largest = np.uint32(0)
@@ -144,7 +144,7 @@ def _peak_bits(vector: np.ndarray) -> int:
     return largest
 
 
-@kernel("reassoc", "contract")
+@kernel("reassoc", "contract", inner=True)
 def _square(vector: np.ndarray) -> float:
     total = 0.0
     for i in range(len(vector)):
@@ -152,7 +152,7 @@ def _square(vector: np.ndarray) -> float:
     return total
 
 
-@kernel()
+@kernel(inner=True)
 def load_rows(at: TokenAddresses, shape: CodeShape, count: int, rows: np.ndarray, scales: np.ndarray) -> None:
     """Read up to eight consecutive tokens in the form that kernels multiply.
 
@@ -176,7 +176,7 @@ def load_rows(at: TokenAddresses, shape: CodeShape, count: int, rows: np.ndarray
     load_scales(at.scales, count, scales)
 
 
-@kernel()
+@kernel(inner=True)
 def load_row(at: TokenAddresses, token: int, shape: CodeShape, row: int) -> None:
     """Write a token to an address in the form that kernels multiply: integers + 128, and any bytes beyond the dim.
 
@@ -196,7 +196,7 @@ def load_row(at: TokenAddresses, token: int, shape: CodeShape, row: int) -> None
         merge_planes(shape.bits, signs_at, planes_at, row, shape.sign_words)
 
 
-@kernel()
+@kernel(inner=True)
 def load_scales(address: int, count: int, scales: np.ndarray) -> None:
     """Read the scales of consecutive tokens into float32; if there are less than eight, eight places get the last one.
 
@@ -266,7 +266,7 @@ def decode_documents(documents: CodedDocuments, chosen: np.ndarray, shape: CodeS
                 done += 1
 
 
-@kernel()
+@kernel(inner=True)
 def token_addresses(documents: CodedDocuments, document: int, token: int, shape: CodeShape) -> TokenAddresses:
     """Return where a token of a document is in memory."""
     return TokenAddresses(

@@ -101,7 +101,7 @@ def _dots_of(count: int) -> Any:
 _dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
 
 
-@kernel()
+@kernel(inner=True)
 def as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
     """Return the address of rows of bytes as the instruction set multiplies them: in `wide`, if that is 16 bits."""
     if not has_wide_rows(isa):
@@ -110,7 +110,7 @@ def as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
     return np.int64(wide.ctypes.data)
 
 
-@kernel()
+@kernel(inner=True)
 def _dots_of_row(isa: tuple[int, ...], row_at: int, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
     """Write ``out[g, lane]``, the dot product of one row, at its address from `as_multiplied`, with every centroid."""
     groups, words = packed.shape[0], packed.shape[1]
@@ -232,7 +232,7 @@ def nearest_of_groups(
             nearest_centroids(isa, rows, mine, packed[first:last], start[first:last], nearest, dots)
 
 
-@kernel()
+@kernel(inner=True)
 def _are_consecutive(order: np.ndarray, first: int, count: int) -> bool:
     """Whether these rows are eight consecutive ones, which can be multiplied in place."""
     consecutive = count == ROWS

@@ -124,11 +124,11 @@ def _add_to_centroids(
         for i in range(dim):  # the assignment of a slice would take seconds to compile
             centroids[c, i] = np.float32(0)
     for n in range(len(rows)):
-        _add_row(rows, n, scales[n], centroids, nearest[n])
+        _add_row(rows, n, scales[n], centroids, np.int64(nearest[n]))
         counts[nearest[n]] += 1
     for c in range(count):
         if counts[c] == 0:
-            _add_row(rows, others[c], np.float32(1), centroids, c)
+            _add_row(rows, others[c], np.float32(1), centroids, np.int64(c))
         square = np.float32(0)
         for i in range(dim):
             square += centroids[c, i] * centroids[c, i]
@@ -137,7 +137,7 @@ def _add_to_centroids(
             centroids[c, i] /= norm
 
 
-@kernel()
+@kernel(inner=True)
 def _add_row(rows: np.ndarray, n: int, scale: float, sums: np.ndarray, c: int) -> None:
     """Add a token to a sum; arrays and positions are given, since numba counts references to each view."""
     for i in range(sums.shape[1]):

@@ -100,7 +100,7 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
             values[t, n] = keys[n] >> 32 if n < count else NO_CENTROID
 
 
-@kernel()
+@kernel(inner=True)
 def _count_groups(ranges: np.ndarray) -> int:
     """Return the number of groups in the ranges of a token, ``(n, 2)``."""
     total = 0

@@ -191,7 +191,7 @@ def rerank_scores(
         scores[n, 1] = _add_up(best, query.scales)
 
 
-@kernel()
+@kernel(inner=True)
 def _enters(highest: np.ndarray, score: float) -> bool:
     """Whether a score is among the highest, of which it then replaces the lowest; always for an empty array."""
     if len(highest) > 0:
@@ -204,7 +204,7 @@ def _enters(highest: np.ndarray, score: float) -> bool:
     return True
 
 
-@kernel()
+@kernel(inner=True)
 def _add_up(best: np.ndarray, scales: np.ndarray) -> float:
     """Return the score of a document, given the highest product of each query token."""
     total = np.float32(0)
@@ -214,7 +214,7 @@ def _add_up(best: np.ndarray, scales: np.ndarray) -> float:
     return total if total == total else np.float32(-np.inf)
 
 
-@kernel()
+@kernel(inner=True)
 def _margins(query: QuantisedQuery) -> np.ndarray:
     """Return how far a product in 8 bits can be below the product with all digits, for a row's scale of 1."""
     tokens, dim = query.vectors.shape
@@ -229,7 +229,7 @@ def _margins(query: QuantisedQuery) -> np.ndarray:
     return margins
 
 
-@kernel()
+@kernel(inner=True)
 def _raise_by_document(
     isa: tuple[int, ...],
     documents: CodedDocuments,
@@ -286,7 +286,7 @@ def _raise_by_document(
                 _raise_all(isa, places, width // 4, stride)
 
 
-@kernel()
+@kernel(inner=True)
 def _multiply_all_digits(
     document: TokenAddresses,
     shape: CodeShape,

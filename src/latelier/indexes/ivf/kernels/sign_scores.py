@@ -196,7 +196,7 @@ def sign_scores(
         scores[n] = total if total < np.inf else -np.inf
 
 
-@kernel()
+@kernel(inner=True)
 def _spread(
     rows: int, count: int, row_bytes: int, copies: np.ndarray, groups: np.ndarray, block: int, blocks: int
 ) -> None:
@@ -213,7 +213,7 @@ def _spread(
         _transpose(source + part * _BYTES, stride, target_at, target_stride)  # type: ignore[call-arg]
 
 
-@kernel()
+@kernel(inner=True)
 def _compare(
     isa: tuple[int, ...], groups: np.ndarray, tables: np.ndarray, blocks: int, words: int, best: np.ndarray
 ) -> None:
@@ -233,7 +233,7 @@ def _compare(
             _raise_by_one(isa, groups_at, own_tables, own_best, words)
 
 
-@kernel()
+@kernel(inner=True)
 def _fetch(address: int, end: int) -> int:
     """Prefetch the cache lines from an address to another, and return where the next one begins."""
     while address < end:
