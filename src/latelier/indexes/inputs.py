@@ -17,7 +17,7 @@ import numpy as np
 from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.catalog.document_rows import StoredDocument
+from latelier.indexes.catalog.document_rows import DocumentColumns, StoredDocument
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, is_single_id
 from latelier.kernels.threads import allowed_threads, map_each
@@ -48,7 +48,7 @@ class DocumentBatch(NamedTuple):
         The token arrays of the index, with one row per token.
     """
 
-    documents: list[StoredDocument]
+    documents: Sequence[StoredDocument]
     lengths: np.ndarray
     dim: int
     arrays: dict[str, np.ndarray]
@@ -137,7 +137,7 @@ class DocumentBatches:
         InvalidArgumentError
             If ids, embeddings, texts and metadata differ in number, or one of them cannot be stored.
         """
-        documents: list[StoredDocument] = []
+        documents = DocumentColumns([], [], [], [])
         lengths: list[np.ndarray] = []
         arrays, size = _TokenArrays(), 0
 
@@ -148,14 +148,14 @@ class DocumentBatches:
             for parts in self._parts(dim, encode):
                 dim = parts[0].dim
                 for part in parts:
-                    documents += part.documents
+                    documents.extend(part.documents)
                     lengths.append(part.lengths)
                     arrays.append(part.arrays, int(part.lengths.sum()), self._full_batch(dim))
                     size += part.nbytes
                     progress.update(len(part.documents))
                 if size >= self._batch_bytes:
                     yield batch()
-                    documents, lengths, arrays, size = [], [], _TokenArrays(), 0
+                    documents, lengths, arrays, size = DocumentColumns([], [], [], []), [], _TokenArrays(), 0
         if documents:
             yield batch()
 
@@ -190,7 +190,7 @@ class DocumentBatches:
 class _Part(NamedTuple):
     """A part of a batch, and the size of its vectors, texts and metadata before they were encoded."""
 
-    documents: list[StoredDocument]
+    documents: DocumentColumns
     lengths: np.ndarray
     dim: int
     arrays: dict[str, np.ndarray]
@@ -200,13 +200,13 @@ class _Part(NamedTuple):
 def _read_part(given: tuple[Any, ...], dtype: str, dim: int | None, encode: Encode) -> _Part:
     """Check, convert and encode documents, given as ids, texts, metadata and embeddings."""
     ids, texts, metadata, items = given
-    ids = [as_id(id) for id in ids]
+    ids = list(map(as_id, ids))
     packed = _pack(items, [f"document {id!r}" for id in ids], dtype, dim)
-    documents = [
-        StoredDocument(id, check_text(text, id), *encode_metadata(more, id))
-        for id, text, more in zip(ids, texts, metadata, strict=True)
-    ]
-    size = packed.vectors.nbytes + sum(document.nbytes for document in documents)
+    encoded = list(map(encode_metadata, metadata, ids))
+    documents = DocumentColumns(
+        ids, list(map(check_text, texts, ids)), [json for json, _ in encoded], [fields for _, fields in encoded]
+    )
+    size = packed.vectors.nbytes + documents.nbytes
     return _Part(documents, packed.lengths, packed.dim, encode(packed), size)
 
 

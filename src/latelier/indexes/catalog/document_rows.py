@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from latelier.indexes.catalog.keywords import delete_texts, insert_texts, stored_tokenizer
 from latelier.indexes.catalog.metadata import SqlValue, fold_name, known_fields, make_fields
@@ -22,6 +22,7 @@ from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
 from latelier.indexes.results import Id, Record
 
 __all__ = [
+    "DocumentColumns",
     "StoredDocument",
     "all_ids",
     "all_numbers",
@@ -60,10 +61,64 @@ class StoredDocument(NamedTuple):
     metadata: str
     fields: Mapping[str, SqlValue]
 
+
+class DocumentColumns(Sequence[StoredDocument]):
+    """What the catalog stores of some documents, as a list per attribute.
+
+    An object per document would be looked at in each pass of Python's garbage collector, which begins one for so many
+    new objects: a tenth of the time of building an index.
+
+    Parameters
+    ----------
+    ids, texts, metadata, fields
+        One of each per document, as in `StoredDocument`.
+    """
+
+    __slots__ = ("fields", "ids", "metadata", "texts")
+
+    def __init__(
+        self, ids: list[Id], texts: list[str | None], metadata: list[str], fields: list[Mapping[str, SqlValue]]
+    ) -> None:
+        self.ids, self.texts, self.metadata, self.fields = ids, texts, metadata, fields
+
+    @classmethod
+    def of(cls, documents: Sequence[StoredDocument]) -> DocumentColumns:
+        """Return documents as columns, unless they are."""
+        if isinstance(documents, cls):
+            return documents
+        columns = zip(*documents, strict=True) if documents else ((), (), (), ())
+        return cls(*map(list, columns))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[StoredDocument]:
+        return map(StoredDocument, self.ids, self.texts, self.metadata, self.fields)
+
+    @overload
+    def __getitem__(self, position: int) -> StoredDocument: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> DocumentColumns: ...
+
+    def __getitem__(self, position: int | slice) -> StoredDocument | DocumentColumns:
+        kind: Any = DocumentColumns if isinstance(position, slice) else StoredDocument
+        return kind(*(column[position] for column in self._columns))
+
     @property
     def nbytes(self) -> int:
         """Approximate size in memory, in bytes."""
-        return _ROW_BYTES + len(self.text or "") + 2 * len(self.metadata)
+        texts = sum(len(text) for text in self.texts if text is not None)
+        return _ROW_BYTES * len(self) + texts + 2 * sum(map(len, self.metadata))
+
+    @property
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.ids, self.texts, self.metadata, self.fields
+
+    def extend(self, more: DocumentColumns) -> None:
+        """Append more documents."""
+        for column, values in zip(self._columns, more._columns, strict=True):
+            column += values
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:
@@ -144,18 +199,16 @@ def insert_documents(
     connection: sqlite3.Connection, numbers: Sequence[int], documents: Sequence[StoredDocument]
 ) -> None:
     """Insert documents under their numbers; new metadata keys get columns."""
-    make_fields(connection, (key for document in documents for key in document.fields))
+    given = DocumentColumns.of(documents)
+    make_fields(connection, (key for fields in given.fields for key in fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
-
-    def numbered() -> Iterable[tuple[int, StoredDocument]]:
-        return zip(numbers, documents, strict=True)
-
-    rows = ((number, document.id, *_field_values(document, columns)) for number, document in numbered())
-    write_document_rows(connection, list(columns.values()), rows)
-    contents = ((number, document.id, document.metadata, document.text) for number, document in numbered())
-    write_content_rows(connection, contents)
+    ids: Iterable[tuple[Any, ...]] = zip(numbers, given.ids, strict=True)
+    if columns:
+        ids = ((*row, *_field_values(fields, columns)) for row, fields in zip(ids, given.fields, strict=True))
+    write_document_rows(connection, list(columns.values()), ids)
+    write_content_rows(connection, zip(numbers, given.ids, given.metadata, given.texts, strict=True))
     if stored_tokenizer(connection) is not None:
-        insert_texts(connection, ((number, document.text) for number, document in numbered()))
+        insert_texts(connection, zip(numbers, given.texts, strict=True))
 
 
 def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
@@ -215,11 +268,11 @@ def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:
     return ids
 
 
-def _field_values(document: StoredDocument, columns: dict[str, str]) -> list[Any]:
-    if not document.fields:
+def _field_values(fields: Mapping[str, SqlValue], columns: dict[str, str]) -> list[Any]:
+    if not fields:
         return [None] * len(columns)
     # Reversed, so that of keys that differ only in case the first one wins.
-    folded = {fold_name(key): value for key, value in reversed(list(document.fields.items()))}
+    folded = {fold_name(key): value for key, value in reversed(list(fields.items()))}
     return [folded.get(name) for name in columns]
 
 

@@ -149,7 +149,8 @@ class Transaction:
             If the dim differs from that of the index.
         """
         connection, dropped = self._start(), len(self.dropped)
-        ids = [document.id for document in batch.documents]
+        documents = document_rows.DocumentColumns.of(batch.documents)
+        ids = documents.ids
         self._check_dim(batch.dim, ids[0])
         self._remove(self._find_replaced(ids, replace).values())
         if numbers is None:
@@ -158,7 +159,7 @@ class Transaction:
             raise damaged(f"its next number is {self._next_number}, but documents with lower ones are inserted")
         segment = Segment.build(numbers, ids, batch.lengths, batch.arrays)
         small = self._take_small_segments(segment.tokens, max_tokens)
-        document_rows.insert_documents(connection, numbers.tolist(), batch.documents)
+        document_rows.insert_documents(connection, numbers.tolist(), documents)
         self._next_number = int(numbers[-1]) + 1
         self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))], self._scratch) if small else segment)
         # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
