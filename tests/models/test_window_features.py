@@ -93,6 +93,15 @@ def test_one_text_is_not_tokenised_by_transformers(tiny, monkeypatch):
     assert torch.equal(tokenize_window(model, ["two pears"], None, "query")["input_ids"], expected["input_ids"])
 
 
+def test_a_long_first_text_does_not_decide_for_the_next_ones(tiny, monkeypatch):
+    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
+    expected = model.preprocess(["two pears"], task="document")
+    for text in ("x " * 1000, "a pear."):
+        check_features(model, [text], "document")
+    monkeypatch.setattr(ColBERT, "preprocess", None)
+    assert torch.equal(tokenize_window(model, ["two pears"], None, "document")["input_ids"], expected["input_ids"])
+
+
 def test_one_text_of_a_tokenizer_that_changes_the_tokens(tiny, monkeypatch):
     """What transformers adds to the tokens of its own tokenizer is not lost."""
     model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
@@ -105,3 +114,12 @@ def test_one_text_of_a_tokenizer_that_changes_the_tokens(tiny, monkeypatch):
     model.tokenizer.__class__ = Marked
     for text in ("a pear.", "two pears"):
         check_features(model, [text], "query")
+
+
+def test_prompts_that_are_not_the_models_are_not_remembered(tiny):
+    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
+    model.prompts = {"query": "search: ", "document": ""}
+    for prompt in (None, "search: ", "", *(f"{number}: " for number in range(20))):
+        for text in ("a pear.", "two pears"):
+            check_features(model, [text], "query", prompt)
+    assert window_features._templates[model.tokenizer].keys() == {("query", "search: "), ("query", "")}

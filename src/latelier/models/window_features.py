@@ -82,19 +82,21 @@ def _tokenize_one(model: MultiVectorEncoder, text: str, prompt: str | None, task
     """Return the features of one text, from the tokenizer of transformers' tokenizer."""
     encoder: Any = model[0]
     prompt = model.prompts.get(task) or None if prompt is None else prompt
+    if prompt and prompt not in model.prompts.values():  # any number of prompts may be given, and each be remembered
+        return model.preprocess([text], prompt=prompt, task=task)
     templates = _templates.setdefault(encoder.tokenizer, {})
     template = templates.get((task, prompt))
     if template is not None and (made := _read_tokens(encoder, (prompt or "") + text, template, task)) is not None:
         return made
     features: dict[str, Any] = model.preprocess([text], prompt=prompt, task=task)
     if (task, prompt) not in templates:
-        # Remembered if the shorter way makes the same of this text.
         tensors = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
-        made = (
-            _read_tokens(encoder, (prompt or "") + text, features, task) if tensors.keys() <= _TENSORS.keys() else None
-        )
-        same = made is not None and all(torch.equal(made[name], value) for name, value in tensors.items())
-        templates[task, prompt] = {**features, **dict.fromkeys(tensors)} if same else None
+        known = tensors.keys() <= _TENSORS.keys()
+        made = _read_tokens(encoder, (prompt or "") + text, features, task) if known else None
+        if made is not None:
+            # Remembered if the shorter way makes the same of this text.
+            same = all(torch.equal(made[name], value) for name, value in tensors.items())
+            templates[task, prompt] = {**features, **dict.fromkeys(tensors)} if same else None
     return features
 
 
