@@ -23,7 +23,9 @@ from torch import Tensor, nn
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
+from latelier.kernels.threads import allowed_threads
 from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
+from latelier.models.cpu.onnx_forward import ComputeAhead
 from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
 from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import max_length
@@ -34,7 +36,7 @@ from latelier.models.salience import Recorder, recorded_attention
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.window_features import tokenize_window
 from latelier.models.windows import Batch, Window, embeddings_on_host, windows_on_host
-from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device
+from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device, tokens_per_batch
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.progress import progress_bar
 from latelier.utils.ranges import lengths_to_offsets
@@ -56,6 +58,9 @@ WINDOW = 2048
 _SAMPLE = 4
 # Tokens of a batch without padding, per text of `batch_size`: enough to keep a large GPU busy.
 _GPU_TOKENS = 2048
+# Batches per thread that ONNX Runtime computes before the next module is called. Threads wait for the last of them; the
+# hidden states of 512 tokens are 0.8 MB for MiniLM.
+_AHEAD = 8
 _CPU = torch.device("cpu")
 _UNPOOLED = Pooling()
 _logger = logging.getLogger(__name__)
@@ -329,28 +334,41 @@ def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Ite
 def _encode_window(
     model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: str | None, bar: Any
 ) -> Window:
-    batches = []
-    with _recording(model, job) as recorder, inference(model, job.device, dtype):
+    encoded = []
+    with _recording(model, job) as recorder, inference(model, job.device, dtype) as compute_ahead:
         unpadded = recorder is None and is_unpadded(
             model, features, job.task, job.device, dtype, partial(_run, model, job)
         )
-        for rows in _split(model, used, job, unpadded=unpadded):
-            if unpadded:
-                batch = encode_unpadded(model, features, rows, job.task, job.device)
-                batches.append(batch._replace(vectors=_finish(model, batch.vectors, job)))
-            else:
-                batches.append(_encode_batch(model, features, used, rows, job, recorder))
+        if unpadded:
+            parts = packed_batches(used.sum(dim=1).numpy(), _batch_tokens(model, job, unpadded=True))
+            batches = (_encode_unpadded(model, features, rows, job) for rows in parts)
+        else:
+            padded = _padded_batches(model, features, used, job, compute_ahead if recorder is None else None)
+            batches = (_encode_batch(model, batch, rows, job, recorder) for rows, batch in padded)
+        for batch in batches:
+            encoded.append(batch)
             if bar is not None:
-                bar.update(len(rows))
-    return Window(batches)
+                bar.update(len(batch.rows))
+    return Window(encoded)
 
 
-def _split(model: MultiVectorEncoder, used: Tensor, job: Job, *, unpadded: bool) -> Iterable[np.ndarray]:
-    """Return the rows of each batch of a window; a query on its own needs no lengths and no budget."""
-    if len(used) == 1:
-        return [np.zeros(1, dtype="int64")]
-    lengths, budget = used.sum(dim=1).numpy(), _batch_tokens(model, job, unpadded=unpadded)
-    return packed_batches(lengths, budget) if unpadded else batch_by_tokens(lengths, budget)
+def _padded_batches(
+    model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, compute_ahead: ComputeAhead | None
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield the rows and the features of each batch of a window; several are computed ahead where that is faster."""
+    if len(used) == 1:  # a query on its own needs no lengths and no budget
+        yield np.zeros(1, dtype="int64"), features
+        return
+    lengths, budget, count = used.sum(dim=1).numpy(), _batch_tokens(model, job, unpadded=False), 1
+    if compute_ahead is not None:
+        threads = allowed_threads()
+        budget, count = min(budget, tokens_per_batch(int(lengths.sum()), threads)), _AHEAD * threads
+    remaining = iter(batch_by_tokens(lengths, budget))
+    while parts := list(islice(remaining, count)):
+        batches = [select_rows(features, used, rows) for rows in parts]
+        if compute_ahead is not None:
+            compute_ahead(batches)
+        yield from zip(parts, batches, strict=True)
 
 
 def _batch_tokens(model: MultiVectorEncoder, job: Job, *, unpadded: bool) -> int:
@@ -366,15 +384,14 @@ def _recording(model: MultiVectorEncoder, job: Job) -> AbstractContextManager[Re
     return recorded_attention(model) if job.pooling.uses_attention else nullcontext()
 
 
+def _encode_unpadded(model: MultiVectorEncoder, features: Any, rows: np.ndarray, job: Job) -> Batch:
+    batch = encode_unpadded(model, features, rows, job.task, job.device)
+    return batch._replace(vectors=_finish(model, batch.vectors, job))
+
+
 def _encode_batch(
-    model: MultiVectorEncoder,
-    features: Any,
-    used: Tensor,
-    rows: np.ndarray,
-    job: Job,
-    recorder: Recorder | None = None,
+    model: MultiVectorEncoder, batch: Any, rows: np.ndarray, job: Job, recorder: Recorder | None = None
 ) -> Batch:
-    batch = features if len(used) == 1 else select_rows(features, used, rows)
     vectors, mask = _run(model, job, batch)
     vectors = _finish(model, vectors, job)
     lengths = mask.sum(dim=1).tolist()
@@ -418,8 +435,9 @@ def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | No
     if backend == "onnx" or not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
         return None
     rows = np.unique(np.linspace(0, len(used) - 1, _SAMPLE).astype("int64"))
+    batch = features if len(used) == 1 else select_rows(features, used, rows)
     sample = {}
     for dtype in ("bfloat16", None):
         with inference(model, job.device, dtype):
-            sample[dtype] = _encode_batch(model, features, used, rows, job).vectors
+            sample[dtype] = _encode_batch(model, batch, rows, job).vectors
     return "bfloat16" if stays_close(sample["bfloat16"], sample[None]) else None

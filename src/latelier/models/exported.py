@@ -14,7 +14,7 @@ from latelier.kernels.threads import allowed_threads, for_each, thread_count
 from latelier.models.cpu.onnx_files import read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
 from latelier.models.token_offsets import text_ranges
-from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count
+from latelier.utils import batch_by_tokens, check_count, tokens_per_batch
 from latelier.utils.describing import describe
 from latelier.utils.reading import as_path
 
@@ -33,8 +33,6 @@ _LEAST_NORM = 1e-12  # that of torch.nn.functional.normalize
 # and an expansion whose ids fit the memory.
 _LARGEST = 10**9
 _LONGEST_EXPANSION = 10**6
-# Batches of one call per thread, at least, and the least tokens of each, which make up for reading the weights.
-_BATCHES_PER_THREAD, _LEAST_BATCH_TOKENS = 2, 128
 # One thread's pass over MiniLM takes 3.3 ms and 0.18 ms per token: where the texts of a batch would be padded with more
 # than these tokens, a pass more takes less.
 _MAX_PADDING = 16
@@ -246,7 +244,8 @@ class ExportedEncoder:
                 encoded[int(i)] = self._project(hidden[place, : len(scored)][scored])
 
         lengths = [len(row.ids) for row in rows]
-        for_each(encode, batch_by_tokens(lengths, _batch_tokens(lengths), max_padding=_MAX_PADDING))
+        budget = tokens_per_batch(sum(lengths), allowed_threads())
+        for_each(encode, batch_by_tokens(lengths, budget, max_padding=_MAX_PADDING))
         return [encoded[i] for i in range(len(rows))]
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:
@@ -299,12 +298,6 @@ class ExportedEncoder:
         if self._normalizes:
             vectors = _normalize(vectors)
         return vectors if vectors.shape[1] == self.embedding_size else _normalize(vectors[:, : self.embedding_size])
-
-
-def _batch_tokens(lengths: Sequence[int]) -> int:
-    """Return the tokens of a batch: each thread encodes batches of its own, which takes less than sharing each."""
-    share = sum(lengths) // (_BATCHES_PER_THREAD * allowed_threads())
-    return max(_LEAST_BATCH_TOKENS, min(CPU_BATCH_TOKENS, share))
 
 
 def _normalize(vectors: np.ndarray) -> np.ndarray:

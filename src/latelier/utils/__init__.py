@@ -1,6 +1,6 @@
 """What several sub-packages share: argument checks, ranges of packed documents, batches, lengths, devices."""
 
-from latelier.utils.batching import CPU_BATCH_TOKENS, batch_by_tokens
+from latelier.utils.batching import CPU_BATCH_TOKENS, batch_by_tokens, tokens_per_batch
 from latelier.utils.checks import check_count, check_number, count_entries, is_count
 from latelier.utils.devices import resolve_device
 from latelier.utils.lengths import encoder_limit, resolve_length
@@ -15,4 +15,5 @@ __all__ = [
     "is_count",
     "resolve_device",
     "resolve_length",
+    "tokens_per_batch",
 ]
