@@ -60,7 +60,7 @@ def exported(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exports")
     for name, model in models.items():
         export(model, folder / name)
-    return {name: ExportedEncoder(folder / name, threads=1) for name in models}
+    return {name: ExportedEncoder(folder / name) for name in models}
 
 
 def assert_equal(encoder, model, atol=1e-5):
@@ -149,6 +149,10 @@ def test_threads_share_the_batches_of_a_call_and_batches_are_padded_little(expor
     assert len(seen) == 2
     assert 0 < max(padding) <= 16
     assert len(padding) < len(texts) / 4
+    monkeypatch.setattr(encoder, "_threads", 1)  # as by `threads=1`
+    seen = {threading.get_ident()}
+    encoder.encode_queries(texts)
+    assert seen == {threading.get_ident()}
 
 
 WITHOUT_TORCH = """

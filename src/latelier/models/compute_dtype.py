@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.backends import cpu_forwards
-from latelier.models.cpu.onnx_forward import ComputeAhead
 from latelier.models.cpu.prepacked import can_prepack
 
 __all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "inference", "prefers_bfloat16", "stays_close"]
@@ -63,7 +62,7 @@ def stays_close(computed: Tensor, exact: Tensor) -> bool:
 
 
 @contextmanager
-def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iterator[ComputeAhead | None]:
+def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iterator[None]:
     """Compute without gradients, on a CPU with the model's backend.
 
     Parameters
@@ -74,11 +73,6 @@ def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iter
         Where it computes.
     dtype
         The dtype to compute in: one of `COMPUTE_DTYPES` but ``"auto"``; None for that of the weights.
-
-    Yields
-    ------
-    callable or None
-        What computes several batches ahead, see `latelier.models.cpu.onnx_forward`; None where it takes no less time.
 
     Raises
     ------
@@ -93,9 +87,8 @@ def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iter
         if autocast is not None:
             stack.enter_context(torch.autocast(device.type, autocast))
         if device.type == "cpu":
-            yield stack.enter_context(cpu_forwards(model, "autocast" if autocast else dtype or "float32"))
-        else:
-            yield None
+            stack.enter_context(cpu_forwards(model, "autocast" if autocast else dtype or "float32"))
+        yield
 
 
 def _cpu_multiplies_bfloat16() -> bool:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.threads import allowed_threads
+from latelier.kernels.threads import allowed_threads, map_each, thread_count
 from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
-from latelier.models.cpu.onnx_forward import ComputeAhead
+from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
 from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import max_length
@@ -58,9 +59,6 @@ WINDOW = 2048
 _SAMPLE = 4
 # Tokens of a batch without padding, per text of `batch_size`: enough to keep a large GPU busy.
 _GPU_TOKENS = 2048
-# Batches per thread that ONNX Runtime computes before the next module is called. Threads wait for the last of them; the
-# hidden states of 512 tokens are 0.8 MB for MiniLM.
-_AHEAD = 8
 _CPU = torch.device("cpu")
 _UNPOOLED = Pooling()
 _logger = logging.getLogger(__name__)
@@ -334,41 +332,71 @@ def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Ite
 def _encode_window(
     model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: str | None, bar: Any
 ) -> Window:
-    encoded = []
-    with _recording(model, job) as recorder, inference(model, job.device, dtype) as compute_ahead:
+    batches = []
+    with _recording(model, job) as recorder, _limited(job), inference(model, job.device, dtype):
+        shares = _shares(model, used, job) if recorder is None else []
+        if len(shares) > 1:
+            return Window(_encode_in_threads(model, features, used, shares, job, dtype, bar))
         unpadded = recorder is None and is_unpadded(
             model, features, job.task, job.device, dtype, partial(_run, model, job)
         )
-        if unpadded:
-            parts = packed_batches(used.sum(dim=1).numpy(), _batch_tokens(model, job, unpadded=True))
-            batches = (_encode_unpadded(model, features, rows, job) for rows in parts)
-        else:
-            padded = _padded_batches(model, features, used, job, compute_ahead if recorder is None else None)
-            batches = (_encode_batch(model, batch, rows, job, recorder) for rows, batch in padded)
-        for batch in batches:
-            encoded.append(batch)
+        for rows in _split(model, used, job, unpadded=unpadded):
+            if unpadded:
+                batch = encode_unpadded(model, features, rows, job.task, job.device)
+                batches.append(batch._replace(vectors=_finish(model, batch.vectors, job)))
+            else:
+                batches.append(_encode_batch(model, features, used, rows, job, recorder))
             if bar is not None:
-                bar.update(len(batch.rows))
-    return Window(encoded)
+                bar.update(len(rows))
+    return Window(batches)
 
 
-def _padded_batches(
-    model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, compute_ahead: ComputeAhead | None
-) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yield the rows and the features of each batch of a window; several are computed ahead where that is faster."""
-    if len(used) == 1:  # a query on its own needs no lengths and no budget
-        yield np.zeros(1, dtype="int64"), features
-        return
-    lengths, budget, count = used.sum(dim=1).numpy(), _batch_tokens(model, job, unpadded=False), 1
-    if compute_ahead is not None:
-        threads = allowed_threads()
-        budget, count = min(budget, tokens_per_batch(int(lengths.sum()), threads)), _AHEAD * threads
-    remaining = iter(batch_by_tokens(lengths, budget))
-    while parts := list(islice(remaining, count)):
-        batches = [select_rows(features, used, rows) for rows in parts]
-        if compute_ahead is not None:
-            compute_ahead(batches)
-        yield from zip(parts, batches, strict=True)
+def _limited(job: Job) -> AbstractContextManager[Any]:
+    """Return a context in which torch computes with the threads that the calling thread is allowed."""
+    threads = allowed_threads() if job.device.type == "cpu" else thread_count()
+    return held_threads(threads) if threads < thread_count() else nullcontext()
+
+
+def _shares(model: MultiVectorEncoder, used: Tensor, job: Job) -> list[np.ndarray]:
+    """Return the rows of batches that one thread each is to encode; none if threads are to share each batch."""
+    if job.device.type != "cpu" or len(used) == 1 or (threads := allowed_threads()) == 1:
+        return []
+    with held_threads(1) as is_held:
+        if not is_held or not isinstance(model[0], Transformer) or not runs_in_threads(model):
+            return []
+    lengths = used.sum(dim=1).numpy()
+    budget = min(_batch_tokens(model, job, unpadded=False), tokens_per_batch(int(lengths.sum()), threads))
+    return list(batch_by_tokens(lengths, budget))
+
+
+def _encode_in_threads(
+    model: MultiVectorEncoder,
+    features: Any,
+    used: Tensor,
+    shares: list[np.ndarray],
+    job: Job,
+    dtype: str | None,
+    bar: Any,
+) -> list[Batch]:
+    updating = Lock()
+
+    def encode(rows: np.ndarray) -> Batch:
+        with held_threads(1), inference(model, job.device, dtype):
+            batch = _encode_batch(model, features, used, rows, job)
+        if bar is not None:
+            with updating:
+                bar.update(len(rows))
+        return batch
+
+    return map_each(encode, shares)
+
+
+def _split(model: MultiVectorEncoder, used: Tensor, job: Job, *, unpadded: bool) -> Iterable[np.ndarray]:
+    """Return the rows of each batch of a window; a query on its own needs no lengths and no budget."""
+    if len(used) == 1:
+        return [np.zeros(1, dtype="int64")]
+    lengths, budget = used.sum(dim=1).numpy(), _batch_tokens(model, job, unpadded=unpadded)
+    return packed_batches(lengths, budget) if unpadded else batch_by_tokens(lengths, budget)
 
 
 def _batch_tokens(model: MultiVectorEncoder, job: Job, *, unpadded: bool) -> int:
@@ -384,14 +412,15 @@ def _recording(model: MultiVectorEncoder, job: Job) -> AbstractContextManager[Re
     return recorded_attention(model) if job.pooling.uses_attention else nullcontext()
 
 
-def _encode_unpadded(model: MultiVectorEncoder, features: Any, rows: np.ndarray, job: Job) -> Batch:
-    batch = encode_unpadded(model, features, rows, job.task, job.device)
-    return batch._replace(vectors=_finish(model, batch.vectors, job))
-
-
 def _encode_batch(
-    model: MultiVectorEncoder, batch: Any, rows: np.ndarray, job: Job, recorder: Recorder | None = None
+    model: MultiVectorEncoder,
+    features: Any,
+    used: Tensor,
+    rows: np.ndarray,
+    job: Job,
+    recorder: Recorder | None = None,
 ) -> Batch:
+    batch = features if len(used) == 1 else select_rows(features, used, rows)
     vectors, mask = _run(model, job, batch)
     vectors = _finish(model, vectors, job)
     lengths = mask.sum(dim=1).tolist()
@@ -435,9 +464,8 @@ def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | No
     if backend == "onnx" or not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
         return None
     rows = np.unique(np.linspace(0, len(used) - 1, _SAMPLE).astype("int64"))
-    batch = features if len(used) == 1 else select_rows(features, used, rows)
     sample = {}
     for dtype in ("bfloat16", None):
         with inference(model, job.device, dtype):
-            sample[dtype] = _encode_batch(model, batch, rows, job).vectors
+            sample[dtype] = _encode_batch(model, features, used, rows, job).vectors
     return "bfloat16" if stays_close(sample["bfloat16"], sample[None]) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
-from latelier.kernels.threads import allowed_threads, for_each, thread_count
+from latelier.kernels.threads import allowed_threads, for_each, limited_threads
 from latelier.models.cpu.onnx_files import read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
 from latelier.models.token_offsets import text_ranges
@@ -92,7 +93,8 @@ class ExportedEncoder:
     folder
         The folder of the export.
     threads
-        Number of threads; default: torch's if it is imported, otherwise ``OMP_NUM_THREADS`` or the number of cores.
+        Maximum number of threads; default: torch's if it is imported, otherwise ``OMP_NUM_THREADS`` or the number of
+        cores.
 
     Raises
     ------
@@ -117,7 +119,7 @@ class ExportedEncoder:
 
     def __init__(self, folder: str | os.PathLike[str], *, threads: int | None = None) -> None:
         self.folder = as_path(folder, "the folder of an export")
-        threads = check_count("threads", threads, optional=True) or thread_count()
+        self._threads = check_count("threads", threads, optional=True) or sys.maxsize
         described = read_description(self.folder)
         try:
             self.embedding_size = check_count("dim", described["dim"], most=_LARGEST)
@@ -128,7 +130,7 @@ class ExportedEncoder:
             self._normalizes = bool(described["normalizes"])
             self._direction = "left" if described["truncation_side"] == "left" else "right"
             self._json = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
-            self._encoder = OnnxEncoder(self.folder, threads)
+            self._encoder = OnnxEncoder(self.folder)
             self._heads = _read_heads(self.folder / HEADS_FILE, described["heads"], self._encoder.width)
             width = self._heads[-1].weight.shape[0] if self._heads else self._encoder.width
             if self.embedding_size > width:
@@ -244,8 +246,9 @@ class ExportedEncoder:
                 encoded[int(i)] = self._project(hidden[place, : len(scored)][scored])
 
         lengths = [len(row.ids) for row in rows]
-        budget = tokens_per_batch(sum(lengths), allowed_threads())
-        for_each(encode, batch_by_tokens(lengths, budget, max_padding=_MAX_PADDING))
+        with limited_threads(self._threads):
+            budget = tokens_per_batch(sum(lengths), allowed_threads())
+            for_each(encode, batch_by_tokens(lengths, budget, max_padding=_MAX_PADDING))
         return [encoded[i] for i in range(len(rows))]
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:

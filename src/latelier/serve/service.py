@@ -171,8 +171,8 @@ class Service:
 def _search_threads(retriever: Retriever) -> int:
     """Return how many batches are answered at a time.
 
-    A batch on one core takes less processor time than on several, since no thread waits for another. The threads of
-    torch cannot be divided so.
+    A batch on one core takes less processor time than on several, since no thread waits for another. A model in torch
+    encodes one batch at a time, in all threads.
     """
     return thread_count() if retriever.query_model.encoder is not None else 1
 

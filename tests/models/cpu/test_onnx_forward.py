@@ -8,7 +8,6 @@ import sys
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import torch
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
-from latelier.kernels.threads import allowed_threads, limited_threads
 from latelier.models import ColBERT
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -230,70 +228,6 @@ def test_threads_compute_in_their_own_dtype(model):
     assert "forward" not in model[0].model.__dict__
 
 
-@pytest.fixture
-def two_threads():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.usefixtures("two_threads")
-def test_each_thread_computes_batches_of_its_own(model, torch_model, dtype, monkeypatch):
-    texts = [f"{text} {number}" for number in range(40) for text in TEXTS]
-    batches, together, run = [], Barrier(2, timeout=60), OnnxEncoder.run
-
-    def noting(self, ids, *others):
-        batches.append((get_ident(), allowed_threads(), len(ids)))
-        if len(batches) <= 2:
-            together.wait()  # the first two batches are computed at the same time
-        return run(self, ids, *others)
-
-    monkeypatch.setattr(OnnxEncoder, "run", noting)
-    apart = model.encode_document(texts, compute_dtype=dtype)
-    threads, allowed, rows = zip(*batches, strict=True)
-    assert (len(set(threads)), set(allowed), sum(rows)) == (2, {1}, len(texts))  # each text is computed once
-    with limited_threads(1):
-        alone = model.encode_document(texts, compute_dtype=dtype)
-    assert {thread for thread, *_ in batches[len(rows) :]} == {get_ident()}
-    for row, other, exact in zip(apart, alone, torch_model.encode_document(texts), strict=True):
-        if dtype == "float32":
-            torch.testing.assert_close(row, other, rtol=0, atol=1e-5)
-        assert torch.cosine_similarity(row, exact, dim=-1).min() > (0.99999 if dtype == "float32" else 0.9)
-    assert "forward" not in model[0].model.__dict__
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_inputs_that_are_changed_before_the_transformer_are_computed_again(model, runs):
-    texts = [f"{text} {number}" for number in range(40) for text in TEXTS]
-    expected = model.encode_document([f"{text} [SEP]" for text in texts])
-    count, own, last = len(runs), model[0].forward, model.tokenizer.sep_token_id
-
-    def forward(features, **options):
-        ids, mask = (nn.functional.pad(features[name], (0, 1)) for name in ("input_ids", "attention_mask"))
-        ends = mask.sum(dim=1, keepdim=True)
-        more = {"input_ids": ids.scatter(1, ends, last), "attention_mask": mask.scatter(1, ends, 1)}
-        return own({**features, **more, "token_type_ids": torch.zeros_like(ids)}, **options)
-
-    model[0].forward = forward
-    for row, other in zip(model.encode_document(texts), expected, strict=True):
-        torch.testing.assert_close(row, other, rtol=0, atol=1e-5)
-    assert len(runs) > 2 * count
-
-
-def test_an_error_in_a_thread_is_raised(model, monkeypatch):
-    model.encode_query("pear")
-
-    def fail(*inputs):
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(OnnxEncoder, "run", fail)
-    with pytest.raises(RuntimeError, match="no memory"):
-        model.encode_document(TEXTS * 40)
-    assert "forward" not in model[0].model.__dict__
-
-
 def test_a_model_that_is_no_longer_used_is_freed(tiny):
     model = ColBERT.from_dense(tiny, device="cpu", backend="onnx")
     model.encode_query("pear")
@@ -309,7 +243,8 @@ def test_the_number_of_threads_is_torchs(model, torch_model):
     torch.set_num_threads(before + 1)
     try:
         assert_same(model, torch_model)
-        assert backends.exported_session(model[0].model, "float32").threads == before + 1
+        model.encode_document("pear " * 100)  # longer than what one thread computes
+        assert set(backends.exported_session(model[0].model, "float32")._by_threads) == {1, before + 1}
     finally:
         torch.set_num_threads(before)
 

@@ -6,8 +6,8 @@ import hashlib
 import logging
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -22,8 +22,10 @@ from sentence_transformers.base.modules import Transformer
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
+from latelier.kernels.threads import allowed_threads, for_each
 from latelier.models.cpu.forwards import patched_forwards
-from latelier.models.cpu.onnx_forward import ComputeAhead, exported_session, known_fingerprint, onnx_forward
+from latelier.models.cpu.held_threads import held_threads, runs_in_threads
+from latelier.models.cpu.onnx_forward import exported_session, known_fingerprint, onnx_forward
 from latelier.utils.cache import cache_folder
 from latelier.utils.describing import describe
 
@@ -31,7 +33,7 @@ __all__ = ["check_backend", "cpu_forwards"]
 
 _OURS = ("torch", "onnx", "auto")
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-# (texts, tokens): a query; and documents, one batch per thread, each of which takes torch about 50 ms on one core.
+# (texts, tokens): a query; and documents, of which each thread has a batch that takes torch about 50 ms on one core.
 _SHAPES = ((1, 12), (4, 100))
 _SECONDS = 0.4  # to measure each shape
 
@@ -80,7 +82,7 @@ def check_backend(backend: Any, device: Any, options: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[ComputeAhead | None]:
+def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
     """Encode on the CPU inside the block with the model's backend: patched forwards, or ONNX Runtime.
 
     Parameters
@@ -89,11 +91,6 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[ComputeAhead | None
         The model; its ``cpu_backend`` is ``"torch"`` where it has none.
     compute_dtype
         ``"float32"``; ``"int8"``; or ``"autocast"``, for which torch computes in the dtype of its autocast.
-
-    Yields
-    ------
-    callable or None
-        What computes several batches ahead, see `onnx_forward`; None if torch computes.
 
     Raises
     ------
@@ -123,8 +120,8 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[ComputeAhead | None
                 "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
                 "hooks or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
             )
-    with patched_forwards(model) if session is None else onnx_forward(encoder, session) as compute_ahead:
-        yield compute_ahead
+    with patched_forwards(model) if session is None else onnx_forward(encoder, session):
+        yield
 
 
 @cache  # looking for packages takes a tenth of the time of a short query
@@ -179,19 +176,27 @@ def _is_faster(encoder: Any) -> bool:
     for n, length in _SHAPES:
         ids = torch.randint(0, encoder.config.vocab_size, (n, length), generator=torch.Generator().manual_seed(0))
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict": True}
-        batches = [inputs] * (1 if n == 1 else torch.get_num_threads())
         best = [float("inf"), float("inf")]
         begin = time.perf_counter()
         rounds = 0
         while rounds < 2 or time.perf_counter() - begin < _SECONDS:  # the first round prepares weights and memory
-            for i, forwards in enumerate((patched_forwards(encoder), onnx_forward(encoder, session))):
-                with torch.no_grad(), forwards as compute_ahead:
-                    start = time.perf_counter()
-                    if compute_ahead is not None:
-                        compute_ahead(batches)
-                    for batch in batches:
-                        encoder(**batch)
-                    best[i] = min(best[i], time.perf_counter() - start)
+            for i, forwards in enumerate((lambda: patched_forwards(encoder), lambda: onnx_forward(encoder, session))):
+                start = time.perf_counter()
+                _run(encoder, inputs, forwards)
+                best[i] = min(best[i], time.perf_counter() - start)
             rounds += 1
         total += log(best[1] / best[0])
     return total < 0
+
+
+def _run(encoder: Any, inputs: dict[str, Any], forwards: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run a query once; or documents once in each thread."""
+
+    def run(held: AbstractContextManager[Any]) -> None:
+        with held, torch.no_grad(), forwards():
+            encoder(**inputs)
+
+    if len(inputs["input_ids"]) == 1 or not runs_in_threads(encoder):
+        run(nullcontext())
+    else:
+        for_each(run, [held_threads(1) for _ in range(allowed_threads())])

@@ -11,6 +11,7 @@ from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, Be
 
 from latelier.models.cpu.fingerprint import Fingerprint
 from latelier.models.cpu.module_tree import ModuleTree
+from latelier.models.cpu.patching import PatchedForward
 from latelier.models.cpu.prepacked import PrepackedLinear, is_plain_linear
 
 __all__ = ["PrepackedBert", "has_standard_forward", "has_standard_modules"]
@@ -135,7 +136,8 @@ def has_standard_forward(bert: BertModel) -> bool:
     config = bert.config
     known = config.hidden_act == "gelu" and not config.is_decoder and not config.add_cross_attention
     # "eager" returns attention weights; other names stand for other kernels.
-    known = known and config._attn_implementation == "sdpa" and "forward" not in bert.__dict__
+    known = known and config._attn_implementation == "sdpa"
+    known = known and isinstance(bert.__dict__.get("forward"), PatchedForward | None)
     return known and not (config.output_hidden_states or config.output_attentions)
 
 

@@ -21,7 +21,7 @@ from transformers.models.bert.modeling_bert import BertModel
 from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_modules
 from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.module_tree import PatchedForward
+from latelier.models.cpu.patching import replaced_forwards
 from latelier.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_linear
 
 __all__ = ["patched_forwards"]
@@ -38,8 +38,8 @@ _berts: WeakKeyDictionary[nn.Module, PrepackedBert] = WeakKeyDictionary()
 def patched_forwards(model: nn.Module) -> Iterator[None]:
     """Patch the forwards of a model's modules inside the block.
 
-    Results are those of the modules, up to rounding; under autocast, in its dtype. Changed weights are prepacked
-    again. Where gradients are enabled, in another thread for instance, a patched forward calls the module's own one.
+    They are patched for the calling thread. Results are those of the modules, up to rounding; under autocast, in its
+    dtype. Changed weights are prepacked again. Where gradients are enabled, a patched forward calls the module's own.
 
     Parameters
     ----------
@@ -52,15 +52,8 @@ def patched_forwards(model: nn.Module) -> Iterator[None]:
     InvalidArgumentError
         If ``LATELIER_CPU_FORWARD`` is set to anything but 0 or 1.
     """
-    patches = _patches(model) if _is_on() else {}
-    for module, forward in patches.items():
-        # Not by setattr: torch searches parameters and buffers there, a measurable part of a short query.
-        module.__dict__["forward"] = forward
-    try:
+    with replaced_forwards(_patches(model) if _is_on() else {}):
         yield
-    finally:
-        for module in patches:
-            module.__dict__.pop("forward", None)
 
 
 def _is_on() -> bool:
@@ -109,7 +102,7 @@ def _prepacked_bert(bert: BertModel) -> PrepackedBert | None:
     return None if known.is_overridden() else known
 
 
-class _LinearForward(PatchedForward):
+class _LinearForward:
     """Replaces `torch.nn.Linear.forward`."""
 
     __slots__ = ("_layer", "_weights")
@@ -125,7 +118,7 @@ class _LinearForward(PatchedForward):
         return self._weights.multiply(input, dtype, (self._layer,), "none")
 
 
-class _BertForward(PatchedForward):
+class _BertForward:
     """Replaces `BertModel.forward`."""
 
     __slots__ = ("_bert", "_weights")

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["ModuleTree", "PatchedForward", "submodules"]
+from latelier.models.cpu.patching import PatchedForward
 
-
-class PatchedForward:
-    """Base of the forwards that replace those of a model's modules while texts are encoded."""
-
-    __slots__ = ()
+__all__ = ["ModuleTree", "submodules"]
 
 
 class ModuleTree:

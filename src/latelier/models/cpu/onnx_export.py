@@ -148,7 +148,7 @@ def _trace(encoder: Any, path: Path) -> None:
 
 def _compare(encoder: Any, folder: Path) -> None:
     """Raise an error if normalised token vectors differ between an export and the transformer."""
-    session = OnnxEncoder(folder, threads=torch.get_num_threads())
+    session = OnnxEncoder(folder)
     for shape in _SHAPES:
         inputs = _example(encoder, *shape)
         named = dict(zip(_input_names(encoder), inputs, strict=True))

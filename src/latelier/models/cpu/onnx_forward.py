@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from latelier.kernels.threads import map_each
 from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.module_tree import ModuleTree, PatchedForward
+from latelier.models.cpu.module_tree import ModuleTree
 from latelier.models.cpu.onnx_session import INPUTS, OnnxEncoder
 from latelier.models.cpu.onnx_store import encoder_fingerprint, has_adapters, stored_export
+from latelier.models.cpu.patching import PatchedForward, replaced_forwards
 
-__all__ = ["ComputeAhead", "exported_session", "known_fingerprint", "onnx_forward"]
-
-ComputeAhead = Callable[[Sequence[Mapping[str, Any]]], None]
+__all__ = ["exported_session", "known_fingerprint", "onnx_forward"]
 
 _KNOWN_OPTIONS = {*INPUTS, "return_dict"}
 
 logger = logging.getLogger(__name__)
-_lock = Lock()
 
 
 def exported_session(encoder: nn.Module, compute_dtype: str) -> OnnxEncoder | None:
@@ -69,32 +63,14 @@ def known_fingerprint(encoder: nn.Module) -> str:
 
 
 @contextmanager
-def onnx_forward(encoder: nn.Module, session: OnnxEncoder) -> Iterator[ComputeAhead]:
+def onnx_forward(encoder: nn.Module, session: OnnxEncoder) -> Iterator[None]:
     """Run a session in place of a transformer's forward inside the block.
 
     It replaces it for the calling thread. With gradients, under autocast, for inputs other than a padded batch, and in
     threads outside such a block, the transformer computes itself.
-
-    Yields
-    ------
-    callable
-        Given the features of several batches, it computes their hidden states, each by one thread, which takes less
-        than all threads sharing each batch. The transformer is to be called for the same batches next, in this order.
     """
-    batches = _Batches(session)
-    thread = get_ident()
-    with _lock:
-        forward = encoder.__dict__.get("forward")
-        if not isinstance(forward, _OnnxForward):
-            forward = encoder.__dict__["forward"] = _OnnxForward(encoder)  # as in `patched_forwards`
-        forward.batches[thread] = batches
-    try:
-        yield batches.compute_ahead
-    finally:
-        with _lock:
-            del forward.batches[thread]
-            if not forward.batches and encoder.__dict__.get("forward") is forward:
-                del encoder.__dict__["forward"]
+    with replaced_forwards({encoder: _OnnxForward(encoder, session)}):
+        yield
 
 
 class _Exports:
@@ -120,10 +96,10 @@ class _Exports:
             self._look(encoder)
         if not self._is_current or self._has_adapters or _is_replaced(encoder) or self._tree.is_overridden():
             return None
-        known, threads = self._sessions.get(compute_dtype), torch.get_num_threads()
-        if known is None or known.threads != threads:
+        known = self._sessions.get(compute_dtype)
+        if known is None:
             folder = stored_export(encoder, compute_dtype, self.fingerprint)
-            known = self._sessions[compute_dtype] = OnnxEncoder(folder, threads)
+            known = self._sessions[compute_dtype] = OnnxEncoder(folder)
         return known
 
     def _look(self, encoder: nn.Module) -> None:
@@ -141,53 +117,22 @@ def _is_replaced(encoder: nn.Module) -> bool:
     return encoder._compiled_call_impl is not None or not (forward is None or isinstance(forward, PatchedForward))
 
 
-class _Batches:
-    """The batches that one thread encodes: computed when they are asked for, or several of them ahead."""
+class _OnnxForward:
+    """Replaces the forward of a transformer."""
 
-    def __init__(self, session: OnnxEncoder) -> None:
-        self._session = session
-        self._ahead: deque[tuple[list[Any], np.ndarray]] = deque()
+    __slots__ = ("_encoder", "_session")
 
-    def compute_ahead(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        """Compute batches, each by one thread. Nothing here is torch's: it would start its own threads in each."""
-        inputs = [_inputs(batch) for batch in batches]
-        self._ahead = deque(zip(inputs, map_each(lambda given: self._session.run(*given), inputs), strict=True))
-
-    def run(self, inputs: list[Any]) -> np.ndarray:
-        """Return the hidden states of a batch."""
-        while self._ahead:
-            given, hidden = self._ahead.popleft()
-            if all(map(_is_same, given, inputs)):
-                return hidden
-        return self._session.run(*inputs)
-
-
-def _inputs(options: Mapping[str, Any]) -> list[Any]:
-    given = (options.get(name) for name in INPUTS)
-    return [None if each is None else each.long().numpy() for each in given]
-
-
-def _is_same(given: np.ndarray | None, other: np.ndarray | None) -> bool:
-    if given is None or other is None:  # token types that are not given are zeros
-        return not any(each is not None and each.any() for each in (given, other))
-    return np.array_equal(given, other)
-
-
-class _OnnxForward(PatchedForward):
-    """Replaces the forward of a transformer in the threads that have a session."""
-
-    __slots__ = ("_encoder", "batches")
-
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, session: OnnxEncoder) -> None:
         self._encoder = encoder
-        self.batches: dict[int, _Batches] = {}
+        self._session = session
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        batches = self.batches.get(get_ident())
         computes_itself = args or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
-        if batches is None or computes_itself or not _accepts(options):
+        if computes_itself or not _accepts(options):
             return type(self._encoder).forward(self._encoder, *args, **options)
-        return BaseModelOutput(last_hidden_state=torch.from_numpy(batches.run(_inputs(options))))
+        given = (options.get(name) for name in INPUTS)
+        inputs: list[Any] = [None if each is None else each.long().numpy() for each in given]
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(self._session.run(*inputs)))
 
 
 def _accepts(options: dict[str, Any]) -> bool:

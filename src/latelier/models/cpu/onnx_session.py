@@ -33,8 +33,6 @@ class OnnxEncoder:
     ----------
     folder
         The folder with `GRAPH_FILE` and `WEIGHTS_FILE`.
-    threads
-        Number of threads for inputs of more than 64 tokens.
 
     Attributes
     ----------
@@ -49,18 +47,17 @@ class OnnxEncoder:
         If the files are missing or damaged.
     """
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._path = folder / GRAPH_FILE
-        self._single = _open_session(self._path, 1)
-        self._parallel = self._single if threads == 1 else None
+        single = _open_session(self._path, 1)
+        self._by_threads = {1: single}
         self._lock = Lock()
-        self._names = [each.name for each in self._single.get_inputs()]
-        shapes = [each.shape for each in self._single.get_outputs()]
+        self._names = [each.name for each in single.get_inputs()]
+        shapes = [each.shape for each in single.get_outputs()]
         if not {*self._names} <= {*INPUTS} or len(shapes) != 1 or len(shapes[0]) != 3 or type(shapes[0][2]) is not int:
             reason = ValueError(f"it has the inputs {self._names} and outputs of the shapes {shapes}: no transformer.")
             raise ModelLoadError(str(self._path), reason)
         self.width: int = shapes[0][2]
-        self.threads = threads
 
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray | None) -> np.ndarray:
         """Return the last hidden state, ``(n, length, dim)`` float32.
@@ -78,20 +75,19 @@ class OnnxEncoder:
         given: dict[str, Any] = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         if token_type_ids is None:
             given["token_type_ids"] = np.zeros_like(input_ids)
-        is_single = input_ids.size <= _SINGLE_TOKENS or allowed_threads() == 1
-        session = self._single if is_single else self._parallel_session()
+        session = self._session(1 if input_ids.size <= _SINGLE_TOKENS else allowed_threads())
         try:
             hidden: np.ndarray = session.run(None, {name: given[name] for name in self._names})[0]
         except Exception as error:  # as above
             raise ModelLoadError(str(self._path), error) from error
         return hidden
 
-    def _parallel_session(self) -> Any:
-        """Return the session with all threads, opened for the first larger input: it copies the weights once more."""
+    def _session(self, threads: int) -> Any:
+        """Return the session with a number of threads, opened when first used: it copies the weights once more."""
         with self._lock:
-            if self._parallel is None:
-                self._parallel = _open_session(self._path, self.threads)
-            return self._parallel
+            if threads not in self._by_threads:
+                self._by_threads[threads] = _open_session(self._path, threads)
+            return self._by_threads[threads]
 
 
 def _open_session(path: Path, threads: int) -> Any:

@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from latelier.models.cpu.patching import PatchedForward
+
 __all__ = ["PrepackedLinear", "can_prepack", "is_plain_linear"]
 
 _ROWS_HINT = 32  # rows of a typical short input; the prepacked weight serves any number of rows
@@ -55,8 +57,8 @@ def _prepack(linears: tuple[nn.Linear, ...], dtype: torch.dtype) -> tuple[Tensor
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a module is torch's own linear layer in float32 on the CPU, neither quantised nor patched."""
-    if type(module) is not nn.Linear or "forward" in module.__dict__:
+    """Whether a module is torch's own linear layer in float32 on the CPU, not quantised, with its own forward."""
+    if type(module) is not nn.Linear or not isinstance(module.__dict__.get("forward"), PatchedForward | None):
         return False
     weight = module._parameters["weight"]
     return (
