@@ -9,19 +9,22 @@ of it off.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.bert import PrepackedBert, has_standard_forward, has_standard_modules
 from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.patching import replaced_forwards
+from latelier.models.cpu.pace import Pace
+from latelier.models.cpu.patching import PatchedForward, replaced_forwards
 from latelier.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_linear
 
 __all__ = ["patched_forwards"]
@@ -32,6 +35,7 @@ _MAX_BYTES = 1 << 30
 
 _linears: WeakKeyDictionary[nn.Module, tuple[Fingerprint, PrepackedLinear]] = WeakKeyDictionary()
 _berts: WeakKeyDictionary[nn.Module, PrepackedBert] = WeakKeyDictionary()
+_paces: WeakKeyDictionary[nn.Module, dict[torch.dtype, Pace]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -66,12 +70,15 @@ def _is_on() -> bool:
 def _patches(model: nn.Module) -> dict[nn.Module, Any]:
     """Return the modules that can be patched, and their patched forwards."""
     found: dict[nn.Module, Any] = {}
+    encoder = None
     remaining = [model] if can_prepack(torch.float32) else []
     size = 0
     while remaining:
         module = remaining.pop()
         if module._compiled_call_impl is not None:
             return {}
+        if encoder is None and isinstance(module, PreTrainedModel):
+            encoder = module
         if is_plain_linear(module):
             linear = _prepacked_linear(module)
             found[module] = _LinearForward(module, linear)  # type: ignore[arg-type]
@@ -81,7 +88,10 @@ def _patches(model: nn.Module) -> dict[nn.Module, Any]:
             size += bert.nbytes
         else:
             remaining += [child for child in module._modules.values() if child is not None]
-    return found if size <= _MAX_BYTES else {}
+    found = found if size <= _MAX_BYTES else {}
+    if encoder is not None and isinstance(encoder.__dict__.get("forward"), PatchedForward | None):
+        found[encoder] = _PacedForward(encoder, found.get(encoder))
+    return found
 
 
 def _prepacked_linear(linear: Any) -> PrepackedLinear:
@@ -100,6 +110,24 @@ def _prepacked_bert(bert: BertModel) -> PrepackedBert | None:
             return None
         known = _berts[bert] = PrepackedBert(bert)
     return None if known.is_overridden() else known
+
+
+class _PacedForward:
+    """Replaces the forward of a transformer: short inputs are computed with as many threads as is fastest."""
+
+    __slots__ = ("_encoder", "_forward", "_paces")
+
+    def __init__(self, encoder: nn.Module, forward: Callable[..., Any] | None) -> None:
+        self._encoder = encoder
+        self._forward = forward or partial(type(encoder).forward, encoder)
+        self._paces = _paces.setdefault(encoder, {})
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        ids, dtype = options.get("input_ids"), _dtype_to_compute_in()
+        if not isinstance(ids, Tensor) or dtype is None:
+            return self._forward(*args, **options)
+        pace = self._paces.get(dtype) or self._paces.setdefault(dtype, Pace())
+        return pace.run(ids.numel(), partial(self._forward, *args, **options))
 
 
 class _LinearForward:
