@@ -22,8 +22,9 @@ __all__ = ["Pace"]
 Result = TypeVar("Result")
 
 _MOST_TOKENS = 64
-# Every so many calls compute in the other way, to see whether it has become faster.
-_EVERY = 32
+# Calls until one computes in the other way, to see whether it has become faster: few at first and after each change,
+# then twice as many each time.
+_FEWEST_CALLS, _MOST_CALLS = 4, 64
 # Times are compared by the median of the latest ones: a single slow call changes nothing.
 _LATEST = 3
 # Reading the weights of MiniLM takes as long as computing so many tokens.
@@ -41,7 +42,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
-        self._calls = 0
+        self._single = False
+        self._remaining = self._interval = _FEWEST_CALLS
 
     def run(self, tokens: int, function: Callable[[], Result]) -> Result:
         """Return what the function returns for so many tokens."""
@@ -62,6 +64,13 @@ class Pace:
         for count in (1, threads):
             if len(self._times.setdefault(count, deque(maxlen=_LATEST))) < _LATEST:
                 return count
-        self._calls += 1
         is_single_faster = median(self._times[1]) < median(self._times[threads])
-        return 1 if is_single_faster != (self._calls % _EVERY == 0) else threads
+        if is_single_faster != self._single:
+            self._single = is_single_faster
+            self._remaining = self._interval = _FEWEST_CALLS
+        self._remaining -= 1
+        if self._remaining:
+            return 1 if self._single else threads
+        self._interval = min(_MOST_CALLS, 2 * self._interval)
+        self._remaining = self._interval
+        return threads if self._single else 1
