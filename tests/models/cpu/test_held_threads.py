@@ -1,6 +1,5 @@
 """Each thread encodes batches of its own, with the vectors of one thread, and starts no threads of torch's."""
 
-import platform
 import subprocess
 import sys
 from threading import Barrier, Thread, get_ident
@@ -14,7 +13,7 @@ from latelier.models import ColBERT, encoding
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.cpu.patching import replaced_forwards
 
-pytestmark = pytest.mark.processor
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("two_threads")]
 
 TEXTS = [f"{'pear ' * (number % 13)}{number}" for number in range(150)]
 
@@ -22,19 +21,6 @@ TEXTS = [f"{'pear ' * (number % 13)}{number}" for number in range(150)]
 @pytest.fixture(scope="module")
 def dense(tiny):
     return ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
-
-
-@pytest.fixture(autouse=True)
-def _two_threads():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with held_threads(1) as is_held:
-        pass
-    if not is_held and (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        pytest.skip("this build of torch takes its threads from elsewhere than OpenMP and MKL")
-    assert is_held
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

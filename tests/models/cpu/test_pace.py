@@ -8,19 +8,7 @@ from latelier.models.cpu import pace as module
 from latelier.models.cpu.held_threads import held_threads
 from latelier.models.cpu.pace import Pace
 
-pytestmark = pytest.mark.processor
-
-
-@pytest.fixture(autouse=True)
-def _two_threads():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with held_threads(1) as is_held:
-        pass
-    if not is_held:
-        pytest.skip("this build of torch takes its threads from elsewhere than OpenMP and MKL")
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("two_threads")]
 
 
 class Machine:
