@@ -266,6 +266,15 @@ def test_float16_refuses_what_it_cannot_hold(tmp_path):
         assert len(index) == 0
 
 
+@pytest.mark.parametrize("nbits", [8, 4, 2, 1])
+@pytest.mark.parametrize("number", [NAN, float("inf"), -float("inf")])
+def test_codes_of_any_size_refuse_what_is_not_finite(nbits, number):
+    index = indexes.IVF(nbits=nbits)
+    with pytest.raises(EmbeddingsError, match="document 7 holds NaN or infinity; check the model"):
+        index.add([3, 7], [one([1, 2], [3, 4]), one([5, 6], [0, number])])
+    assert len(index) == 0
+
+
 def test_streams_are_read_in_bounded_portions(tmp_path):
     """What has been read ahead of what has been stored stays within the size of a batch."""
     stored, ahead = [], []

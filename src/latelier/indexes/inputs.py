@@ -8,29 +8,32 @@ collection that does not fit in memory can be given as generators. Documents and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import partial
 from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from latelier.arrays import dtype_name, is_array, is_tensor
+from latelier.arrays import is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.catalog.document_rows import DocumentColumns, StoredDocument
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, is_single_id
+from latelier.indexes.packing import check_finite, pack
+from latelier.indexes.results import Id
 from latelier.kernels.threads import allowed_threads, map_each
 from latelier.utils.progress import progress_bar
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ranges import split_by_rows
 
 __all__ = ["DocumentBatch", "DocumentBatches", "Encode", "prepare_queries"]
 
 Encode: TypeAlias = Callable[[TokenEmbeddings], "dict[str, np.ndarray]"]
 
-# A batch is converted in parts of about this size, and at most this many documents, which limits the memory.
-_PART_BYTES = 16 << 20
-_PART_DOCUMENTS = 1024
+_AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
+
+# Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
+# memory.
+_READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
 
 
 class DocumentBatch(NamedTuple):
@@ -113,8 +116,12 @@ class DocumentBatches:
         self._dtype = dtype
         self._batch_bytes = batch_bytes
         self._show_progress = show_progress
+        self._threads = min(allowed_threads(), _READ_THREADS)
+        self._read_bytes = min(_READ_BYTES * self._threads, batch_bytes)
 
-    def read(self, dim: int | None, encode: Encode) -> Iterator[DocumentBatch]:
+    def read(
+        self, dim: int | None, encode: Encode, are_finite: _AreFinite = lambda _: False
+    ) -> Iterator[DocumentBatch]:
         """Yield the batches; they can be read once.
 
         Parameters
@@ -124,6 +131,9 @@ class DocumentBatches:
         encode
             Returns the token arrays of some vectors. It is called for parts of a batch, so that only its results are
             held in memory.
+        are_finite
+            Whether token arrays show that all vectors were finite. If not, the vectors are looked at, which is one more
+            reading of all of them.
 
         Yields
         ------
@@ -139,18 +149,19 @@ class DocumentBatches:
         """
         documents = DocumentColumns([], [], [], [])
         lengths: list[np.ndarray] = []
-        arrays, size = _TokenArrays(), 0
+        arrays, size, reader = _TokenArrays(), 0, None
 
         def batch() -> DocumentBatch:
             return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
         with progress_bar(shown=self._show_progress, total=self._columns[0].length, unit=" documents") as progress:
-            for parts in self._parts(dim, encode):
-                dim = parts[0].dim
-                for part in parts:
+            for given in self._given():
+                if reader is None:  # the first document says which dim the others must have
+                    dim = _first_dim(given, self._dtype) if dim is None else dim
+                    reader = _Reader(self._dtype, dim, encode, are_finite)
+                for part in reader.read(given, arrays, self._batch_bytes + self._read_bytes):
                     documents.extend(part.documents)
                     lengths.append(part.lengths)
-                    arrays.append(part.arrays, int(part.lengths.sum()), self._full_batch(dim))
                     size += part.nbytes
                     progress.update(len(part.documents))
                 if size >= self._batch_bytes:
@@ -159,32 +170,24 @@ class DocumentBatches:
         if documents:
             yield batch()
 
-    def _full_batch(self, dim: int) -> int:
-        """Return about how many tokens a batch has at most."""
-        return (self._batch_bytes + _PART_BYTES) // (np.dtype(self._dtype).itemsize * dim)
-
-    def _parts(self, dim: int | None, encode: Encode) -> Iterator[list[_Part]]:
-        """Yield what was read at a time, in parts that were converted and encoded each by one thread."""
-        for given in self._given():
-            threads = allowed_threads()
-            # More parts than threads, since some take longer than others; a few documents are not worth a thread. The
-            # first document says which dim the others must have.
-            count = max(1, min(4 * threads, len(given[0]) // 4)) if threads > 1 and dim is not None else 1
-            cuts = np.linspace(0, len(given[0]), count + 1).astype("int64").tolist()
-            some = [tuple(column[first:last] for column in given) for first, last in pairwise(cuts)]
-            parts = map_each(partial(_read_part, dtype=self._dtype, dim=dim, encode=encode), some)
-            dim = parts[0].dim
-            yield parts
-
-    def _given(self) -> Iterator[tuple[list[Any], list[Any], list[Any], Any]]:
-        """Yield some ids, texts, metadata and embeddings at a time, as the user gave them."""
+    def _given(self) -> Iterator[_Given]:
+        """Yield some documents at a time."""
         count = 0
-        for items in _split(self._embeddings, min(_PART_BYTES, self._batch_bytes)):
+        for items in _split(self._embeddings, self._read_bytes, _READ_DOCUMENTS * self._threads):
             ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
             count += len(items)
-            yield ids, texts, metadata, items
+            yield _Given(ids, texts, metadata, items)
         for column in self._columns:
             column.expect_end(count)
+
+
+class _Given(NamedTuple):
+    """Some documents, as the user gave them."""
+
+    ids: list[Any]
+    texts: list[Any]
+    metadata: list[Any]
+    embeddings: Any
 
 
 class _Part(NamedTuple):
@@ -192,47 +195,118 @@ class _Part(NamedTuple):
 
     documents: DocumentColumns
     lengths: np.ndarray
-    dim: int
-    arrays: dict[str, np.ndarray]
     nbytes: int
 
 
-def _read_part(given: tuple[Any, ...], dtype: str, dim: int | None, encode: Encode) -> _Part:
-    """Check, convert and encode documents, given as ids, texts, metadata and embeddings."""
-    ids, texts, metadata, items = given
-    ids = list(map(as_id, ids))
-    packed = _pack(items, [f"document {id!r}" for id in ids], dtype, dim)
-    encoded = list(map(encode_metadata, metadata, ids))
-    documents = DocumentColumns(
-        ids, list(map(check_text, texts, ids)), [json for json, _ in encoded], [fields for _, fields in encoded]
-    )
-    size = packed.vectors.nbytes + documents.nbytes
-    return _Part(documents, packed.lengths, packed.dim, encode(packed), size)
+class _Reader(NamedTuple):
+    """Checks, converts and encodes documents; see `DocumentBatches.read`."""
+
+    dtype: str
+    dim: int
+    encode: Encode
+    are_finite: _AreFinite
+
+    def read(self, given: _Given, arrays: _TokenArrays, batch_bytes: int) -> list[_Part]:
+        """Read documents in parts, each by one thread, which writes its token arrays to their place in `arrays`.
+
+        Parameters
+        ----------
+        given
+            The documents.
+        arrays
+            The token arrays of the batch.
+        batch_bytes
+            About the size of the vectors of a full batch.
+        """
+        threads = allowed_threads()
+        # More parts than threads, since some take longer than others; a few documents are not worth a thread.
+        count = max(1, min(4 * threads, len(given.ids) // 4)) if threads > 1 else 1
+        cuts = np.linspace(0, len(given.ids), count + 1).astype("int64").tolist()
+        parts = [_Given(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
+        nothing = np.empty((0, self.dim), self.dtype)
+        layout, full = self.encode(TokenEmbeddings(nothing, [0])), batch_bytes // (nothing.itemsize * self.dim)
+        places = arrays.reserve(layout, [_count_tokens(part.embeddings) for part in parts], full)
+        return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
+
+    def _read_part(self, given: _Given, place: dict[str, np.ndarray]) -> _Part:
+        ids = list(map(as_id, given.ids))
+        name = _name_by(ids)
+        packed = pack(given.embeddings, name, self.dtype, self.dim)
+        encoded = list(map(encode_metadata, given.metadata, ids))
+        texts = list(map(check_text, given.texts, ids))
+        documents = DocumentColumns(ids, texts, [json for json, _ in encoded], [fields for _, fields in encoded])
+        arrays = self.encode(packed)
+        if not self.are_finite(arrays):
+            check_finite(packed, given.embeddings, name)
+        for array, rows in arrays.items():
+            if len(rows) != len(place[array]):
+                raise EmbeddingsError(
+                    f"the documents {ids[0]!r} to {ids[-1]!r} have {len(rows)} tokens, and had {len(place[array])} "
+                    "before; do not change embeddings while they are added."
+                )
+            place[array][:] = rows
+        return _Part(documents, packed.lengths, packed.vectors.nbytes + documents.nbytes)
+
+
+def _first_dim(given: _Given, dtype: str) -> int:
+    """Return the dim of the first document."""
+    return pack(given.embeddings[:1], _name_by([as_id(given.ids[0])]), dtype, None).dim
+
+
+def _name_by(ids: list[Id]) -> Callable[[int], str]:
+    return lambda position: f"document {ids[position]!r}"
+
+
+def _count_tokens(items: Any) -> int:
+    """Return the number of tokens of documents; any number, if there are some that `pack` rejects."""
+    return items.num_tokens if isinstance(items, TokenEmbeddings) else sum(map(_count_rows, items))
+
+
+def _count_rows(item: Any) -> int:
+    try:
+        shape = (len(item),) if isinstance(item, Sequence) else np.shape(item)
+    except (TypeError, ValueError, RuntimeError):
+        return 0
+    return shape[0] if shape else 0
 
 
 class _TokenArrays:
     """The token arrays of a batch, filled part by part.
 
-    With the second part, memory for a full batch is reserved: the system provides it only as it is written. Parts that
-    are kept and concatenated at the end would take twice the memory, and more time than their encoding.
+    With the second call of `reserve`, memory for a full batch is reserved: the system provides it only as it is
+    written. Parts that are kept and concatenated at the end would take twice the memory, and more time than their
+    encoding.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
         self._tokens = self._reserved = 0
 
-    def append(self, part: dict[str, np.ndarray], tokens: int, full: int) -> None:
-        """Copy the arrays of a part of so many tokens; a full batch has about `full` tokens."""
-        begin, end = self._tokens, self._tokens + tokens
+    def reserve(self, layout: dict[str, np.ndarray], tokens: list[int], full: int) -> list[dict[str, np.ndarray]]:
+        """Return where the arrays of some parts are to be written.
+
+        Parameters
+        ----------
+        layout
+            The arrays of no tokens.
+        tokens
+            The number of tokens of each part.
+        full
+            About how many tokens a full batch has.
+        """
+        ends = self._tokens + np.cumsum(tokens)
+        end = int(ends[-1])
         if end > self._reserved:
-            self._reserved = max(end, full) if begin else end
-            reserved = {name: np.empty((self._reserved, *rows.shape[1:]), rows.dtype) for name, rows in part.items()}
+            self._reserved = max(end, full) if self._tokens else end
+            reserved = {name: np.empty((self._reserved, *rows.shape[1:]), rows.dtype) for name, rows in layout.items()}
             for name, rows in self._arrays.items():
-                reserved[name][:begin] = rows[:begin]
+                reserved[name][: self._tokens] = rows[: self._tokens]
             self._arrays = reserved
-        for name, rows in part.items():
-            self._arrays[name][begin:end] = rows
         self._tokens = end
+        return [
+            {name: rows[last - count : last] for name, rows in self._arrays.items()}
+            for count, last in zip(tokens, ends.tolist(), strict=True)
+        ]
 
     def filled(self) -> dict[str, np.ndarray]:
         """Return the arrays; copies if most of what was reserved is not needed."""
@@ -281,10 +355,10 @@ def _compare_lengths(columns: list[_Column], embeddings: Any) -> None:
         raise InvalidArgumentError(f"received {lengths}; give one of each per document.")
 
 
-def _split(embeddings: Any, part_bytes: int) -> Iterator[list[Any] | TokenEmbeddings]:
-    """Cut embeddings into parts of about `part_bytes`: lists of matrices, or slices of packed embeddings."""
+def _split(embeddings: Any, most_bytes: int, most_documents: int) -> Iterator[list[Any] | TokenEmbeddings]:
+    """Cut embeddings into parts up to about this size: lists of matrices, or slices of packed embeddings."""
     if isinstance(embeddings, TokenEmbeddings):
-        yield from _split_packed(embeddings, part_bytes)
+        yield from _split_packed(embeddings, most_bytes, most_documents)
         return
     if not isinstance(embeddings, Iterable) or isinstance(embeddings, (str, bytes, Mapping)):
         raise InvalidArgumentError(
@@ -298,22 +372,22 @@ def _split(embeddings: Any, part_bytes: int) -> Iterator[list[Any] | TokenEmbedd
             if waiting:
                 yield waiting
                 waiting, size = [], 0
-            yield from _split_packed(item, part_bytes)
+            yield from _split_packed(item, most_bytes, most_documents)
             continue
         waiting.append(item)
         # A sparse tensor has no size; `_matrix` rejects it.
         is_sparse = is_tensor(item) and str(item.layout) != "torch.strided"
         size += 0 if is_sparse else getattr(item, "nbytes", 0)
-        if size >= part_bytes or len(waiting) >= _PART_DOCUMENTS:
+        if size >= most_bytes or len(waiting) >= most_documents:
             yield waiting
             waiting, size = [], 0
     if waiting:
         yield waiting
 
 
-def _split_packed(embeddings: TokenEmbeddings, part_bytes: int) -> Iterator[TokenEmbeddings]:
-    tokens = max(1, part_bytes // max(1, 4 * embeddings.dim))
-    for first, last in split_by_rows(embeddings.offsets, tokens, _PART_DOCUMENTS):
+def _split_packed(embeddings: TokenEmbeddings, most_bytes: int, most_documents: int) -> Iterator[TokenEmbeddings]:
+    tokens = max(1, most_bytes // max(1, 4 * embeddings.dim))
+    for first, last in split_by_rows(embeddings.offsets, tokens, most_documents):
         yield embeddings[first:last]
 
 
@@ -352,7 +426,9 @@ def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
         )
     if len(queries) == 0:
         return TokenEmbeddings.from_list([], dim=dim)
-    return _pack(queries, [f"query {i}" for i in range(len(queries))], "float32", dim)
+    packed = pack(queries, "query {}".format, "float32", dim)
+    check_finite(packed, queries, "query {}".format)
+    return packed
 
 
 def _check_not_padded(embeddings: object) -> None:
@@ -362,111 +438,3 @@ def _check_not_padded(embeddings: object) -> None:
         raise EmbeddingsError(
             f"received an array of shape {tuple(embeddings.shape)}; expected a 2-D matrix (tokens, dim) per text{hint}."
         )
-
-
-def _pack(items: Sequence[Any] | TokenEmbeddings, names: Sequence[str], dtype: str, dim: int | None) -> TokenEmbeddings:
-    """Check, convert and pack the matrices of several documents or queries.
-
-    Parameters
-    ----------
-    items
-        One matrix ``(tokens, dim)`` each, or packed embeddings.
-    names
-        The name of each item in error messages.
-    dtype
-        Floating type to convert to.
-    dim
-        The expected dim; ``None`` for that of the first item.
-
-    Returns
-    -------
-    TokenEmbeddings
-        numpy, of `dtype`; each has at least one token and every number is finite.
-
-    Raises
-    ------
-    EmbeddingsError
-        If an item has a wrong shape, dtype or dim, has no token, or holds NaN or infinity; the message begins with its
-        name.
-
-    Examples
-    --------
-    >>> import torch
-    >>> items = [[[1.0, 2.0]], torch.ones(3, 2, dtype=torch.bfloat16)]
-    >>> _pack(items, ["a", "b"], "float16", None)
-    TokenEmbeddings(2 texts, 4 tokens, dim=2, float16, numpy)
-    """
-    if isinstance(items, TokenEmbeddings):
-        source = items.to("numpy")
-        source = source.to("float32") if source.scales is not None else source
-        vectors, offsets = source.vectors, source.offsets
-    else:
-        matrices = [_matrix(item, name) for item, name in zip(items, names, strict=True)]
-        for matrix, name in zip(matrices, names, strict=True):
-            _check_dim(matrix.shape[1], matrices[0].shape[1] if dim is None else dim, name)
-        vectors = np.concatenate(matrices)
-        offsets = lengths_to_offsets([len(matrix) for matrix in matrices])
-    _check_dim(vectors.shape[1], vectors.shape[1] if dim is None else dim, names[0])
-    without = np.flatnonzero(np.diff(offsets) == 0)
-    if without.size:
-        raise EmbeddingsError(f"{names[without[0]]} has no token; every text needs at least one.")
-    converted = _convert(vectors, offsets, names, dtype)
-    if isinstance(items, TokenEmbeddings) and converted is source.vectors:
-        return source  # not converted; TokenEmbeddings has checked its offsets
-    return TokenEmbeddings(converted, offsets)
-
-
-def _matrix(item: Any, name: str) -> np.ndarray:
-    """Return a matrix as a 2-D numpy array of a floating dtype, or raise an error."""
-    if is_tensor(item):
-        try:
-            item = item.detach().cpu()
-            item = (item.float() if dtype_name(item) == "bfloat16" else item).numpy()
-        except (RuntimeError, TypeError) as error:  # sparse, quantized, on the device "meta", of an 8-bit float type
-            raise EmbeddingsError(
-                f"{name} came with a torch tensor of {item.dtype}, {item.layout}, on {item.device}, which numpy cannot "
-                "hold; expected a dense one of float32, float16, bfloat16 or float64."
-            ) from error
-    elif not isinstance(item, np.ndarray):
-        try:
-            item = np.asarray(item, dtype="float32")
-        except (TypeError, ValueError) as error:
-            raise EmbeddingsError(
-                f"{name} came with {type(item).__name__}; expected a 2-D numpy or torch matrix (tokens, dim)."
-            ) from error
-    if item.ndim != 2:
-        hint = "; padded batches go through TokenEmbeddings.from_padded(padded, mask)" if item.ndim == 3 else ""
-        raise EmbeddingsError(f"{name} has embeddings of shape {item.shape}; expected 2-D (tokens, dim){hint}.")
-    if item.dtype.kind != "f":
-        raise EmbeddingsError(
-            f"{name} has embeddings of dtype {item.dtype}; expected floating numbers (int8 codes come with their "
-            "scales, as TokenEmbeddings)."
-        )
-    return item
-
-
-def _check_dim(received: int, expected: int, name: str) -> None:
-    if received != expected:
-        raise EmbeddingsError(f"{name} has dim {received}, but the others have dim {expected}; encode with one model.")
-    if received == 0:
-        raise EmbeddingsError(f"{name} has dim 0; every token needs at least one number.")
-
-
-def _convert(vectors: np.ndarray, offsets: np.ndarray, names: Sequence[str], dtype: str) -> np.ndarray:
-    """Return vectors of a dtype, or raise an error for NaN, infinity and numbers beyond its range."""
-    converted = vectors
-    if vectors.dtype != dtype:
-        with np.errstate(over="ignore"):
-            converted = vectors.astype(dtype)
-    finite = np.isfinite(converted)
-    if not finite.all():
-        row = int(np.argmin(finite.all(axis=1)))
-        name = names[int(np.searchsorted(offsets, row, side="right")) - 1]
-        given = vectors[row]
-        if np.isfinite(given).all():
-            raise EmbeddingsError(
-                f"{name} holds {given[np.abs(given).argmax()]:g}, outside of the range of {dtype}; normalise the "
-                "vectors."
-            )
-        raise EmbeddingsError(f"{name} holds NaN or infinity; check the model that encoded it.")
-    return converted

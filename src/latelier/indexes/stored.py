@@ -71,7 +71,7 @@ class StoredIndex(Index):
     ``_search``
         Finds the best documents for queries among the documents that a filter has selected.
 
-    It can also override ``after_write`` (maintenance of ANN data), ``_gpu_dtype`` and ``_describe``.
+    It can also override ``after_write`` (maintenance of ANN data), ``_are_finite``, ``_gpu_dtype`` and ``_describe``.
 
     A write calls ``add -> _write -> DocumentBatches -> _encode -> Transaction.insert`` and returns after its commit. A
     search calls ``search -> _find -> _search``; `_find` evaluates the filter first, and makes hits of the found
@@ -155,6 +155,10 @@ class StoredIndex(Index):
     @abstractmethod
     def _encode(self, embeddings: TokenEmbeddings) -> Arrays:
         """Return the token arrays of some documents, each with one row per token."""
+
+    def _are_finite(self, arrays: Arrays) -> bool:
+        """Whether token arrays show that all vectors were finite; if not, the vectors are looked at."""
+        return False
 
     @abstractmethod
     def _decode(self, part: Part) -> TokenEmbeddings:
@@ -446,7 +450,7 @@ class StoredIndex(Index):
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
         with self._storage.transaction() as transaction:
-            read = transaction.prepare(map(self.budget_check(), batches.read(self.dim, self._encode)))
+            read = transaction.prepare(map(self.budget_check(), batches.read(self.dim, self._encode, self._are_finite)))
             for batch in forks.iterate_outside(read):
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()

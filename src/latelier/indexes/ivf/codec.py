@@ -17,10 +17,12 @@ from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape, sign_wor
 from latelier.indexes.storage.segments import Part, Segment, TokenArray
 from latelier.utils.ranges import lengths_to_offsets
 
-__all__ = ["CODES", "SCALES", "SIGNS", "Codec"]
+__all__ = ["CODES", "SCALES", "SIGNS", "Codec", "are_finite"]
 
 # Names of the stored arrays.
 SIGNS, CODES, SCALES = "signs", "codes", "scales"
+# Scales from here on are infinity or NaN.
+_INFINITE = 0xFF00
 # Up to so many numbers, about ten documents, are decoded by numpy in a process that has not loaded the kernels, since
 # importing numba takes longer, and 200 MB.
 _FEW_NUMBERS = 1 << 20
@@ -158,7 +160,7 @@ class Codec(NamedTuple):
         """Return the vectors of stored documents, as `decode` does, without compiled code."""
         bits = part.rows(SCALES).astype("uint32")
         # Infinity and NaN, which only a damaged file holds, are read as zero.
-        scales = (np.where(bits < 0xFF00, bits, 0).astype("uint32") << 15).view("float32")
+        scales = (np.where(bits < _INFINITE, bits, 0).astype("uint32") << 15).view("float32")
         if self.bits == 8:
             values = part.rows(CODES).astype("float32")
             values -= np.float32(128)
@@ -172,6 +174,18 @@ class Codec(NamedTuple):
             values = (2 * code - (2**self.bits - 1)).astype("float32")
         values *= scales[:, None]
         return TokenEmbeddings(values, lengths_to_offsets(part.lengths))
+
+
+def are_finite(arrays: dict[str, np.ndarray]) -> bool:
+    """Whether arrays from `Codec.encode` show that all vectors were finite.
+
+    Examples
+    --------
+    >>> vectors = TokenEmbeddings.from_list([[[1.0, -0.5], [0.0, np.inf]]])
+    >>> are_finite(Codec(bits=8, dim=2).encode(vectors))
+    False
+    """
+    return bool((arrays[SCALES] < _INFINITE).all())
 
 
 def _bits_of(words: np.ndarray, dim: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.catalog import forks
 from latelier.indexes.hybrid_search import SearchParts
 from latelier.indexes.ivf.code_layout import BITS
-from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.codec import Codec, are_finite
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.maintenance import Maintenance, Thresholds, due_maintenance
 from latelier.indexes.ivf.memory import LISTS, plan_ivf_memory
@@ -324,6 +324,9 @@ class IVF(StoredIndex):
 
     def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         return Codec(self.nbits, embeddings.dim).encode(embeddings)
+
+    def _are_finite(self, arrays: dict[str, np.ndarray]) -> bool:
+        return are_finite(arrays)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
         return Codec(self.nbits, part.segment.dim).decode(part)

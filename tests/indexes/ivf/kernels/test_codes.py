@@ -6,7 +6,7 @@ from coded_documents import DIMS, CodedSample, bit
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.code_layout import BITS, byte_width, sign_words
-from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.codec import Codec, are_finite
 from latelier.indexes.ivf.kernels.codes import decode_documents, unpack_documents
 
 pytestmark = pytest.mark.processor
@@ -54,6 +54,27 @@ def test_tokens_of_zeros_and_extremes_are_coded(bits):
     assert np.isfinite(scales).all()
     assert scales[0] == 0
     assert (scales[1:4] > 0).all()
+
+
+# The bits of float32 numbers: infinity, and NaN with any bits, of which some would overflow when they are rounded up.
+NOT_FINITE = (0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("number", NOT_FINITE)
+@pytest.mark.parametrize("place", [0, 2, 16])
+def test_scales_show_tokens_that_are_not_finite(bits, number, place):
+    vectors = np.ones((3, 17), "float32")
+    vectors.view("uint32")[1, place] = number
+    arrays = Codec(bits, 17).encode(TokenEmbeddings.from_list([vectors]))
+    assert (arrays["scales"] >= 0xFF00).tolist() == [False, True, False]
+    assert not are_finite(arrays)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_scales_show_tokens_that_are_finite(bits):
+    vectors = np.array([[0, 0], [3e38, -3e38], [1e-45, 0]], "float32")
+    assert are_finite(Codec(bits, 2).encode(TokenEmbeddings.from_list([vectors])))
 
 
 @pytest.mark.parametrize("bits", BITS)

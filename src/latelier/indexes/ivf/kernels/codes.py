@@ -49,8 +49,8 @@ _STEP_4, _STEP_2 = np.float32(0.3352), np.float32(0.9957)
 _ROUND = np.float32(1.5 * 2**23 + 128)
 # Scales below this have no finite inverse: the token is coded as zeros.
 _SMALLEST = np.float32(1e-37)
-# Stored scales from here on are infinity or NaN.
-_INFINITE = np.uint32(0xFF00)
+# Stored scales from here on are infinity or NaN, and so are the bits of a float32 from there on.
+_INFINITE, _INFINITY_BITS = np.uint32(0xFF00), np.uint32(0x7F800000)
 
 
 class TokenAddresses(NamedTuple):
@@ -80,19 +80,23 @@ def encode_tokens(
     planes
         ``(tokens, bits - 1, sign_words(dim))`` uint32, highest plane first, written at fewer bits only.
     scales
-        ``(tokens,)`` uint16, written.
+        ``(tokens,)`` uint16, written; 0xFF00 or above for a token that holds NaN or infinity.
     """
     dim, words = vectors.shape[1], signs.shape[1]
     row = np.zeros(32 * words, dtype=np.uint8)
     row_at = np.int64(row.ctypes.data)
     for t in range(len(vectors)):
         if bits == 8:
+            highest = _peak_bits(vectors[t])
             # Rounded up, so that the largest number is at most 127 * scale.
-            peak = float_of(_peak_bits(vectors[t])) / np.float32(127)  # type: ignore[call-arg]
-            scales[t] = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
-            scale = float_of(np.uint32(scales[t]) << np.uint32(15))
-            if scale < _SMALLEST:
-                scales[t] = 0
+            peak = float_of(highest) / np.float32(127)  # type: ignore[call-arg]
+            stored = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
+            scale = float_of(np.uint32(stored) << np.uint32(15))
+            if highest >= _INFINITY_BITS:
+                stored = _INFINITE
+            elif scale < _SMALLEST:
+                stored = np.uint32(0)
+            scales[t] = stored
             _round_to_bytes(vectors[t], scale, row)
             for i in range(dim):
                 codes[t, i] = row[i]
@@ -103,7 +107,8 @@ def encode_tokens(
         take_plane(row_at, bits - 1, np.int64(signs[t].ctypes.data), words)  # type: ignore[call-arg]
         for plane in range(bits - 1):
             take_plane(row_at, bits - 2 - plane, np.int64(planes[t, plane].ctypes.data), words)
-        scales[t] = (bits_of(np.float32(norm / np.sqrt(coded))) + np.uint32(0x4000)) >> np.uint32(15)
+        stored = (bits_of(np.float32(norm / np.sqrt(coded))) + np.uint32(0x4000)) >> np.uint32(15)
+        scales[t] = stored if norm < np.inf else _INFINITE
 
 
 @kernel(inner=True)
