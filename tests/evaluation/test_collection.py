@@ -105,7 +105,7 @@ def test_faulty_documents(folder, line, message):
         ("q1\td9\t1", r"qrels/test.tsv:5: unknown document id 'd9'"),
         ("q1\td1\t1", r"qrels/test.tsv:5: duplicate qrel of document 'd1' for query 'q1'"),
         ("q1\td3\t0.5", r"qrels/test.tsv:5: relevance '0.5' is not an integer"),
-        ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query id, document id and relevance by tabs"),
+        ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query id, document id and relevance, separated by tabs"),
     ],
 )
 def test_faulty_qrels(folder, line, message):

@@ -100,7 +100,7 @@ def test_qrels_in_each_format(tmp_path):
         (read_qrels, rows({"q": {"d": 0.5}}, "relevance"), "file:1: relevance 0.5 is not an integer"),
         (read_qrels, rows({"q": {"d": float("inf")}}, "relevance"), "file:1: relevance inf is not an integer"),
         (read_qrels, "q\td\tscore\nq\td\tmuch\n", "file:2: relevance 'much' is not an integer"),
-        (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query id, document id and relevance by tabs"),
+        (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query id, document id and relevance, separated"),
         (read_qrels, "q\td\t1\nq\td\t0\n", "file:2: document 'd' is repeated"),
         (read_qrels, "q 0 d one\n", "file:1: 'one' is not an integer"),
     ],

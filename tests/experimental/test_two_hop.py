@@ -22,7 +22,7 @@ def test_questions_name_no_target_and_splits_share_no_document(example):
     documents, questions = example.standard_library()
     assert len(questions) > 200
     for question in questions:
-        assert " ".join(documents[question.source].split()).find(question.text) >= 0
+        assert question.text in " ".join(documents[question.source].split())
         for target in question.targets:
             name = target.rpartition(".")[2]
             assert name in documents[question.source]

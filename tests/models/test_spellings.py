@@ -143,4 +143,6 @@ def test_names_of_other_libraries(fresh):
     expected = fresh.encode(TEXTS)
     assert_same(fresh.encode(sentences=TEXTS), expected)
     assert_same(fresh.encode(TEXTS, convert_to_tensor=True), expected)
-    assert isinstance(fresh.encode(TEXTS, convert_to_numpy=True, convert_to_tensor=True)[0], torch.Tensor)
+    both = fresh.encode(TEXTS, convert_to_numpy=True, convert_to_tensor=True)
+    assert_same(both, expected)
+    assert all(isinstance(matrix, torch.Tensor) for matrix in both)

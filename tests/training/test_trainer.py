@@ -104,13 +104,13 @@ def test_evaluation_loss_and_retrieval_evaluator(model, train, triplets):
 def test_several_data_sets_with_a_loss_each(model, arguments, triplets, scored):
     trainer = MultiVectorEncoderTrainer(
         model=model,
-        args=arguments(max_steps=4),
+        args=arguments(max_steps=4, multi_dataset_batch_sampler="round_robin"),
         train_dataset={"pairs": triplets, "teacher": scored},
         loss={"pairs": Contrastive(model), "teacher": Distillation(model)},
     )
     trainer.train()
     assert len(losses_of(trainer)) == 4
-    assert max(losses_of(trainer)) > 0
+    assert min(losses_of(trainer)) > 0  # two steps of each loss
 
 
 def test_gradients_accumulate_to_their_mean(model, arguments, scored, train):
@@ -161,10 +161,12 @@ def test_bfloat16_training(model, train, triplets):
     assert model[1].linear.weight.dtype == torch.float32
 
 
-def test_a_compiled_model_trains(model, train, triplets):
-    trainer = train(Contrastive(model), triplets, max_steps=1, torch_compile=True, torch_compile_backend="eager")
+def test_a_compiled_model_has_the_same_losses(model, train, triplets):
+    model.apply(without_dropout)
+    plain = train(Contrastive(copy.deepcopy(model)), triplets, max_steps=2)
+    trainer = train(Contrastive(model), triplets, max_steps=2, torch_compile=True, torch_compile_backend="eager")
     assert type(trainer.loss.model).__name__ == "OptimizedModule"
-    assert all(value > 0 for value in losses_of(trainer))
+    assert losses_of(trainer) == pytest.approx(losses_of(plain), rel=1e-4)
 
 
 def test_the_model_card_tells_of_the_loss(model, train, scored, tmp_path):

@@ -5,7 +5,7 @@ import uuid
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from index_helpers import check_hits, matrices
 from qdrant_client import models
 from test_qdrant_filters import IDS, REFUSED, ROWS, TEXTS, expression
@@ -63,8 +63,7 @@ def engines(tmp_path_factory):
 @given(expression)
 def test_random_filters_select_what_sqlite_does(engines, filter):
     index, flat, shard = engines
-    if re.search(REFUSED, filter):
-        return
+    assume(not re.search(REFUSED, filter))
     condition = translate(filter, (), index.fields)
     if isinstance(condition, bool):
         found = IDS if condition else []

@@ -1,7 +1,6 @@
 """Killed processes: of shards under writes and searches, of replicas under searches, and of the writer."""
 
 import random
-from collections import Counter
 
 import pytest
 from kill_rounds import apply, carry_out, plan, stored
@@ -153,7 +152,7 @@ def test_a_node_that_dies_and_comes_back(tmp_path):
 @pytest.mark.slow
 def test_a_writer_killed_many_times(tmp_path):
     indexes.Sharded(tmp_path / "index", shards=2, index="flat").close()
-    rng, state, outcomes = random.Random(7), {}, Counter()
+    rng, state = random.Random(7), {}
     for _ in range(5):
         before, after = kill_a_writer(tmp_path / "index", rng.randrange(2**32), state, rng.random() * 0.7)
         with indexes.open(tmp_path / "index") as index:
@@ -161,8 +160,6 @@ def test_a_writer_killed_many_times(tmp_path):
             assert state in (before, after)
             assert {hit.id for hit in index.search(QUERY, k=100)[0]} == set(state)
             assert index.verify().is_whole
-        outcomes["unchanged" if before == after else "committed" if state == after else "rolled back"] += 1
-    assert sum(outcomes.values()) == 5
 
 
 def test_documents_that_a_shard_forgot_when_it_was_started_again_are_not_committed(tmp_path, monkeypatch):

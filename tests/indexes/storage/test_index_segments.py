@@ -59,7 +59,7 @@ def test_files_of_merged_segments_are_deleted(tmp_path):
             index.add(i, matrices([2])[0])
             assert len(folders(index)) == len(sizes(index))
         index.remove(range(10))
-        assert index.search(matrices([1]), k=20) is not None
+        assert {hit.id for hit in index.search(matrices([1]), k=20)[0]} == set(range(10, 20))
         index.compact()
         assert len(folders(index)) == len(sizes(index)) == 1
         index.remove(range(10, 20))

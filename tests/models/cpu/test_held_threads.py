@@ -126,8 +126,8 @@ def test_other_threads_keep_their_number():
         thread = Thread(target=lambda: seen.append(torch.get_num_threads()))
         thread.start()
         thread.join()
-        with pytest.raises(KeyError), held_threads(1):
-            raise KeyError
+        with pytest.raises(KeyError, match="left"), held_threads(1):
+            raise KeyError("left")
         assert torch.get_num_threads() == 1
     assert (seen, torch.get_num_threads()) == ([2], 2)
 

@@ -7,7 +7,7 @@ import sqlite3
 import numpy as np
 import pytest
 from filter_fuzzer import ROWS, random_filter, words
-from hypothesis import example, given, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from latelier import indexes
@@ -287,7 +287,7 @@ def test_what_the_grammar_accepts_finds_what_sqlite_finds(index, plain, filter):
         # Beside its bounds, NOT after another operator is all of these that the grammar refuses.
         if not re.search("put NOT|cannot be evaluated|times as long|nested more", str(error)):
             raise
-        return
+        reject()
     assert got == [id for (id,) in plain.execute(f"SELECT id FROM plain WHERE ({filter}) ORDER BY rowid")], filter
 
 
