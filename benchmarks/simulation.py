@@ -182,9 +182,9 @@ def conclusion(rows: list[list[Any]]) -> str:
         f"p99 {where}. Of the {last[4]:.0f} ms on {_nodes(last[0])}, {first[2]:.0f} ms are those of one node; "
         f"waiting for the slowest of {last[0]} shards adds {stragglers:.0f} ms, and the coordinator, which sends "
         f"{last[0]} requests one after the other, {coordinator:.0f} ms. The median goes from {first[1]:.0f} to "
-        f"{last[3]:.0f} ms: on many nodes, most queries meet a slow shard. Two copies of each shard with hedged "
-        f"requests (ask the other copy after the 95th percentile of one shard) take p99 to {last[6]:.0f} ms, asking "
-        f"the copy with the shorter queue to {last[5]:.0f} ms."
+        f"{last[3]:.0f} ms: on many nodes, most queries meet a slow shard. With two copies of each shard, p99 is "
+        f"{last[6]:.0f} ms with hedged requests (ask the other copy after the 95th percentile of one shard), and "
+        f"{last[5]:.0f} ms if the copy with the shorter queue is asked."
     )
 
 

@@ -21,7 +21,7 @@ _MODES = {
 
 
 def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> None:
-    """Raise an error if one of some options is on the command line; a default or a variable is none.
+    """Raise an error if one of some options is on the command line; defaults and variables are not checked.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> No
     names
         Names of its parameters.
     cure
-        When they have an effect, as a sentence that begins after the name of the option.
+        The rest of the message after the name of the option, such as "has no effect without --http".
 
     Raises
     ------

@@ -195,7 +195,9 @@ def _qrels(
     for row, (number, line) in enumerate(numbered_lines(path)):
         columns, name = line.split("\t"), f"qrels/{path.name}"
         if len(columns) != 3:
-            problems.add(name, number, f"{len(columns)} columns; expected query id, document id and relevance by tabs")
+            problems.add(
+                name, number, f"{len(columns)} columns; expected query id, document id and relevance, separated by tabs"
+            )
             continue
         query, document, value = columns
         try:

@@ -183,7 +183,8 @@ def _tab_entries(lines: Iterator[tuple[int, str]], source: str) -> Iterator[tupl
         columns = line.split("\t")
         if len(columns) != 3:
             raise InvalidArgumentError(
-                f"{source}:{number}: {len(columns)} columns; expected query id, document id and relevance by tabs."
+                f"{source}:{number}: {len(columns)} columns; expected query id, document id and relevance, separated "
+                "by tabs."
             )
         query, document, value = columns
         try:

@@ -139,7 +139,10 @@ def train_query_dynamics(
     prepared, queries, documents = _prepare(multi_step, given, negatives)
     negatives = min(negatives, *(len(example.negatives) for example in prepared))
     if negatives == 0:
-        raise InvalidArgumentError("an example has no negatives: the index holds only the documents to read.")
+        raise InvalidArgumentError(
+            "an example has no hard negatives: every document of the index is one that it reads. Add other documents "
+            "to the index."
+        )
 
     dynamics, draw = multi_step.dynamics.train(), random.Random(seed)
     optimizer = torch.optim.AdamW(dynamics.parameters(), lr=learning_rate)

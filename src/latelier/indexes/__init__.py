@@ -14,7 +14,12 @@ from latelier.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from latelier.indexes.qdrant import Qdrant
     from latelier.indexes.sharded import Sharded
-    from latelier.indexes.single_vectors import FixedDimensionalEncodings, MeanVectors, SingleVectors
+    from latelier.indexes.single_vectors import (
+        FixedDimensionalEncodings,
+        MeanVectors,
+        SingleVectors,
+        single_vectors_from_dict,
+    )
     from latelier.indexes.transfer import Export, TransferReport, copy_documents, export_documents, import_documents
 
 __all__ = [
@@ -44,11 +49,12 @@ __all__ = [
     "export_documents",
     "import_documents",
     "open",
+    "single_vectors_from_dict",
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
     qdrant=("Qdrant",),
     sharded=("Sharded",),
-    single_vectors=("FixedDimensionalEncodings", "MeanVectors", "SingleVectors"),
+    single_vectors=("FixedDimensionalEncodings", "MeanVectors", "SingleVectors", "single_vectors_from_dict"),
     transfer=("Export", "TransferReport", "copy_documents", "export_documents", "import_documents"),
 )

@@ -181,7 +181,7 @@ class Index(ABC):
         depth
             For ``"hybrid"``: documents that each side contributes. For ``"rerank"``: documents that keywords find. At
             least `k`; by default ``max(100, 2 * k)``. Documents that only keywords contribute are scored by MaxSim too;
-            documents that only vectors contribute get what the last document by keywords gets.
+            documents found only by vectors get the keyword score of the last document found by keywords.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
             ``text`` and the keys of the metadata; see `latelier.indexes.catalog.filters`. Of a list of expressions,
@@ -201,7 +201,7 @@ class Index(ABC):
         Raises
         ------
         CorruptedIndexError
-            If the keyword index is damaged.
+            If the keyword index, or a segment that the search needs, is damaged.
         EmbeddingsError
             If a query has no token, holds NaN or infinity, or has another dim than the index.
         InvalidArgumentError
@@ -259,7 +259,7 @@ class Index(ABC):
         Parameters
         ----------
         prefix
-            Begin of the ids, not empty; None: all ids.
+            Prefix of the ids, not empty; None: all ids.
         """
 
     @property

@@ -66,8 +66,8 @@ class GpuSearch:
     upload_numbers
         Number of vector components that are decoded and copied to the device at a time.
     copy_numbers
-        Number of vector components of segments that are held together, unless one segment has more: each search
-        starts some work of the GPU for each of them, which takes longer than the work if they are small.
+        Number of vector components per copy, unless one segment has more: small segments share a copy, since launching
+        kernels for each of them would take longer than computing.
     """
 
     def __init__(

@@ -132,8 +132,8 @@ class DocumentBatches:
             Returns the token arrays of some vectors. It is called for parts of a batch, so that only its results are
             held in memory.
         are_finite
-            Whether token arrays show that all vectors were finite. If not, the vectors are looked at, which is one more
-            reading of all of them.
+            Whether token arrays show that all vectors were finite. If not, the vectors themselves are checked, which
+            reads them once more.
 
         Yields
         ------

@@ -157,7 +157,7 @@ class StoredIndex(Index):
         """Return the token arrays of some documents, each with one row per token."""
 
     def _are_finite(self, arrays: Arrays) -> bool:
-        """Whether token arrays show that all vectors were finite; if not, the vectors are looked at."""
+        """Whether token arrays show that all vectors were finite; if not, the vectors themselves are checked."""
         return False
 
     @abstractmethod
@@ -203,10 +203,9 @@ class StoredIndex(Index):
         return self._encode(embeddings)
 
     def budget_check(self) -> Callable[[DocumentBatch], DocumentBatch]:
-        """Return a function that returns each batch of a write that it is called with.
+        """Return a function that checks the memory budget and returns each batch of a write that it is called with.
 
-        It raises `InvalidArgumentError` when the index with these batches could not be searched within the memory
-        budget.
+        It raises `InvalidArgumentError` if the index with all batches so far could not be searched within the budget.
         """
         documents, arrays, ann_data = self._storage.sizes()
         total = Counter(arrays)

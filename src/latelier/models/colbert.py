@@ -222,8 +222,8 @@ class ColBERT(Overrides):
         truncate_dim
             Keep the first `truncate_dim` numbers of each vector and normalise them again; default: the model's.
         pool_factor, num_vectors, pool_method, protected_tokens
-            Of documents, keep about one vector of ``pool_factor``, or at most `num_vectors`, by one of the methods of
-            `pool_tokens`; the encoder's attention gives their weights.
+            For documents: keep about one of every ``pool_factor`` vectors, or at most `num_vectors`, by one of the
+            methods of `pool_tokens`; the encoder's attention gives their weights.
         add_special_tokens, convert_to_tensor
             For calls written for neural-cherche and PyLate: there are always special tokens, and tensors.
         batch_size, show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, **kwargs

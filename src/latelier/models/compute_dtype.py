@@ -80,7 +80,10 @@ def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iter
         For ``"int8"`` on another device, or with another backend than ONNX Runtime.
     """
     if dtype == "int8" and device.type != "cpu":
-        raise InvalidArgumentError(f"received compute_dtype='int8' on {device}; it is computed on the CPU.")
+        raise InvalidArgumentError(
+            f"received compute_dtype='int8' on {device}, but int8 is computed on the CPU only; give device='cpu', or "
+            "another compute_dtype."
+        )
     autocast = getattr(torch, dtype) if dtype in ("bfloat16", "float16") else None
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())

@@ -152,8 +152,9 @@ def encode_rows(
         check_delegated_dtype(job.compute_dtype, options, job.task)
         if job.pooling.uses_attention:
             raise InvalidArgumentError(
-                f"received pool_method={job.pooling.method!r}, but sentence-transformers encodes these inputs, or with "
-                'these options, and shows no attention; use pool_method="ward", or encode texts without the options.'
+                f"received pool_method={job.pooling.method!r}, but these inputs or options are encoded by "
+                'sentence-transformers, which does not return attention; use pool_method="ward", or give plain texts '
+                "without these options."
             )
         options = {**options, "batch_size": job.batch_size, "task": job.task}
         encoded: Any = MultiVectorEncoder.encode(

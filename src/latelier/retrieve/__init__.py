@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from latelier.retrieve.encoding_workers import EncodingWorkers
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.passages import Passages
-    from latelier.retrieve.results import Result
+    from latelier.retrieve.results import Result, Results
     from latelier.retrieve.retriever import Retriever
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Explanation",
     "Passages",
     "Result",
+    "Results",
     "Retriever",
     "Span",
     "TokenMatch",
@@ -29,6 +30,6 @@ __getattr__, __dir__ = lazy_names(
     encoding_workers=("EncodingWorkers",),
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     passages=("Passages",),
-    results=("Result",),
+    results=("Result", "Results"),
     retriever=("Retriever",),
 )

@@ -233,11 +233,11 @@ class Retriever:
             or True for as many tokens as the model reads. False: whole documents, of which the model reads the
             beginning. None: as the index has them; a new one has whole documents.
         pool_factor
-            Pool about so many token vectors into one, see `latelier.models.pool_tokens`. None: as the index; 1 if new.
+            Pool about this many token vectors into one, see `latelier.models.pool_tokens`. None: as the index has them.
         precision
             Number format of the vectors in memory, as in `latelier.models.ColBERT.encode`.
         workers
-            `EncodingWorkers`, or how many to start for this call; each encodes a chunk at a time. None: no others.
+            `EncodingWorkers`, or how many to start for this call; each encodes a chunk at a time. None: this process.
 
         Raises
         ------
@@ -337,8 +337,8 @@ class Retriever:
 
         Returns
         -------
-        list of Result, or list of list of Result
-            Best first: one list for one query, a list of lists for a list of queries.
+        Results or list of Results
+            Lists of `Result`, best first: one for one query, a list of them for a list of queries.
 
         Raises
         ------

@@ -41,7 +41,8 @@ def colbert_scores(
     backend
         ``"auto"``; ``"packed"`` (CPU, no padding computed, differentiable); ``"int8"`` (CPU, integer products, the
         choice for int8 documents; float inputs are quantised); ``"fused"`` (CUDA, no padding computed, differentiable,
-        needs the extra 'gpu'); ``"torch"`` (any device, differentiable).
+        needs Triton, which torch's CUDA builds for Linux bring, elsewhere the extra 'gpu'); ``"torch"`` (any device,
+        differentiable).
 
     Returns
     -------

@@ -79,7 +79,7 @@ def batch_by_tokens(
 
 
 def tokens_per_batch(tokens: int, threads: int) -> int:
-    """Return the tokens of a batch, where each thread encodes batches of its own: faster than all sharing each.
+    """Return the number of tokens per batch if each thread encodes batches of its own.
 
     Parameters
     ----------

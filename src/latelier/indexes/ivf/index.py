@@ -72,8 +72,8 @@ class IVF(StoredIndex):
     path
         Folder of the index, made if it does not exist; ``None`` keeps it in memory.
     nbits
-        Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 150, 75, 45
-        or 30 bytes on disk, everything included.
+        Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 150, 70, 38
+        or 22 bytes on disk, everything included.
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
@@ -180,7 +180,8 @@ class IVF(StoredIndex):
             Number of inverted lists probed per query token.
         candidates
             Number of documents from the probed lists that enter the sign stage, which scores them by their sign codes.
-            By default, these are at most 500 whose imputed score is not far below that of the k-th; more for k > 25.
+            By default, these are at most 500 whose imputed score is not far below that of the k-th; more for k > 25,
+            fewer than 128 dims, higher efforts or more than ten million tokens.
         rerank
             Number of documents that leave the sign stage and are scored by their codes. By default, these are all
             documents that may be among the `k` best according to their sign codes.

@@ -45,8 +45,8 @@ class Thresholds:
         Centroids are trained again if ``tokens >= growth * tokens at the last training``; in `compact`, and in an index
         of fewer than `small` tokens, with the factor `growth_on_compaction`.
     small
-        Number of tokens below which each write trains again for the reasons for which otherwise only `compact` does:
-        training takes at most a second, and a small sample is less typical of what is added later.
+        Below this number of tokens, every write checks all the conditions of `compact`: training takes at most a
+        second, and a small sample is less typical of what is added later.
     removed_share
         In `compact` and below `small` tokens, centroids are trained again if more than this share of the listed
         documents was removed.

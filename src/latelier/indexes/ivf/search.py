@@ -115,7 +115,8 @@ class Stages(NamedTuple):
     reranked
         Documents that leave it, to be scored with the query in 8 bits.
     scored
-        The best of these so far when they were scored so, which are then scored with the query in single precision.
+        The documents whose 8-bit score was among the best when they were scored; these are scored again in single
+        precision.
     scores
         Their scores in single precision, float32.
     """
@@ -272,7 +273,7 @@ def _sums() -> np.ndarray:
 def _score_codes(
     table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the documents among the `most` best so far with the query in 8 bits, and their MaxSim, float32."""
+    """Return the documents whose 8-bit score was among the `most` best so far, and their MaxSim in single precision."""
     isa, shape = instruction_set().argument, tuple(table.codec.shape)
     scores, highest = np.empty((len(chosen), 2), dtype="float32"), np.full(most, -np.inf, dtype="float32")
     for some, documents, places in table.windows(chosen, *table.codec.arrays):

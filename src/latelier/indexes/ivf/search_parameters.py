@@ -72,8 +72,8 @@ class SearchParameters:
     slack
         Tolerance of the sign stage, in standard deviations of its scores; used if `rerank` is None.
     share
-        Only documents enter the sign stage whose imputed score exceeds that of a document in no probed list by at least
-        this share of what the k-th best one's does.
+        A document enters the sign stage only if ``excess >= share * (k-th highest excess)``, where its excess is its
+        imputed score minus that of a document in no probed list.
     exact
         Score all documents by their codes, and ignore the other parameters.
     """

@@ -43,7 +43,7 @@ def sign_passes(words: int, documents: int) -> tuple[int, ...]:
 
 
 def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> float:
-    """Return how far below the k-th best score a document may be that is scored further.
+    """Return the largest distance below the k-th best score at which a document is still kept.
 
     Parameters
     ----------

@@ -188,8 +188,8 @@ class Qdrant(Index):
         """Add documents; see `Index.add`.
 
         All arguments are read and checked before the first request. A write of more documents than one request holds
-        (128, or half a million numbers) is visible bit by bit; if the connection breaks, the error says how many are
-        stored.
+        (128, or half a million numbers) becomes visible request by request; if the connection breaks, the error says
+        how many are stored.
 
         Raises
         ------

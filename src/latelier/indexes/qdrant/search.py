@@ -79,7 +79,7 @@ def choose_candidates(k: int, effort: object, candidates: object) -> int | None:
 
 
 def lost_candidate(index: Index, query: Any, id: Id, arguments: Mapping[str, Any]) -> StageLoss | None:
-    """Return that a document was not among the candidates of a search; see `latelier.indexes.why_not`."""
+    """Return the loss of a document that was not among the candidates; see `latelier.indexes.why_not`."""
     from latelier.indexes.why_not import StageLoss
 
     wanted = choose_candidates(arguments["k"], arguments["effort"], arguments["candidates"])

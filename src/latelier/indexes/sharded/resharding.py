@@ -5,7 +5,8 @@
 2. All documents of the latest commit are copied, as they are stored, to new shards, which nobody reads.
 3. The difference to the commit that is the latest by then is copied, until it is small. The new shards train their
    centroids, if they have any.
-4. As the only writer, the rest of the difference is copied, and the catalog commits the record of the new generation.
+4. The write lock is taken, the rest of the difference is copied, and the catalog commits the record of the new
+   generation.
 
 The folders of the old shards stay until `compact` or the next division: readers in other processes open files in them
 until they have started processes for the new ones.

@@ -184,7 +184,7 @@ def _draw_matrices(dim: int, encodings: FixedDimensionalEncodings) -> _Matrices:
 
 
 def _fill_empty(sums: np.ndarray, counts: np.ndarray, k_sim: int) -> None:
-    """Give each empty bucket the tokens of the nearest buckets: those with the fewest other bits that are not empty.
+    """Give each empty bucket the tokens of the nearest buckets that are not empty, by the number of differing bits.
 
     `sums` ``(documents, r_reps, buckets, width)`` and `counts` ``(documents, r_reps, buckets, 1)`` are overwritten.
     """

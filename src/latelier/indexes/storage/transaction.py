@@ -156,7 +156,7 @@ class Transaction:
         if numbers is None:
             numbers = np.arange(self._next_number, self._next_number + len(ids))
         elif numbers[0] < self._next_number or (np.diff(numbers) <= 0).any():
-            raise damaged(f"its next number is {self._next_number}, but documents with lower ones are inserted")
+            raise damaged(f"its next number is {self._next_number}, but the documents to insert have lower numbers")
         segment = Segment.build(numbers, ids, batch.lengths, batch.arrays)
         small = self._take_small_segments(segment.tokens, max_tokens)
         document_rows.insert_documents(connection, numbers.tolist(), documents)

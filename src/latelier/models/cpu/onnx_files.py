@@ -86,9 +86,11 @@ def read_description(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{DESCRIPTION_FILE} does not describe an export of this version of latelier.")
         for name, file in content["files"].items():
             if Path(name).name != name or (found := (folder / name).stat()).st_size != file["bytes"]:
-                raise ValueError(f"the file {name!r} is damaged: its size is not that it was written with.")
+                raise ValueError(f"the file {name!r} is damaged: its size differs from the one in {DESCRIPTION_FILE}.")
             if found.st_mtime_ns != file["modified"] and _sha256(folder / name) != file["sha256"]:
-                raise ValueError(f"the file {name!r} is damaged: its checksum is not that it was written with.")
+                raise ValueError(
+                    f"the file {name!r} is damaged: its checksum differs from the one in {DESCRIPTION_FILE}."
+                )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(str(folder), error) from error
     return content

@@ -22,8 +22,8 @@ __all__ = ["Pace"]
 Result = TypeVar("Result")
 
 _MOST_TOKENS = 64
-# Calls until one computes in the other way, to see whether it has become faster: few at first and after each change,
-# then twice as many each time.
+# Number of calls before the other number of threads is tried again: few at first and after each change, and twice as
+# many each time that the choice stays the same.
 _FEWEST_CALLS, _MOST_CALLS = 4, 64
 # Times are compared by the median of the latest ones: a single slow call changes nothing.
 _LATEST = 3

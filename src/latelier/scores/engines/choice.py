@@ -33,7 +33,7 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     ----------
     backend
         ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient),
-        ``"fused"`` (CUDA, with the extra 'gpu') or ``"torch"`` (any device, any floating dtype).
+        ``"fused"`` (CUDA, with Triton) or ``"torch"`` (any device, any floating dtype).
     queries, documents
         The inputs.
 
