@@ -16,8 +16,7 @@ from tokenizers import AddedToken
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.checkpoints.layout import LoadedModules
-from latelier.models.checkpoints.registry import trained_heads
+from latelier.models.checkpoints.heads import LoadedModules, trained_heads
 from latelier.models.projection import fit_pca, orthogonal_weight
 from latelier.models.recipe import Recipe
 from latelier.models.text_encoder import TextEncoder

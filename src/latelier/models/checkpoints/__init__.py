@@ -1,4 +1,4 @@
 """Checkpoints: where a model is, in which layout it was saved, and what is missing to make it a `ColBERT`.
 
-Each layout has a file of its own; sentence-transformers reads the files, and these modules say what it found.
+sentence-transformers reads the files; `heads` says which trained layers it found, and `pylate` writes PyLate's layout.
 """

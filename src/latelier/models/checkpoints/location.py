@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,15 +67,28 @@ def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def loading(name: str | None) -> Iterator[str | None]:
     """Yield the folder or hub name to load, and turn errors of the loader into `ModelLoadError`."""
-    from latelier.models.checkpoints.dense import without_conversion_warning
-
     try:
         if name is not None:
             _check_folder(name)
-        with without_conversion_warning():
+        with _without_conversion_warning():
             yield None if name is None else resolve_name(name)
     except (OSError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
+
+
+@contextmanager
+def _without_conversion_warning() -> Iterator[None]:
+    """Drop sentence-transformers' warning "Converting SentenceTransformer model ...": it is intended here."""
+    logger = logging.getLogger("sentence_transformers.base.model")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Converting ")
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _check_folder(name: str) -> None:

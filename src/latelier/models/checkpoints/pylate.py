@@ -1,4 +1,4 @@
-"""PyLate's layout: recognised where sentence-transformers converts it, and written for PyLate 1.6.
+"""PyLate's layout, written for PyLate 1.6; sentence-transformers reads it.
 
 PyLate lists the encoder and its linear layers, and keeps all other settings in one JSON file: one marker token for
 queries and one for documents, length caps, query expansion, the skiplist. A model with other settings raises an error
@@ -19,14 +19,10 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.checkpoints.layout import Layout, is_complete
 from latelier.models.lengths import max_length
 from latelier.models.tokenizer_lock import tokenizer_lock
 
-__all__ = ["PYLATE", "LayoutName", "is_layout", "save_for_pylate"]
-
-# Before version 3 PyLate wrote the model type of dense models, which is converted; later ones are loaded as they are.
-PYLATE = Layout(lambda loaded: loaded.inserts_markers and loaded.has_modules_json, is_complete)
+__all__ = ["LayoutName", "is_layout", "save_for_pylate"]
 
 LayoutName: TypeAlias = Literal["sentence-transformers", "pylate"]
 
