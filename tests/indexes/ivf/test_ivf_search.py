@@ -1,5 +1,7 @@
 """The stages of a search: documents in and outside of lists, filters, the sign stage, unusual queries."""
 
+import threading
+
 import numpy as np
 import pytest
 from ivf_helpers import DIM, collection, lists_of, recall
@@ -173,3 +175,26 @@ def test_identical_documents_come_in_the_order_of_insertion(early):
     assert lists_of(index) is not None
     assert [hit.id for hit in index.search(np.eye(4)[:1], k=5, effort="exact")[0]] == [0, 1, 2, 3, 4]
     assert len(index.search(np.eye(4)[:1], k=5)[0]) == 5
+
+
+def test_snapshots_and_writes_of_several_threads_do_not_wait_for_each_other_forever():
+    """The catalog in memory has one lock, which a snapshot holds; loading documents has another."""
+    index, finished = indexes.IVF(), []
+    index.add(["a", "b"], [np.eye(4)] * 2)
+
+    def call(function):
+        for _ in range(60):
+            function()
+        finished.append(function)
+
+    def read():
+        with index.snapshot():
+            index.search(np.eye(4), effort="exact")
+
+    works = [read, lambda: index.check(k=1), lambda: index.update("a", np.eye(4)), lambda: index.search(np.eye(4))]
+    threads = [threading.Thread(target=call, args=[work], daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert sorted(map(id, finished)) == sorted(map(id, works))

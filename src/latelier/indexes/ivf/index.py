@@ -44,7 +44,7 @@ from latelier.indexes.why_not_report import WhyNotReport
 from latelier.kernels.first_use import FirstUse
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
-from latelier.utils.checks import check_count
+from latelier.utils.checks import check_count, is_count
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +127,7 @@ class IVF(StoredIndex):
         tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        if nbits is not None and not (isinstance(nbits, (int, np.integer)) and nbits in BITS):
+        if nbits is not None and not (is_count(nbits) and nbits in BITS):
             raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
         own = {"nbits": int(nbits or 8)}
         super().__init__(
@@ -413,13 +413,17 @@ class IVF(StoredIndex):
 
     def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
         """Return the document table and inverted lists of a snapshot; those of the latest one are cached."""
+        loaded = self._loaded
+        if loaded is not None and loaded.snapshot is snapshot:
+            return loaded.table, loaded.lists
+        # The catalog is read here, and no further down: another thread may hold its lock and wait for the one below.
+        plan, codec, damage = self.memory, Codec(self.nbits, snapshot.dim or 0), None
         with self._loading.current:
             loaded = self._loaded
             if loaded is None or loaded.snapshot is not snapshot:
                 del loaded
                 self._loaded = None  # frees the table of the previous snapshot first
-                plan, codec = self.memory, Codec(self.nbits, snapshot.dim or 0)
-                lists = self._read_lists(snapshot)
+                lists, damage = _read_lists(snapshot)
                 if lists is not None and LISTS in plan.read:
                     lists = lists.read_from_file()
                 listed = np.zeros(0, dtype="int64") if lists is None else lists.numbers
@@ -427,17 +431,6 @@ class IVF(StoredIndex):
                 read = [name for name in codec.layout if name in plan.read]
                 table = DocumentTable(snapshot.parts(), codec, listed, read=read, window=window)
                 loaded = self._loaded = _Loaded(snapshot, table, lists)
-            return loaded.table, loaded.lists
-
-    def _read_lists(self, snapshot: Snapshot) -> InvertedLists | None:
-        """Return the stored inverted lists; ``None`` if there are none, or if they are damaged or of another dim."""
-        from latelier.indexes.ivf.inverted_lists import InvertedLists
-
-        lists, damage = None, snapshot.ann_damage
-        try:
-            lists = None if snapshot.ann_data is None else InvertedLists.from_arrays(snapshot.ann_data)
-        except CorruptedIndexError as error:
-            damage = error
         if damage is not None and not self._has_warned:
             self._has_warned = True
             warn_caller(
@@ -445,8 +438,7 @@ class IVF(StoredIndex):
                 "does not lower recall. verify() names the file; compact() or the next write rebuilds the data.",
                 IndexDamageWarning,
             )
-        # Lists may have another dim if all their documents were removed before the present ones were added.
-        return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None
+        return loaded.table, loaded.lists
 
     def after_write(self) -> None:
         """Bring the inverted lists up to date after a write; if that fails, only warn: the write has succeeded."""
@@ -489,3 +481,16 @@ class _Loaded(NamedTuple):
     snapshot: Snapshot
     table: DocumentTable
     lists: InvertedLists | None
+
+
+def _read_lists(snapshot: Snapshot) -> tuple[InvertedLists | None, CorruptedIndexError | None]:
+    """Return the stored inverted lists, None if there are none that fit, and the damage that they have."""
+    from latelier.indexes.ivf.inverted_lists import InvertedLists
+
+    lists, damage = None, snapshot.ann_damage
+    try:
+        lists = None if snapshot.ann_data is None else InvertedLists.from_arrays(snapshot.ann_data)
+    except CorruptedIndexError as error:
+        damage = error
+    # Lists may have another dim if all their documents were removed before the present ones were added.
+    return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None, damage
