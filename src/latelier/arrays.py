@@ -171,7 +171,7 @@ def _as_array(i: int, matrix: Any) -> Array:
         return matrix
     try:
         return np.asarray(matrix, dtype="float32")
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
         raise EmbeddingsError(
             f"text {i} is of type {type(matrix).__name__} and not a matrix of numbers: {error}. Expected a numpy "
             "array, a torch tensor or nested lists, 2-D (tokens, dim)."
@@ -266,7 +266,10 @@ def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     EmbeddingsError
         Unless they are non-decreasing integers from 0 to the number of tokens.
     """
-    given = offsets if is_tensor(offsets) else np.asarray(offsets)
+    try:
+        given = offsets if is_tensor(offsets) else np.asarray(offsets)
+    except ValueError as error:
+        raise EmbeddingsError(f"received offsets that are no array: {error}; expected (n + 1,) integers.") from error
     # The kind of a numpy dtype is the same in any byte order; its name is not.
     integers = dtype_name(given).startswith(("int", "uint")) if is_tensor(given) else given.dtype.kind in "iu"
     if given.ndim != 1 or len(given) == 0 or not integers:

@@ -393,7 +393,7 @@ class TokenEmbeddings(Sequence[Any]):
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise StorageError(f"could not write {path}: {error}; an existing file is unchanged.") from error
         finally:
             temporary.unlink(missing_ok=True)
@@ -486,7 +486,7 @@ class TokenEmbeddings(Sequence[Any]):
         if not self.is_torch:
             return self
         source = self._cast("float32") if self.dtype == "bfloat16" else self  # numpy has no bfloat16
-        return TokenEmbeddings(source.vectors.detach().cpu().numpy(), self.offsets, source.scales)
+        return TokenEmbeddings(source.vectors.detach().cpu().resolve_neg().numpy(), self.offsets, source.scales)
 
     def _torch(self) -> TokenEmbeddings:
         if self.is_torch:

@@ -259,6 +259,45 @@ def test_queries_are_refused_by_number(index, queries, message):
         index.search(queries)
 
 
+BYTES = {"bytes": b"a", "bytearray": bytearray(b"a"), "memoryview": memoryview(b"a")}
+
+
+@pytest.mark.parametrize("ids", BYTES.values(), ids=BYTES)
+def test_bytes_are_no_ids(index, ids):
+    """Iterating over them gives integers, the ids of other documents."""
+    index.add([3, 97], [FINE, FINE])
+    with pytest.raises(InvalidArgumentError, match=r"received (bytes|bytearray|memoryview) as ids; give one"):
+        index.add(ids, [FINE])
+    with pytest.raises(InvalidArgumentError, match="as ids; give one id or an iterable of ids"):
+        index.remove(ids)
+    assert index.ids() == [3, 97]
+
+
+def test_one_document_may_be_named_by_numbers_and_texts_of_numpy(index):
+    index.add(np.int64(3), FINE, texts=np.str_("three"))
+    index.add(np.array(["a"])[0], FINE)
+    assert index.ids() == [3, "a"]
+    assert index.get(3).text == "three"
+
+
+def test_a_closed_index_in_memory_cannot_be_opened_again():
+    index = indexes.Flat()
+    index.close()
+    with pytest.raises(InvalidArgumentError, match="the index in memory is closed; its documents are gone"):
+        index.add("a", FINE)
+
+
+NUMBERS = {"too large": [[[10**400] * 2]], "with a gradient": [[torch.ones(2, requires_grad=True)]]}
+
+
+@pytest.mark.parametrize("embeddings", NUMBERS.values(), ids=NUMBERS)
+def test_lists_that_numpy_cannot_read_are_refused(index, embeddings):
+    with pytest.raises(EmbeddingsError, match="document 'a' came with list; expected a 2-D numpy or torch matrix"):
+        index.add(["a"], embeddings)
+    with pytest.raises(EmbeddingsError, match="query 0 came with list"):
+        index.search(embeddings)
+
+
 def test_float16_refuses_what_it_cannot_hold(tmp_path):
     with indexes.Flat(tmp_path / "index", dtype="float16") as index:
         with pytest.raises(EmbeddingsError, match="document 'a' holds -70000, outside of the range of float16"):

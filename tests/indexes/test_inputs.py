@@ -60,6 +60,22 @@ def test_batches_hold_the_documents_in_their_order(documents, threads, batch_byt
     np.testing.assert_array_equal(sums, np.concatenate(matrices).sum(axis=1))
 
 
+@pytest.mark.parametrize("kind", ["numpy", "float16", "torch", "lists", "rows"])
+def test_no_more_is_read_ahead_than_a_batch_whatever_holds_the_numbers(kind):
+    matrix = np.ones((50, 16), "float32")  # 3,200 bytes
+    kinds = {**KINDS, "float16": lambda each: each.astype("float16"), "rows": lambda each: [*torch.from_numpy(each)]}
+    read = []
+
+    def documents():
+        for i in range(100):
+            read.append(i)
+            yield kinds[kind](matrix)
+
+    batches = DocumentBatches(range(100), documents(), None, None, batch_bytes=16_000)
+    first = next(batches.read(None, lambda embeddings: {"vectors": embeddings.vectors}))
+    assert len(first.lengths) == len(read) == 5
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_embeddings_that_change_while_they_are_read_are_refused(threads):
     torch.set_num_threads(threads)

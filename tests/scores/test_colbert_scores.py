@@ -305,7 +305,13 @@ def test_permuting_documents_and_tokens_permutes_the_scores(lengths, order, back
             lambda: colbert_scores([None, "x"], torch.randn(1, 2, 4)),
             "text 1 is of type str and not a matrix of numbers",
         ),
-        (lambda: colbert_scores(np.array([[["a"]]]), torch.randn(1, 2, 4)), "received an array of dtype <U1"),
+        (lambda: colbert_scores(np.array([[["a"]]]), torch.randn(1, 2, 4)), "received queries of dtype <U1"),
+        (lambda: colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4).char()), "documents of dtype torch.int8; exp"),
+        (
+            lambda: colbert_scores(torch.ones(1, 2, 4).bool(), torch.ones(1, 2, 4)),
+            "queries of dtype torch.bool; expect",
+        ),
+        (lambda: colbert_scores(torch.eye(4).to_sparse(), torch.ones(1, 2, 4)), "queries in the layout torch.sparse"),
         (lambda: colbert_scores([torch.randn(2, 4)], [[1.0], [2.0, 3.0]]), r"text 0 .*shape \(1,\)"),
         (
             lambda: colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), ["a", "b"]),
@@ -339,3 +345,8 @@ def test_stock_sentence_transformers_scores_agree():
     masks = {"queries_mask": torch.ones(2, 3).bool(), "documents_mask": mask}
     torch.testing.assert_close(colbert_scores(queries, documents, **masks), st_all(queries, documents, **masks))
     torch.testing.assert_close(colbert_kd_scores(queries, documents, **masks), st_kd(queries, documents, **masks))
+
+
+@pytest.mark.parametrize("backend", ["auto", "packed", "torch"])
+def test_no_queries_have_no_scores(backend):
+    assert colbert_scores([], torch.randn(3, 2, 4), backend=backend).shape == (0, 3)

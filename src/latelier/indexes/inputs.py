@@ -34,6 +34,7 @@ _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
 # memory.
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
+_BYTES = (bytes, bytearray, memoryview)  # iterating over them gives integers, which would be ids
 
 
 class DocumentBatch(NamedTuple):
@@ -95,7 +96,7 @@ class DocumentBatches:
     ) -> None:
         _check_not_padded(embeddings)
         for name, values in (("ids", ids), ("texts", texts), ("metadata", metadata)):
-            if getattr(values, "ndim", 1) == 0:
+            if is_array(values) and values.ndim == 0:
                 raise InvalidArgumentError(f"received an array without dimensions as {name}; give one per document.")
         if is_single_id(ids):
             ids, texts, metadata = [ids], None if texts is None else [texts], None if metadata is None else [metadata]
@@ -320,7 +321,7 @@ class _Column:
     def __init__(self, name: str, values: Any) -> None:
         if values is None and name == "ids":
             raise InvalidArgumentError("received None as ids; give one id per document.")
-        if values is not None and not isinstance(values, Iterable):
+        if values is not None and (not isinstance(values, Iterable) or isinstance(values, _BYTES)):
             raise InvalidArgumentError(f"received {type(values).__name__} as {name}; give one per document.")
         self.name = name
         self.length: int | None = len(values) if isinstance(values, Sized) else None
@@ -375,14 +376,21 @@ def _split(embeddings: Any, most_bytes: int, most_documents: int) -> Iterator[li
             yield from _split_packed(item, most_bytes, most_documents)
             continue
         waiting.append(item)
-        # A sparse tensor has no size; `_matrix` rejects it.
-        is_sparse = is_tensor(item) and str(item.layout) != "torch.strided"
-        size += 0 if is_sparse else getattr(item, "nbytes", 0)
+        size += _float_bytes(item)
         if size >= most_bytes or len(waiting) >= most_documents:
             yield waiting
             waiting, size = [], 0
     if waiting:
         yield waiting
+
+
+def _float_bytes(item: Any) -> int:
+    """Return about the size of a matrix in memory, as float32 at least; 0 for what `pack` rejects."""
+    if is_array(item):
+        is_sparse = is_tensor(item) and str(item.layout) != "torch.strided"  # it has no size
+        return 0 if is_sparse else max(int(item.nbytes), 4 * int(np.prod(item.shape)))
+    first = item[0] if isinstance(item, Sequence) and item else None
+    return 4 * len(item) * len(first) if isinstance(first, Sized) else 0
 
 
 def _split_packed(embeddings: TokenEmbeddings, most_bytes: int, most_documents: int) -> Iterator[TokenEmbeddings]:

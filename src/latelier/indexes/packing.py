@@ -111,7 +111,7 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
     """Return a matrix as a 2-D numpy array of a floating dtype, or raise an error."""
     if is_tensor(item):
         try:
-            item = item.detach().cpu()
+            item = item.detach().cpu().resolve_neg()
             item = (item.float() if dtype_name(item) == "bfloat16" else item).numpy()
         except (RuntimeError, TypeError) as error:  # sparse, quantized, on the device "meta", of an 8-bit float type
             raise EmbeddingsError(
@@ -121,7 +121,7 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
     elif not isinstance(item, np.ndarray):
         try:
             item = np.asarray(item, dtype="float32")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
             raise EmbeddingsError(
                 f"{name(position)} came with {type(item).__name__}; expected a 2-D numpy or torch matrix (tokens, dim)."
             ) from error

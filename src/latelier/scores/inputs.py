@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.arrays import as_matrices, as_tensor
+from latelier.arrays import as_matrices, as_tensor, dtype_name, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 
 __all__ = ["Side", "check_pairs", "documents_per_query", "read_sides"]
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 class Side:
@@ -174,10 +176,10 @@ def _read(name: str, value: Any, mask: Any) -> Side:
         if mask is not None:
             raise EmbeddingsError(f"received packed {name} and a mask; packed embeddings hold real tokens only.")
         return Side(name, packed=value.to("torch"))
-    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 3:
-        return Side(name, padded=_read_padded(name, as_tensor(value), mask))
-    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 2:
-        return Side(name, padded=_read_padded(name, as_tensor(value)[None], mask))
+    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim in (2, 3):
+        _check_padded(name, value)
+        vectors = as_tensor(value)
+        return Side(name, padded=_read_padded(name, vectors if vectors.ndim == 3 else vectors[None], mask))
     if isinstance(value, (list, tuple)):
         listed = [as_tensor(matrix) for matrix in as_matrices(value)]
         if mask is not None:
@@ -187,6 +189,17 @@ def _read(name: str, value: Any, mask: Any) -> Side:
         f"received {name} of type {type(value).__name__} and shape {getattr(value, 'shape', None)}; expected a padded "
         "(n, tokens, dim) array or tensor with a mask, a list of (tokens, dim) matrices, or TokenEmbeddings."
     )
+
+
+def _check_padded(name: str, vectors: Any) -> None:
+    """Raise an error for what no engine can multiply, or only as other numbers."""
+    if is_tensor(vectors) and str(vectors.layout) != "torch.strided":
+        raise EmbeddingsError(f"received {name} in the layout {vectors.layout}; give dense ones: {name}.to_dense().")
+    if dtype_name(vectors) not in _FLOATS:
+        raise EmbeddingsError(
+            f"received {name} of dtype {vectors.dtype}; expected one of {', '.join(_FLOATS)}, or int8 with scales, as "
+            "TokenEmbeddings."
+        )
 
 
 def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -158,7 +158,8 @@ def replaced_error(folder: Path) -> StorageError:
 
 def closed_error(folder: Path | str) -> InvalidArgumentError:
     """Return the error for an index that was closed."""
-    return InvalidArgumentError(f"the index in {folder} is closed; open it again with indexes.open(path).")
+    again = "its documents are gone" if folder == "memory" else "open it again with indexes.open(path)"
+    return InvalidArgumentError(f"the index in {folder} is closed; {again}.")
 
 
 def _file_id(path: str) -> FileId | None:

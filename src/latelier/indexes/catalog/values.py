@@ -65,7 +65,9 @@ def as_ids(ids: object) -> list[Id]:
     """
     if is_single_id(ids):
         return [as_id(ids)]
-    if not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
+    # Iterating over bytes gives integers, which are other ids.
+    is_bytes = isinstance(ids, (bytes, bytearray, memoryview))
+    if not isinstance(ids, Iterable) or is_bytes or getattr(ids, "ndim", 1) != 1:
         raise InvalidArgumentError(f"received {type(ids).__name__} as ids; give one id or an iterable of ids.")
     return [as_id(value) for value in ids]
 

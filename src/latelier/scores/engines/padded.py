@@ -74,6 +74,8 @@ def maxsim(
     torch.Tensor
         ``(q, d)`` float32, with the gradient of the inputs.
     """
+    if not len(queries):  # of any dim
+        return queries.new_zeros(0, len(documents), dtype=torch.float32)
     per_document = max(1, queries.shape[0] * queries.shape[1] * documents.shape[1])
     step = max(1, _BLOCK_ELEMENTS // per_document)
     blocks = []
