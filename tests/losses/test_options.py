@@ -155,6 +155,35 @@ def test_in_batch_negatives_against_the_loop(mean):
     torch.testing.assert_close(gradient(loss, model), gradient(expected, model), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("mean", [True, False], ids=["mean", "sum"])
+def test_the_best_candidate_of_another_row_with_the_same_query_is_no_negative(mean):
+    """The best by the teacher's scores, at whatever place among the candidates."""
+    model = Lexicon()
+    queries, documents = texts()
+    queries[1] = queries[0]
+    documents = [[[*text, 4 + 3 * i + j] for j, text in enumerate(group)] for i, group in enumerate(documents)]
+    options = {"normalize_scores": False, "size_average": mean}
+    loss = Distillation(model, in_batch_weight=1.0, **options)(batch_of(queries, documents), torch.tensor(LABELS))
+    plain = Distillation(model, **options)(batch_of(queries, documents), torch.tensor(LABELS))
+    best = [3 * i + max(range(3), key=LABELS[i].__getitem__) for i in range(3)]
+    assert best[0] % 3 != best[1] % 3
+    total = 0.0
+    for i, row in enumerate(all_scores(model, queries, documents)):
+        same = {best[j] for j in range(3) if queries[j] == queries[i]}
+        others = [row[j] for j in range(9) if j // 3 != i and j not in same]
+        total = total - log_softmax([row[best[i]], *others])[0]
+    assert loss.item() == pytest.approx((plain + (total / 3 if mean else total)).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["size_average", "normalize_scores", "mask_duplicates", "gather_across_devices"])
+@pytest.mark.parametrize("value", ["no", None, 2, [True]])
+def test_flags_are_true_or_false(name, value):
+    loss = Distillation if name == "normalize_scores" else Contrastive
+    with pytest.raises(InvalidArgumentError, match=rf"received {name}=.*; expected True or False"):
+        loss(Lexicon(), **{name: value})
+    loss(Lexicon(), **{name: True})
+
+
 def test_one_candidate_and_in_batch_negatives_are_something_to_learn():
     model = Lexicon()
     queries, documents = texts(3, 1)

@@ -24,7 +24,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.losses.batch import EmbeddedBatch, embed_batch
 from latelier.losses.mini_batches import MiniBatches
-from latelier.utils import is_count
+from latelier.utils import check_flag, is_count
 
 __all__ = ["Loss", "LossOptions", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
 
@@ -100,6 +100,8 @@ class Loss(nn.Module, ABC):
         super().__init__()
         _check_model(model)
         check_score_metric(score_metric)
+        check_flag("size_average", options.size_average)
+        check_flag("gather_across_devices", options.gather_across_devices)
         options.mini_batches.check()
         self.model = model  # trainers replace this attribute by a wrapped model
         self.score_metric = score_metric

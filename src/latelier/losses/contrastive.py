@@ -13,7 +13,7 @@ from latelier.losses.batch import EmbeddedBatch
 from latelier.losses.in_batch_negatives import false_negatives, gather_documents, reduce_total, score_all
 from latelier.losses.mini_batches import MiniBatches
 from latelier.scores import colbert_scores
-from latelier.utils import check_number
+from latelier.utils import check_flag, check_number
 
 __all__ = ["Contrastive"]
 
@@ -94,6 +94,7 @@ class Contrastive(Loss):
         super().__init__(model, score_metric, options)
         check_number("temperature", temperature)
         self.temperature = temperature
+        check_flag("mask_duplicates", mask_duplicates)
         self.mask_duplicates = mask_duplicates
 
     def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:
@@ -102,7 +103,9 @@ class Contrastive(Loss):
         scores = score_all(self.score_metric, batch, gathered)
         positives = gathered.first + torch.arange(len(batch.queries), device=scores.device) * batch.per_query
         if self.mask_duplicates:
-            scores = scores.masked_fill(false_negatives(batch, gathered, positives).to(scores.device), -torch.inf)
+            are_positives = torch.arange(len(gathered.documents)) % batch.per_query == 0
+            excluded = false_negatives(batch, gathered, positives, are_positives)
+            scores = scores.masked_fill(excluded.to(scores.device), -torch.inf)
         total = nn.functional.cross_entropy(scores / self.temperature, positives, reduction="sum")
         return reduce_total(total, gathered, self.options)
 

@@ -16,7 +16,7 @@ from latelier.losses.labels import read_scores
 from latelier.losses.mini_batches import MiniBatches
 from latelier.losses.normalization import computing_dtype, min_max_normalize, relative_rounding, row_weights
 from latelier.scores import colbert_kd_scores, colbert_scores
-from latelier.utils import check_number
+from latelier.utils import check_flag, check_number
 
 __all__ = ["Distillation"]
 
@@ -135,6 +135,7 @@ class Distillation(Loss):
             model, score_metric, LossOptions(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens))
         )
         check_number("temperature", temperature)
+        check_flag("normalize_scores", normalize_scores)
         self.normalize_scores = normalize_scores
         self.temperature = temperature
         self.teacher_temperature = temperature if teacher_temperature is None else teacher_temperature
@@ -189,7 +190,8 @@ class Distillation(Loss):
         positives = rows * n + teacher.argmax(dim=1)
         columns = torch.arange(len(gathered.documents), device=scores.device)
         own = (columns // n == rows[:, None]) & (columns != positives[:, None])
-        excluded = own | false_negatives(batch, gathered, positives).to(scores.device)
+        are_positives = torch.zeros_like(columns, dtype=torch.bool).scatter(0, positives, True)
+        excluded = own | false_negatives(batch, gathered, positives, are_positives).to(scores.device)
         scores = scores.masked_fill(excluded, -torch.inf) / self.temperature
         return nn.functional.cross_entropy(scores, positives, reduction="sum")
 

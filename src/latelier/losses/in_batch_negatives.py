@@ -94,7 +94,9 @@ def score_all(score_metric: ScoreMetric, batch: EmbeddedBatch, gathered: Gathere
     return score(score_metric, batch.queries, gathered.documents, columns, "latelier.scores.colbert_scores")
 
 
-def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives: Tensor) -> Tensor:
+def false_negatives(
+    batch: EmbeddedBatch, gathered: GatheredDocuments, positives: Tensor, are_positives: Tensor
+) -> Tensor:
     """Return which documents must not count as negatives of a query.
 
     Parameters
@@ -103,12 +105,14 @@ def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives
         The queries, and the documents of the columns.
     positives
         ``(b,)``, the column of each query's positive.
+    are_positives
+        ``(columns,)`` bool: which documents are the positive of a query, of this process or another one.
 
     Returns
     -------
     torch.Tensor
         ``(b, columns)`` bool, on the device of the queries' vectors: true for a text that equals the query's positive,
-        and for the first document of another row with the same query. False everywhere if there are no keys.
+        and for the positive of another row with the same query. False everywhere if there are no keys.
     """
     device = batch.queries.device
     columns, positives = torch.arange(len(gathered.documents), device=device), positives.to(device)
@@ -116,7 +120,7 @@ def false_negatives(batch: EmbeddedBatch, gathered: GatheredDocuments, positives
         return torch.zeros(len(positives), len(columns), dtype=torch.bool, device=device)
     documents, queries = (keys.to(device) for keys in gathered.keys)
     same_text = documents == documents[positives][:, None]
-    same_query = (queries == batch.query_keys.to(device)[:, None]) & (columns % batch.per_query == 0)
+    same_query = (queries == batch.query_keys.to(device)[:, None]) & are_positives.to(device)
     return (same_text | same_query) & (columns != positives[:, None])
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeGuard, overload
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import describe, short
 
-__all__ = ["check_count", "check_number", "count_entries", "is_count"]
+__all__ = ["check_count", "check_flag", "check_number", "count_entries", "is_count"]
 
 
 @overload
@@ -92,6 +92,33 @@ def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard
     """
     is_integer = isinstance(value, (int, Integral)) and not isinstance(value, bool)
     return is_integer and bool(least <= value <= (sys.maxsize if most is None else most))
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check an argument that turns something on or off: any text would count as on.
+
+    Parameters
+    ----------
+    name
+        The argument's name, for the message.
+    value
+        What was given: a bool, also of numpy, or 0 or 1.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the value is none of these.
+
+    Examples
+    --------
+    >>> check_flag("normalize_scores", False)
+    >>> check_flag("normalize_scores", "no")
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received normalize_scores='no'; expected True or False.
+    """
+    is_bool = type(value).__name__ in ("bool", "bool_")  # Python's and numpy's
+    if not (is_bool or is_count(value, 0, 1)):
+        raise InvalidArgumentError(f"received {name}={short(value)}; expected True or False.")
 
 
 def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys.float_info.max) -> None:
