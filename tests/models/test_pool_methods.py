@@ -1,5 +1,8 @@
 """Pooling to a fixed number of vectors, and by the attention that tokens receive in the encoder."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import numpy as np
 import pytest
 import torch
@@ -134,7 +137,27 @@ def test_models_without_readable_attention_say_so(dense, shallow):
     compressed = ColBERT.from_dense(shallow, device="cpu").compress_documents(4)
     with pytest.raises(InvalidArgumentError, match="a pipeline that does not pool documents"):
         compressed.encode_document(TEXTS, num_vectors=3, pool_method="attention")
-    with pytest.raises(InvalidArgumentError, match="sentence-transformers encodes these inputs"):
+    with pytest.raises(InvalidArgumentError, match="are encoded by sentence-transformers"):
         dense.encode_document(TEXTS, num_vectors=3, pool_method="attention", normalize_embeddings=True)
     with pytest.raises(InvalidArgumentError, match="num_vectors=3 for queries; only documents are pooled"):
         dense.encode_query(TEXTS, num_vectors=3)
+
+
+@pytest.mark.parametrize("method", ["attention", "attention-ward"])
+def test_several_threads_pool_by_attention_at_once(dense, method):
+    """They share the encoder's configuration, which names the attention that records."""
+    options = {"num_vectors": 3, "pool_method": method}
+    expected = dense.encode_document(TEXTS, **options)
+    before = dense[0].model.config._attn_implementation
+    at_once = Barrier(3, timeout=60)
+
+    def encode(_):
+        at_once.wait()
+        return [dense.encode_document(TEXTS, **options) for _ in range(5)]
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(encode, range(3)))
+    for matrices in (matrices for each in found for matrices in each):
+        for matrix, wanted in zip(matrices, expected, strict=True):
+            torch.testing.assert_close(matrix, wanted, rtol=0, atol=1e-5)
+    assert dense[0].model.config._attn_implementation == before

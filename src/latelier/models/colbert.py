@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from sentence_transformers import MultiVectorEncoder
 from latelier.models import compression, encoding, options
 from latelier.models.checkpoints import location
 from latelier.models.checkpoints.pylate import LayoutName, is_layout, save_for_pylate
-from latelier.models.construction import DEFAULT_EMBEDDING_SIZE, Construction
+from latelier.models.construction import Construction
 from latelier.models.cpu.backends import check_backend
 from latelier.models.differentiable import embed_texts, score_pairs
 from latelier.models.exporting import export
@@ -96,7 +97,7 @@ class ColBERT(Overrides):
         device = check_backend(backend, device, kwargs)
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
-        kwargs = location.without_pickles(self._construction.with_modules(kwargs))
+        kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
         with location.loading(name) as found:
             super().__init__(found, device=location.load_device(device, kwargs), **kwargs)
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
@@ -109,7 +110,7 @@ class ColBERT(Overrides):
         cls,
         model_name_or_path: str,
         projection: Literal["orthogonal", "pca"] | None = None,
-        embedding_size: int = DEFAULT_EMBEDDING_SIZE,
+        embedding_size: int | None = None,
         device: str | torch.device | None = None,
         *,
         max_length_query: int | None = None,
@@ -129,7 +130,7 @@ class ColBERT(Overrides):
             None keeps the encoder's own dimension (384 for MiniLM); ``"orthogonal"`` projects to `embedding_size` by a
             seeded random rotation; ``"pca"`` by principal components, to be fitted with `fit_projection` before use.
         embedding_size
-            Dimensions after the projection, at most those before it.
+            Dimensions after the projection, at most those before it; 128 by default. An error without a projection.
         device, max_length_query, max_length_document, **kwargs
             As in `ColBERT`; but queries, which are not padded here, are as long as the encoder reads by default.
 
@@ -144,7 +145,7 @@ class ColBERT(Overrides):
             If the model is a late-interaction checkpoint, which `ColBERT` loads.
         """
         as_path(model_name_or_path, "the model")
-        recipe, size = untrained_recipe(projection), None if projection is None else embedding_size
+        recipe, size = untrained_recipe(projection, embedding_size, kwargs), embedding_size
         model = cls(model_name_or_path, size, device, max_length_query, max_length_document, recipe=recipe, **kwargs)
         model._construction.check_fresh(model_name_or_path)
         return model
@@ -242,13 +243,12 @@ class ColBERT(Overrides):
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
         numpy, size = convert_to_numpy and not convert_to_tensor, self.embedding_size
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
-        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, size)
+        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, size, form.raw)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
-        if not truncation:
-            check_lengths(self, batch.rows, task)
         values = (show_progress_bar, output_value, numpy, device, normalize_embeddings, pool, chunk_size, token_pooling)
         self._construction.check_fitted()
-        encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, options.chosen(values, kwargs))
+        given = options.chosen(values, kwargs)
+        encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, given, truncation=truncation)
         return batch.regroup(form.convert(encoded, dim or size, batch.single))
 
     def encode_stream(
@@ -311,7 +311,7 @@ class ColBERT(Overrides):
         input, texts
             Texts to embed; or, as `input`, features from `tokenize` or `preprocess` (what trainers and losses pass).
         query_mode, is_query, task, truncation, add_special_tokens
-            As in `encode`. Features hold their task; ``task`` overrides it.
+            As in `encode`. Features hold their task, unless one is given; they are truncated already.
         **kwargs
             Other arguments of the modules, for features only.
 
@@ -327,10 +327,11 @@ class ColBERT(Overrides):
             If the features hold no task in training.
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            task = task or input.get("task")
+            options.check("the model", kwargs, {"processing_kwargs", *self.get_model_kwargs()}, self.forward)
+            task = options.resolve_task(query_mode, is_query, task, default=input.get("task"))
             check_task_is_known(self, task)
             self._construction.check_fitted()
-            return super().forward(input, task=task, **kwargs)  # type: ignore[arg-type]
+            return super().forward({**input}, task=task, **kwargs)  # the modules change the masks in it
         options.check("the model, called with texts,", kwargs, (), self.forward)
         given = options.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
         task = options.resolve_task(query_mode, is_query, task)
@@ -397,7 +398,7 @@ class ColBERT(Overrides):
         inputs
             The texts, in a flat list.
         prompt
-            What to put before each; None means the model's prompt for the task, ``""`` none.
+            What to put before each; None: the model's prompt for the task, ``""``: nothing.
         **kwargs
             ``task`` (``"query"`` or ``"document"``), ``max_length``, ``processing_kwargs``, and what the modules take.
 
@@ -476,10 +477,9 @@ class ColBERT(Overrides):
             If PyLate's layout cannot hold the model; nothing is written then.
         """
         self._construction.check_fitted()
-        if is_layout(layout):
-            save_for_pylate(self, str(path), *args, **kwargs)
-        else:
-            super().save(str(path), *args, **kwargs)
+        options.check("save", kwargs, options.parameters_of(super().save), self.save)
+        folder, save = str(as_path(path, "the folder")), super().save
+        (partial(save_for_pylate, self) if is_layout(layout) else save)(folder, *args, **kwargs)
 
     def export(self, folder: str | os.PathLike[str], *, compute_dtype: Literal["float32", "int8"] = "float32") -> None:
         """Write a folder from which `latelier.models.ExportedEncoder` encodes without torch.

@@ -113,12 +113,14 @@ class Construction:
         transformer = next(module for module in modules if isinstance(module, Transformer))
         return self.build(transformer, heads, prompts), module_kwargs
 
-    def with_modules(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def with_modules(self, options: Mapping[str, Any], name: str | None) -> dict[str, Any]:
         """Return the constructor's options, with the pipeline of the recipe around a single encoder in ``modules``.
 
         A longer list is a pipeline of the user's own, and taken as it is.
         """
         modules = options.get("modules")
+        if modules is None and name is None:
+            raise InvalidArgumentError("received no model; give the name or the folder of one, or modules=[...].")
         if not isinstance(modules, (list, tuple)) or len(modules) != 1:
             return dict(options)
         (encoder,) = modules

@@ -10,10 +10,12 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor, nn
 from tqdm import trange
 
+from latelier.errors import InvalidArgumentError
 from latelier.models.inputs import check_text_pairs
 from latelier.models.lengths import max_length
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count
+from latelier.utils.describing import describe
 from latelier.utils.features import move_features
 
 __all__ = ["embed_texts", "score_pairs"]
@@ -34,6 +36,8 @@ def embed_texts(model: Any, texts: str | Iterable[str], task: str, *, truncation
         As in `ColBERT.encode`.
     """
     length = max_length(model, task)
+    if not isinstance(texts, Iterable):
+        raise InvalidArgumentError(f"received {describe(texts)}; expected texts, or features from tokenize(...).")
     features = model.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
     if not features:
         return torch.zeros(0, length, int(model.get_embedding_dimension() or 0), device=model.device)

@@ -29,7 +29,7 @@ from latelier.models.compute_dtype import check_compute_dtype, inference, prefer
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
 from latelier.models.inputs import are_texts, checked_stream
-from latelier.models.lengths import max_length
+from latelier.models.lengths import check_lengths, max_length
 from latelier.models.options import check_delegated_dtype, has_loop_options, prompt_errors
 from latelier.models.outputs import OutputForm
 from latelier.models.pooling import Pooling, pool_tokens
@@ -119,7 +119,14 @@ def encodes_by_budget(model: MultiVectorEncoder) -> bool:
 
 
 def encode_rows(
-    model: Any, rows: list[Any], job: Job, prompt_name: str | None, form: OutputForm, options: dict[str, Any]
+    model: Any,
+    rows: list[Any],
+    job: Job,
+    prompt_name: str | None,
+    form: OutputForm,
+    options: dict[str, Any],
+    *,
+    truncation: bool = True,
 ) -> Any:
     """Encode inputs: texts by the loop of this module, other inputs and options by sentence-transformers' loop.
 
@@ -137,6 +144,8 @@ def encode_rows(
         What the result will be converted to.
     options
         Options of sentence-transformers that are not at their defaults.
+    truncation
+        False raises an error for a text that would be truncated.
 
     Returns
     -------
@@ -147,6 +156,9 @@ def encode_rows(
         prompt_name = job.task
     with prompt_errors(prompt_name, model.prompts):
         prompt = model._resolve_prompt(job.prompt, prompt_name)
+    check_count("batch_size", job.batch_size)
+    if not truncation:
+        check_lengths(model, rows, job.task, prompt)
     delegated = model._distributed_inference is not None and options.get("device") is None
     if delegated or not (encodes_by_budget(model) and has_loop_options(options) and are_texts(rows)):
         check_delegated_dtype(job.compute_dtype, options, job.task)
@@ -163,7 +175,6 @@ def encode_rows(
         if job.truncate_dim is None or options.get("output_value", "") is None:
             return encoded
         return [_truncate(torch.as_tensor(row), job.truncate_dim) for row in encoded]
-    check_count("batch_size", job.batch_size)
     job = replace(job, prompt=prompt)
     shown = options.get("show_progress_bar")
     if shown is None:

@@ -136,6 +136,9 @@ def checked_stream(texts: Any) -> Iterator[str]:
 
 def check_text_pairs(queries: Sequence[str], documents: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return queries and documents as lists of equal length."""
+    for name, texts in (("queries", queries), ("documents", documents)):
+        if not isinstance(texts, Iterable):
+            raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a list of str.")
     left = [queries] if isinstance(queries, str) else list(queries)
     right = [documents] if isinstance(documents, str) else list(documents)
     if len(left) != len(right):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Transformer
@@ -39,13 +40,19 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
     return cap or length_limit(encoder) or int(model.max_seq_length or 0)
 
 
-def check_lengths(model: MultiVectorEncoder, texts: Sequence[str], task: str) -> None:
-    """Raise an error for the first text that would be truncated."""
+def check_lengths(model: MultiVectorEncoder, inputs: Sequence[Any], task: str, prompt: str | None = None) -> None:
+    """Raise an error for the first text, or pair of texts, that would be truncated; other inputs are not looked at.
+
+    `prompt` is what is put before each; None for the model's own prompt.
+    """
     cap = max_length(model, task)
-    prompt = model.prompts.get(task) or ""
-    for i, text in enumerate(texts):
+    prompt = model.prompts.get(task) or "" if prompt is None else prompt
+    for i, given in enumerate(inputs):
+        first, *others = [given] if isinstance(given, str) else given if isinstance(given, tuple) else [None]
+        if not all(isinstance(text, str) for text in (first, *others)):
+            continue
         with tokenizer_lock(model.tokenizer):
-            length = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
+            length = len(model.tokenizer(f"{prompt}{first}", *others, truncation=False, verbose=False)["input_ids"])
         if length > cap:
             raise InvalidArgumentError(
                 f"texts[{i}] has {length} tokens, but a {task} is cut at {cap}; shorten it, raise max_length_{task}, "

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils import check_count
+from latelier.utils import check_count, check_flag
 from latelier.utils.describing import short
 
 __all__ = [
@@ -118,8 +118,8 @@ def check(method: str, given: Iterable[str], known: Iterable[str], function: Cal
         raise InvalidArgumentError(f"{method} has no argument {name!r}; {hint}")
 
 
-def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None) -> str:
-    """Return ``"query"`` or ``"document"`` from its three spellings; ``"query"`` by default.
+def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None, default: Any = "query") -> Any:
+    """Return ``"query"`` or ``"document"`` from its three spellings, or a default if none is given.
 
     Raises
     ------
@@ -131,6 +131,9 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
     >>> resolve_task(None, False, None), resolve_task(None, None, None)
     ('document', 'query')
     """
+    for name, flag in (("query_mode", query_mode), ("is_query", is_query)):
+        if flag is not None:
+            check_flag(name, flag)
     if task not in (None, "query", "document"):
         raise InvalidArgumentError(f"unknown task {task!r}; expected 'query' or 'document'.")
     spelled = {flag for flag in (query_mode, is_query, None if task is None else task == "query") if flag is not None}
@@ -138,10 +141,10 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
         raise InvalidArgumentError(
             f"query_mode={query_mode}, is_query={is_query} and task={task!r} contradict each other; give one of them."
         )
-    return "document" if spelled == {False} else "query"
+    return default if not spelled else "query" if spelled.pop() else "document"
 
 
-def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: int) -> int | None:
+def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: int, raw: bool = False) -> int | None:
     """Return how many of the first numbers of each vector to keep; None for all.
 
     Parameters
@@ -152,9 +155,15 @@ def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: i
         The model's own `truncate_dim`.
     embedding_size
         Dimensions of the model's vectors.
+    raw
+        Whether features are returned, which are not truncated.
     """
     if truncate_dim is None:
         return default
+    if raw:
+        raise InvalidArgumentError(
+            f"received truncate_dim={short(truncate_dim)} with output_value=None; features are returned unchanged."
+        )
     return check_count("truncate_dim", truncate_dim, most=embedding_size)
 
 

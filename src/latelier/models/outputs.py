@@ -49,6 +49,8 @@ class OutputForm:
     pooling: Pooling = _UNPOOLED
 
     def __post_init__(self) -> None:
+        if self.raw and self.packed:
+            raise InvalidArgumentError("received packed=True with output_value=None; features are returned unchanged.")
         if self.precision is None:
             return
         if not isinstance(self.precision, str) or self.precision not in DTYPES:

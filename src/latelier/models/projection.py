@@ -10,6 +10,8 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.inputs import checked_stream
+from latelier.utils import check_count
 from latelier.utils.features import move_features
 from latelier.utils.progress import progress_bar
 
@@ -103,7 +105,8 @@ def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, sh
     position, projection = [(i, module) for i, module in enumerate(model) if isinstance(module, Dense)][-1]
     moment = SecondMoment(projection.in_features)
     model.eval()
-    remaining = iter([texts] if isinstance(texts, str) else texts)
+    check_count("batch_size", batch_size)
+    remaining = checked_stream([texts] if isinstance(texts, str) else texts)
     with torch.inference_mode(), progress_bar(shown=show_progress_bar, desc="Fitting projection", unit="text") as bar:
         while batch := list(islice(remaining, batch_size)):
             features = move_features(model.preprocess(batch, task="document"), model.device)

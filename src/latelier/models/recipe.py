@@ -8,12 +8,18 @@ to 0.59 with attention to the expansion. So `UNTRAINED` has none of them.
 from __future__ import annotations
 
 import string
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.inputs import are_texts
+from latelier.utils import check_flag
+from latelier.utils.describing import short
 
 __all__ = ["UNTRAINED", "Recipe", "untrained_recipe"]
+
+_PROJECTIONS = ("learned", "orthogonal", "pca", None)
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,44 @@ class Recipe:
     skiplist: tuple[str, ...] = tuple(string.punctuation)
     projection: Literal["learned", "orthogonal", "pca"] | None = "learned"
 
+    def __post_init__(self) -> None:
+        for name in ("query_marker", "document_marker"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidArgumentError(
+                    f"received {name}={short(getattr(self, name))}; expected a str, '' for none."
+                )
+        for name in ("query_expansion", "attend_to_expansion"):
+            check_flag(name, getattr(self, name))
+        skiplist = self.skiplist
+        if isinstance(skiplist, str) or not isinstance(skiplist, Iterable) or not are_texts(skiplist):
+            raise InvalidArgumentError(f"received skiplist={short(skiplist)}; expected a tuple of str, () for none.")
+        if self.projection not in _PROJECTIONS:
+            raise InvalidArgumentError(
+                f"unknown projection {self.projection!r}; expected one of {', '.join(map(repr, _PROJECTIONS))}."
+            )
+
 
 UNTRAINED = Recipe(query_marker="", document_marker="", query_expansion=False, skiplist=(), projection=None)
 
 
-def untrained_recipe(projection: Any) -> Recipe:
-    """Return `UNTRAINED` with a projection: None, ``"orthogonal"`` or ``"pca"``."""
+def untrained_recipe(projection: Any, size: int | None, others: Mapping[str, Any]) -> Recipe:
+    """Return `UNTRAINED` with a projection.
+
+    Parameters
+    ----------
+    projection
+        None, ``"orthogonal"`` or ``"pca"``.
+    size
+        The dimensions after it that were asked for, or None.
+    others
+        Further arguments of `ColBERT.from_dense`, which has no recipe.
+    """
     if projection not in (None, "orthogonal", "pca"):
         raise InvalidArgumentError(f"unknown projection {projection!r}; expected None, 'orthogonal' or 'pca'.")
+    if projection is None and size is not None:
+        raise InvalidArgumentError(
+            f"received embedding_size={short(size)} without a projection; give projection='orthogonal' or 'pca'."
+        )
+    if "recipe" in others:
+        raise InvalidArgumentError("from_dense has no argument 'recipe'; ColBERT(name, recipe=...) takes one.")
     return replace(UNTRAINED, projection=projection)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any
 
 import torch
@@ -76,6 +77,9 @@ class Recorder:
         self._weights = logits.softmax(dim=-1).mean(dim=1).nan_to_num(0.0)
 
 
+_lock = Lock()
+# By the id of a configuration: its own attention, and the number of threads that record.
+_in_use: dict[int, tuple[Any, int]] = {}
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 
@@ -120,20 +124,37 @@ def recorded_attention(model: MultiVectorEncoder) -> Iterator[Recorder]:
     """
     encoder = model[0]
     config = getattr(encoder.model, "config", None) if isinstance(encoder, Transformer) else None
-    before = getattr(config, "_attn_implementation", None)
+    own = getattr(config, "_attn_implementation", None)
     layers = getattr(config, "num_hidden_layers", None)
-    if config is None or before not in ("sdpa", "eager") or not layers or has_pooling(model, "document"):
+    if config is None or own not in ("sdpa", "eager", _NAME) or not layers or has_pooling(model, "document"):
         raise InvalidArgumentError(
             "the attention of this model cannot be read: that takes an encoder of transformers with its own attention "
             '("sdpa" or "eager"), and a pipeline that does not pool documents. Use pool_method="ward".'
         )
-    AttentionInterface.register(_NAME, _attend)
-    AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     recorder = Recorder(layers)
     token = _recorder.set(recorder)
-    config._attn_implementation = _NAME
     try:
-        yield recorder
+        with _recording(config):
+            yield recorder
     finally:
-        config._attn_implementation = before
         _recorder.reset(token)
+
+
+@contextmanager
+def _recording(config: Any) -> Iterator[None]:
+    """Let an encoder compute with the recording attention inside the block, in which several threads may be."""
+    AttentionInterface.register(_NAME, _attend)
+    AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    with _lock:
+        before, users = _in_use.get(id(config), (config._attn_implementation, 0))
+        _in_use[id(config)] = before, users + 1
+        config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        with _lock:
+            before, users = _in_use.pop(id(config))
+            if users > 1:
+                _in_use[id(config)] = before, users - 1
+            else:
+                config._attn_implementation = before

@@ -14,11 +14,12 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.compression import has_pooling
 from latelier.models.inputs import is_group
-from latelier.models.lengths import encoder_module
+from latelier.models.lengths import encoder_module, length_limit
 from latelier.models.options import check
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.token_offsets import text_ranges
 from latelier.models.tokenizer_lock import tokenizer_lock
+from latelier.utils import resolve_length
 
 __all__ = ["check_preprocessing", "check_task_is_known", "scored_ranges", "scored_tokens", "tokenizing"]
 
@@ -35,6 +36,8 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping
         check("preprocess", options, ("task", "max_length"))
     elif not options.keys() <= _OPTIONS and isinstance(model[0], Transformer):
         check("preprocess", options, _OPTIONS.union(model.get_model_kwargs()))
+    if "max_length" in options and isinstance(model[0], (TextEncoder, Transformer)):
+        resolve_length("max_length", options["max_length"], None, length_limit(model[0]))
     if isinstance(inputs, (list, tuple)) and any(map(is_group, inputs)):
         raise InvalidArgumentError(
             "received lists of texts; features are made of a flat list, with tuples for pairs that the encoder "

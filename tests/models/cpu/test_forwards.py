@@ -10,6 +10,8 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
@@ -112,6 +114,23 @@ def test_changed_weights_are_followed(own, change):
         change(own[0].model.encoder.layer[1].intermediate.dense.weight)
     assert not torch.allclose(own.encode_document("pear"), before, atol=1e-3)
     assert_same(own)
+
+
+@pytest.mark.parametrize(
+    "parametrize",
+    [lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5), nn.utils.weight_norm, weight_norm],
+    ids=["pruned", "weight norm", "parametrization"],
+)
+def test_weights_that_a_hook_computes_are_used(own, parametrize):
+    before = own.encode_document("pear")
+    layer = own[0].model.encoder.layer[0].output.dense
+    parametrize(layer)
+    if hasattr(layer, "weight_g"):
+        with torch.no_grad():
+            layer.weight_g.mul_(1.5)
+    assert_same(own)
+    if hasattr(layer, "weight_orig") or hasattr(layer, "weight_g"):
+        assert not torch.allclose(own.encode_document("pear"), before, atol=1e-3)
 
 
 def test_weights_that_move_to_shared_memory_are_followed(own):

@@ -73,7 +73,7 @@ def check_backend(backend: Any, device: Any, options: dict[str, Any]) -> Any:
         return device
     if not _is_installed():
         raise MissingExtraError('backend="onnx"', "onnx")
-    if device is not None and torch.device(device).type != "cpu":
+    if device is not None and str(device).split(":")[0] != "cpu":
         raise InvalidArgumentError(
             f"received backend='onnx' with device={str(device)!r}; it computes on the CPU. Give device='cpu', or "
             "backend='torch'."

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 __all__ = ["Fingerprint"]
 
-# Places of each weight, and numbers in each place, that are compared: an optimiser step changes nearly all of them. The
-# numbers of a place are in one line of the processor's cache, since each line is read from memory for each query.
-_PLACES, _NUMBERS = 4, 16
+_SAMPLES = 16  # numbers of each weight that are compared: an optimiser step changes nearly all of them
 
 
 class Fingerprint:
@@ -49,6 +47,5 @@ class Fingerprint:
 
 def _sample(tensor: Tensor) -> np.ndarray:
     """Return a view of the bytes of some numbers; in-place changes through ``.data`` leave no other trace."""
-    width = min(_NUMBERS, max(1, tensor.numel()))
-    numbers = tensor.detach().reshape(-1)[: tensor.numel() // width * width].reshape(-1, width)
-    return numbers.view(torch.uint8)[:: max(1, len(numbers) // _PLACES)].numpy()
+    numbers = tensor.detach().reshape(-1, 1).view(torch.uint8)  # (numbers, bytes of each)
+    return numbers[:: max(1, len(numbers) // _SAMPLES)].numpy()

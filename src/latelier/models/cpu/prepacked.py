@@ -60,7 +60,7 @@ def is_plain_linear(module: nn.Module) -> bool:
     """Whether a module is torch's own linear layer in float32 on the CPU, not quantised, with its own forward."""
     if type(module) is not nn.Linear or not isinstance(module.__dict__.get("forward"), PatchedForward | None):
         return False
-    weight = module._parameters["weight"]
+    weight = module._parameters.get("weight")  # None where another one is computed: pruned, weight-normed
     return (
         type(weight) is nn.Parameter
         and type(weight.data) is Tensor

@@ -1,0 +1,99 @@
+"""Arguments of a model that do not fit, in all methods: an error that names them, and no other result."""
+
+import pytest
+import torch
+
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT, Recipe
+
+TEXTS = ["a pear, and a fig!", "planes"]
+
+REFUSED_RECIPES = {
+    "projection": ({"projection": "pac"}, "unknown projection 'pac'; expected one of 'learned', 'orthogonal', 'pca'"),
+    "expansion": ({"query_expansion": "no"}, "received query_expansion='no'; expected True or False"),
+    "attention": ({"attend_to_expansion": None}, "received attend_to_expansion=None; expected True or False"),
+    "letters": ({"skiplist": "the"}, "received skiplist='the'; expected a tuple of str"),
+    "numbers": ({"skiplist": (1, 2)}, r"received skiplist=\(1, 2\); expected a tuple of str"),
+    "no skiplist": ({"skiplist": None}, "received skiplist=None; expected a tuple of str"),
+    "marker": ({"query_marker": None}, "received query_marker=None; expected a str, '' for none"),
+    "number": ({"document_marker": 3}, "received document_marker=3; expected a str, '' for none"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED_RECIPES.values(), ids=REFUSED_RECIPES)
+def test_recipes_are_checked(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Recipe(**options)
+
+
+REFUSED_CALLS = {
+    "from_dense, size": (lambda m, _: ColBERT.from_dense("x", embedding_size=64), "embedding_size=64 without a proj"),
+    "from_dense, recipe": (
+        lambda m, _: ColBERT.from_dense("x", recipe=Recipe()),
+        "from_dense has no argument 'recipe'",
+    ),
+    "no model": (lambda m, _: ColBERT(device="cpu"), "received no model; give the name or the folder of one"),
+    "save to None": (lambda m, _: m.save(None), "received None as the folder; give a str or a pathlib.Path"),
+    "save, misspelled": (lambda m, path: m.save(path, safe_serialisation=True), "did you mean 'safe_serialization'"),
+    "save_pretrained": (lambda m, path: m.save_pretrained(path, layot="pylate"), "save has no argument 'layot'"),
+    "a number": (lambda m, _: m(3), r"received 3 \(int\); expected texts, or features from tokenize"),
+    "flag": (lambda m, _: m.encode("a", is_query="no"), "received is_query='no'; expected True or False"),
+    "raw, packed": (lambda m, _: m.encode("a", output_value=None, packed=True), "packed=True with output_value=None"),
+    "raw, cut": (lambda m, _: m.encode("a", output_value=None, truncate_dim=8), "truncate_dim=8 with output_value"),
+    "batch size": (lambda m, _: m.encode("a", batch_size=0, normalize_embeddings=True), "received batch_size=0"),
+    "length 0": (lambda m, _: m.tokenize("a b c d e", max_length=0), "received max_length=0; expected an integer"),
+    "length 9,999": (lambda m, _: m.tokenize("a b", max_length=9999), "received max_length=9999, but this encoder"),
+    "scores": (lambda m, _: m.scores(None, ["a"]), r"received None \(NoneType\) as queries|received None as queries"),
+    "features, misspelled": (lambda m, _: m(m.tokenize("a"), trunc=True), "did you mean 'truncation'"),
+    "features, twice": (lambda m, _: m(m.tokenize("a"), is_query=True, task="document"), "contradict each other"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED_CALLS.values(), ids=REFUSED_CALLS)
+def test_calls_are_checked(fresh, tmp_path, call, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        call(fresh, tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+def test_texts_for_a_projection_are_checked(shallow):
+    model = ColBERT.from_dense(shallow, "pca", 8, "cpu")
+    for texts, message in [(None, "received None"), ([3], r"texts\[0\] is 3"), ([], "the texts have 0 tokens")]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            model.fit_projection(texts)
+    with pytest.raises(InvalidArgumentError, match="received batch_size=0"):
+        model.fit_projection(["a"], batch_size=0)
+
+
+@torch.no_grad()
+def test_the_same_features_give_the_same_vectors_again(fresh):
+    features = fresh.tokenize(TEXTS, is_query=False)
+    given = {name: value.clone() for name, value in features.items() if isinstance(value, torch.Tensor)}
+    first, again = (fresh(features)["token_embeddings"] for _ in range(2))
+    assert torch.equal(first, again)
+    for name, value in given.items():
+        assert torch.equal(features[name], value), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("as_query", [True, False])
+def test_features_are_of_the_task_that_is_given(fresh, as_query):
+    """A document's skiplist leaves tokens out, a query has none."""
+    features = fresh.tokenize(TEXTS, is_query=False)
+    expected = fresh(features, task="query" if as_query else "document")["attention_mask"].sum()
+    assert fresh(features, is_query=as_query)["attention_mask"].sum() == expected
+    assert fresh(features, query_mode=as_query)["attention_mask"].sum() == expected
+    assert (expected > fresh(features)["attention_mask"].sum()) == as_query
+
+
+def test_whether_a_text_is_too_long_depends_on_its_prompt(shallow):
+    model = ColBERT.from_dense(shallow, device="cpu", max_length_document=6)
+    options = {"task": "document", "truncation": False}
+    assert len(model.encode("a b c d", **options)) == 6
+    with pytest.raises(InvalidArgumentError, match=r"texts\[0\] has 8 tokens, but a document is cut at 6"):
+        model.encode("a b c d", prompt="x x ", **options)
+    assert len(model.encode([("a b", "c")], **options)[0]) == 6
+    with pytest.raises(InvalidArgumentError, match=r"texts\[1\] has 8 tokens, but a document is cut at 6"):
+        model.encode(["a", ("a b c", "d e")], **options)
+    with pytest.raises(InvalidArgumentError, match="cannot make features of these inputs"):
+        model.tokenize([None], truncation=False)
