@@ -80,12 +80,38 @@ def test_texts_from_elsewhere():
         ({"batch_size": 0}, "batch_size=0; expected"),
         ({"ranks": (0, 5)}, r"ranks=\(0, 5\); expected \(first, last\), counted from 1"),
         ({"ranks": (3, 4), "negatives": 3}, "with at least 3 ranks"),
+        ({"ranks": None}, r"received None as ranks; expected \(first, last\), counted from 1"),
+        ({"ranks": 5}, r"received 5 \(int\) as ranks; expected \(first, last\), counted from 1"),
+        ({"ranks": (1, 2, 3)}, r"received ranks=\(1, 2, 3\); expected \(first, last\), counted from 1"),
+        ({"ranks": ("1", "5")}, r"received ranks=\('1', '5'\); expected \(first, last\)"),
         ({"margin": 1.0}, "margin=1.0; expected a number from 0"),
+        ({"margin": "0.1"}, "received margin='0.1'; expected a number from 0 to less than 1, or None"),
+        ({"margin": float("nan")}, "received margin=nan; expected a number from 0"),
+        ({"documents": ["x"]}, r"received \['x'\] \(list\) as documents; expected a dict of id to text"),
     ],
 )
 def test_numbers_out_of_range_are_refused(index, options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         mined(index, {"q": {"d0": 1}}, **options)
+
+
+@pytest.mark.parametrize(
+    ("queries", "qrels", "message"),
+    [
+        ({"q": "2"}, {"q": ["d0"]}, r"received \['d0'\] \(list\) as query 'q' of the qrels; expected \{document id: n"),
+        (
+            {"q": "2"},
+            {"q": {"d0": [1]}},
+            r"query 'q' of the qrels: document 'd0' has \[1\] \(list\), which is not a num",
+        ),
+        ({"q": "2"}, None, "received None as qrels; expected"),
+        (["q"], {"q": {"d0": 1}}, r"received \['q'\] \(list\) as queries; expected a dict of id to text"),
+        ({"q": 2}, {"q": {"d0": 1}}, r"query 'q' has 2 \(int\) in queries; expected its text"),
+    ],
+)
+def test_tables_of_another_form_are_refused(index, queries, qrels, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        mine_hard_negatives(Compass(), index, queries, qrels)
 
 
 def test_unknown_ids_are_named(index):

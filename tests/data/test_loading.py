@@ -3,7 +3,9 @@
 import gzip
 import json
 
+import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 
 from latelier.data import TrainingSet, load_training_set
@@ -66,6 +68,45 @@ def test_lists_with_scores():
     assert content(load_training_set(rows)) == content(SCORED)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [
+            {"query": "where is Rome?", "positive": "On the Tiber.", "negative": "In Georgia.", "scores": [0.9, 0.1]},
+            {"query": "what is rust?", "positive": "Iron oxide.", "negative_1": "A novel.", "scores": "[0.8, 0.2]"},
+        ],
+        [
+            {"query": "where is Rome?", "pos": ["On the Tiber.", "In Georgia."], "scores": [0.9, 0.1]},
+            {"query": "what is rust?", "pos": ["Iron oxide."], "neg": ["A novel."], "scores": [0.8, 0.2]},
+        ],
+        [
+            {"query": "where is Rome?", "pos": ["On the Tiber.", "In Georgia."], "pos_scores": [0.9, 0.1]},
+            FLAG[1] | {"scores": None},
+        ],
+        [
+            {
+                "query": "where is Rome?",
+                "document_2": "In Georgia.",
+                "document_1": "On the Tiber.",
+                "scores": [0.9, 0.1],
+            },
+            {"question": "what is rust?", "document_9": "Iron oxide.", "document_10": "A novel.", "scores": [0.8, 0.2]},
+        ],
+    ],
+    ids=["triplets", "lists", "positives alone", "numbered"],
+)
+def test_scores_are_kept(rows):
+    assert content(load_training_set(rows)) == content(SCORED)
+
+
+def test_data_sets_for_the_trainer_load_again():
+    assert content(load_training_set(SCORED.to_dataset())) == content(SCORED)
+    pairs = TrainingSet(["q"], [["x", "n", "m"]])
+    assert content(load_training_set(pairs.to_dataset())) == content(pairs)
+    wide = TrainingSet(["q"], [[f"text {i}" for i in range(12)]], [list(range(12))])
+    assert content(load_training_set(wide.to_dataset())) == content(wide)
+
+
 def test_flagembedding_without_scores_has_a_row_for_each_positive():
     rows = [{"query": "q", "pos": ["x", "y"], "neg": ["n"], "pos_scores": None, "neg_scores": None}]
     assert content(load_training_set(rows)) == (["q", "q"], [["x", "n"], ["y", "n"]], None)
@@ -78,6 +119,8 @@ def test_flagembedding_without_scores_has_a_row_for_each_positive():
         {"anchor": "q", "positive": "x", "negatives": ["n", "m"]},
         {"question": "q", "answer": "x", "neg": ["n"], "negative": "m", "id": 3},
         {"query": "q", "document": "x", "neg_1": "n", "neg_2": "m"},
+        {"query": "q", "pos": "x", "neg": ["n", "m"], "source": "s", "sources": ["s"], "title": "t", "document_id": 7},
+        {"query": "q", "pos": "x", "neg": ["n", "m"], "scores": None, "hard_negative": None, "neg_scores": None, 3: 4},
     ],
 )
 def test_pairs_with_several_negatives(row):
@@ -126,6 +169,22 @@ GOOD = {"query": "q", "positive": "x"}
         ({"query": "q", "positive": 3}, "row 1: document 0 is 3; expected a text"),
         ({"query": "q", "pos": []}, "row 1 has no positive"),
         ({"query": "q", "pos": ["x"], "pos_scores": [1.0, 2.0]}, "row 1 has 2 pos_scores for 1 documents"),
+        (
+            {"query": "q", "pos": ["x"], "neg": ["n"], "neg_scores": [1.0]},
+            "row 1 has neg_scores, but no pos_scores; give",
+        ),
+        (
+            {"query": "q", "pos": ["x"], "neg": ["n"], "pos_scores": [1.0]},
+            "row 1 has pos_scores, but no neg_scores; give",
+        ),
+        (
+            {"query": "q", "pos": ["x"], "scores": [1.0], "pos_scores": [1.0]},
+            "row 1 has the fields 'scores', 'pos_scores'; give scores, or pos_scores and neg_scores",
+        ),
+        ({"query": "q", "positive": "x", "negative": "n", "scores": [1]}, "row 1 has 1 scores for 2 documents"),
+        ({"query": "q", "positive": "x", "scores": 0.5}, "row 1: scores is 0.5; expected a list"),
+        ({"query": "q", "document_1": "x", "document_2": "y", "scores": [1]}, "row 1 has 1 scores for 2 documents"),
+        ({"document_1": "x", "document_2": "y"}, "row 1 has the fields 'document_1', 'document_2'; expected"),
         ({"query": "q", "documents": ["x"], "scores": ["high"]}, "row 1: scores holds 'high'; expected numbers"),
         ({"query": "q", "documents": ["x"], "scores": [float("nan")]}, "row 1: scores holds nan; expected numbers"),
         ({"query": "q", "documents": "x y", "scores": [1]}, "row 1: documents is 'x y'; expected a list"),
@@ -136,6 +195,50 @@ GOOD = {"query": "q", "positive": "x"}
 def test_faulty_rows_are_named(row, message):
     with pytest.raises(InvalidArgumentError, match=message):
         load_training_set([GOOD, row])
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("hard_negative", "negative"),
+        ("hard_negatives_2", "negatives"),
+        ("hard_neg", "neg"),
+        ("negativ", "negative"),
+        ("Negative", "negative"),
+        ("score", "scores"),
+        ("negative_scores", "neg_scores"),
+    ],
+)
+@pytest.mark.parametrize("row", [GOOD, {"query": "q", "documents": ["x"]}, {"query": "q", "document_1": "x"}])
+def test_misspelled_fields_are_named(row, name, suggestion):
+    message = f"row 0 has the field '{name}', which is no field of .*; did you mean '{suggestion}'"
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_training_set([{**row, name: "y"}])
+
+
+def test_numbers_and_their_digits_are_the_same_id_but_not_with_zeros_before():
+    row = {"query_id": "7", "document_ids": [8, "9"], "scores": [1, 2]}
+    found = load_training_set([row], queries={7: "q"}, documents={"8": "eight", 9: "nine"})
+    assert content(found) == (["q"], [["eight", "nine"]], [[1.0, 2.0]])
+    with pytest.raises(InvalidArgumentError, match="row 0: there is no text for the document '009'"):
+        load_training_set([{**row, "document_ids": [8, "009"]}], queries={7: "q"}, documents={8: "eight", 9: "nine"})
+    with pytest.raises(InvalidArgumentError, match="row 0: there is no text for the query '07'"):
+        load_training_set([{**row, "query_id": "07"}], queries={7: "q"}, documents={8: "eight", 9: "nine"})
+
+
+def test_ids_with_two_texts_are_named():
+    row = {"query_id": 7, "document_ids": ["a"], "scores": [1]}
+    documents = [{"document_id": "a", "text": "x"}, {"document_id": "a", "text": "x"}]
+    queries = [{"query_id": 7, "text": "q"}, {"query_id": 7, "text": "q"}]
+    assert content(load_training_set([row], queries=queries, documents=documents)) == (["q"], [["x"]], [[1.0]])
+    message = (
+        r"documents\[2\] has the id 'a' with the text 't x'; a row before it has this id with the text 'x'\. "
+        "Give each document an id of its own"
+    )
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_training_set([row], queries=queries, documents=[*documents, {"_id": "a", "title": "t", "text": "x"}])
+    with pytest.raises(InvalidArgumentError, match=r"queries\[2\] has the id 7 with the text 'r'"):
+        load_training_set([row], queries=[*queries, {"id": 7, "text": "r"}], documents=documents)
 
 
 def test_ids_without_texts_are_named():
@@ -186,6 +289,32 @@ def test_data_sets_for_the_trainer():
     }
     pairs = TrainingSet(["q"], [["x", "n", "m"]]).to_dataset()
     assert pairs.column_names == ["query", "positive", "negative_1", "negative_2"]
+
+
+def test_rows_are_selected_by_position():
+    for rows in ([1, -2], np.array([1, 0]), torch.tensor([1, 0]), range(1, -1, -1)):
+        assert content(SCORED.select(rows)) == tuple(list(reversed(part)) for part in content(SCORED))
+    assert len(SCORED.select([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [0, 2],
+            "received the position 2 for a TrainingSet of 2 rows; expected integers from 0 to 1, or from -2 to -1",
+        ),
+        ([-3], "received the position -3 for a TrainingSet of 2 rows"),
+        ([1.0], "received the position 1.0 for a TrainingSet of 2 rows"),
+        ([True, False], "received the position True for a TrainingSet of 2 rows"),
+        (1, r"received 1 \(int\) as rows; expected a list of positions"),
+    ],
+)
+def test_positions_without_a_row_are_refused(rows, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        SCORED.select(rows)
+    with pytest.raises(InvalidArgumentError, match="position 0 for a TrainingSet of 0 rows; expected no positions"):
+        TrainingSet([], []).select([0])
 
 
 def test_sets_of_unequal_parts_are_refused():

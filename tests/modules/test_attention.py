@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -62,6 +63,13 @@ def test_causal_equals_the_formula(processor):
         torch.testing.assert_close(attention(sequence, None, keys), expected)
         additive = torch.zeros(2, 4).masked_fill(~keys, -torch.inf)
         torch.testing.assert_close(attention(sequence, None, additive), expected)
+
+
+@pytest.mark.parametrize("flag", [1, np.True_], ids=repr)
+def test_flags_may_be_numbers_and_of_numpy(flag):
+    attention, sequence = Attention(**SMALL, is_causal=flag), torch.randn(1, 3, 8)
+    alone = attention(sequence[:, :1])
+    torch.testing.assert_close(attention(sequence)[:, :1], alone)
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
@@ -363,6 +371,10 @@ def test_switches_for_other_hardware_name_the_backend(call, package):
         ({"only_cross_attention": True}, "received only_cross_attention=True without added_kv_proj_dim"),
         ({"context_pre_only": True}, "received context_pre_only without added_kv_proj_dim"),
         ({"is_causal": True, "added_kv_proj_dim": 6}, "received is_causal=True with added_kv_proj_dim"),
+        ({"bias": "no"}, "received bias='no'; expected True or False"),
+        ({"is_causal": "x"}, "received is_causal='x'; expected True or False"),
+        ({"scale_qk": None}, "received scale_qk=None; expected True or False"),
+        ({"added_kv_proj_dim": 6, "context_pre_only": "no"}, "received context_pre_only='no'; expected True or False"),
         ({"processor": 3}, r"received 3 \(int\) as processor; expected a Processor"),
     ],
 )
@@ -374,6 +386,13 @@ def test_bad_arguments(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "inputs", "message"),
     [
+        ({}, {"hidden_states": None}, "received None as hidden_states; expected a tensor"),
+        (
+            {},
+            {"encoder_hidden_states": [[1.0]]},
+            r"received \[\[1.0\]\] \(list\) as encoder_hidden_states; expected a tens",
+        ),
+        ({}, {"attention_mask": [[True]]}, r"received \[\[True\]\] \(list\) as attention_mask; expected a tensor"),
         ({}, {"hidden_states": torch.ones(3, 8)}, r"hidden_states of shape \(3, 8\); expected \(batch, length, 8\)"),
         ({}, {"hidden_states": torch.ones(1, 3, 6)}, r"hidden_states of shape \(1, 3, 6\); expected"),
         ({}, {"encoder_hidden_states": torch.ones(1, 3, 6)}, r"expected \(2, length, 8\)"),

@@ -171,6 +171,7 @@ WRONG_ARGUMENTS = {
     "num_res_blocks": (-1, "received num_res_blocks=-1; expected an integer of at least 0"),
     "lstm_hidden_size": (0, "received lstm_hidden_size=0; expected an integer of at least 1"),
     "norm_type": (None, "received norm_type=None; expected 'BN' or 'LN'"),
+    "downsample": ("no", "received downsample='no'; expected True or False"),
     "activation": (torch.relu, "expected a module, or None for ReLU"),
     "fc_reward_layers": ([8, 4], "received fc_reward_layers=[8, 4]; expected equal sizes"),
     "observation_shape": ((3,), "received observation_shape=(3,); expected (channels, height, width)"),
@@ -197,6 +198,11 @@ def test_wrong_shapes(name):
     options, shape, message = WRONG_INPUTS[name]
     with pytest.raises(InvalidArgumentError, match=re.escape(message)):
         build(**options)(*draw(**shape))
+
+
+def test_an_encoding_is_a_tensor():
+    with pytest.raises(InvalidArgumentError, match="received None as state_action_encoding; expected a tensor"):
+        build()(None)
 
 
 def test_a_hidden_state_is_a_pair():

@@ -10,6 +10,8 @@ from torch import nn
 from latelier.errors import InvalidArgumentError
 from latelier.modules import ExplicitProcessor, FeedForward, RotaryPositions, TransformerBlock, TransformerEncoder
 
+IDS = torch.tensor([[0, 1, 2]])
+
 
 def shared(block: TransformerBlock, peer: nn.TransformerEncoderLayer) -> None:
     """Give torch's layer the weights of a block."""
@@ -131,6 +133,20 @@ def test_arguments_given_as_numbers_of_numpy_can_be_saved_as_json():
             lambda: TransformerEncoder(9)(torch.zeros(1, 3, dtype=int), torch.ones(1, 2)),
             r"input_ids of shape \(1, 3\) and an attention_mask of shape \(1, 2\)",
         ),
+        (lambda: TransformerEncoder(9)([[1]]), r"received \[\[1\]\] \(list\) as input_ids; expected a tensor"),
+        (
+            lambda: TransformerEncoder(9)(IDS, [[1]]),
+            r"received \[\[1\]\] \(list\) as attention_mask; expected a tensor",
+        ),
+        (lambda: TransformerEncoder(9)(IDS.float()), "input_ids of dtype torch.float32; expected int32 or int64: .* 8"),
+        (
+            lambda: TransformerEncoder(9)(IDS + 7),
+            r"received input_ids from 7 to 9; expected 0 to 8 \(vocabulary_size=9\)",
+        ),
+        (lambda: TransformerEncoder(9)(IDS - 1), r"received input_ids from -1 to 1; expected 0 to 8"),
+        (lambda: TransformerEncoder(9, norm_first="no"), "received norm_first='no'; expected True or False"),
+        (lambda: TransformerBlock(8, norm_first="no"), "received norm_first='no'; expected True or False"),
+        (lambda: TransformerBlock(8)(None), "received None as hidden_states; expected a tensor"),
     ],
 )
 def test_wrong_arguments_raise(make, message):

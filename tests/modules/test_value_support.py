@@ -81,3 +81,7 @@ def test_wrong_inputs():
     for wrong in (math.nan, math.inf):
         with pytest.raises(InvalidArgumentError, match="received NaN or infinity among the values"):
             ValueSupport(7).encode(torch.tensor([0.0, wrong]))
+    with pytest.raises(InvalidArgumentError, match=r"received \[1.0\] \(list\) as values; expected a tensor"):
+        ValueSupport(7).encode([1.0])
+    with pytest.raises(InvalidArgumentError, match="received None as logits; expected a tensor"):
+        ValueSupport(7).decode(None)

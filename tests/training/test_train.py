@@ -53,6 +53,27 @@ def test_options_of_named_models_do_not_go_with_a_model(model, tmp_path, option)
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"options": {"epochs": 1}},
+            r"received \{'epochs': 1\} \(dict\) as options; expected TrainingOptions\(...\), s",
+        ),
+        (
+            {"options": TrainingOptions},
+            r"as options; expected TrainingOptions\(...\), such as TrainingOptions\(epochs=2",
+        ),
+        ({"model": 3}, r"received 3 \(int\) as model; expected .* Give all else by name: options=TrainingOptions\("),
+        ({"model": TrainingOptions()}, r"\(TrainingOptions\) as model; expected .*: options=TrainingOptions\("),
+    ],
+)
+def test_arguments_of_another_type_are_refused_before_anything_is_written(tmp_path, arguments, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        train(PAIRS, tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("option", "message"),
     [
         ({"start": "sparse"}, "received start='sparse'; expected 'dense' or 'colbert'"),

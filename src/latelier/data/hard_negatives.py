@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from latelier.data.training_set import TrainingSet
 from latelier.errors import InvalidArgumentError
+from latelier.evaluation.trec import check_table
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
 from latelier.scores import colbert_scores_pairwise
-from latelier.utils import check_count, is_count
+from latelier.utils import check_count, count_entries, is_count
+from latelier.utils.describing import describe, short
 from latelier.utils.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -78,7 +81,8 @@ def mine_hard_negatives(
     Raises
     ------
     InvalidArgumentError
-        If a number is out of range, or a query or a document has no text.
+        If a number is out of range, `queries`, `qrels` or `documents` have another form, or a query or a document has
+        no text.
     UnknownIdError
         If a positive is not in the index.
 
@@ -97,7 +101,7 @@ def mine_hard_negatives(
     [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
     """
     first, last = _check(negatives, ranks, margin, batch_size)
-    _check_queries(queries, qrels)
+    _check_tables(queries, qrels, documents)
     rng = None if seed is None else random.Random(seed)
     wanted = [id_ for id_, judged in qrels.items() if any(value > 0 for value in judged.values())]
     rows: list[tuple[str, Id, list[Id]]] = []
@@ -128,20 +132,32 @@ def mine_hard_negatives(
 def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_size: int) -> tuple[int, int]:
     for name, value in (("negatives", negatives), ("batch_size", batch_size)):
         check_count(name, value)
-    first, last = ranks
+    window = "(first, last), counted from 1"
+    first, last = ranks if count_entries(ranks, "ranks", window) == 2 else (0, 0)
     if not (is_count(first) and is_count(last)) or last - first + 1 < negatives:
         raise InvalidArgumentError(
-            f"received ranks={tuple(ranks)!r}; expected (first, last), counted from 1, with at least {negatives} ranks."
+            f"received ranks={short(ranks)}; expected {window}, with at least {negatives} ranks."
         )
-    if margin is not None and not 0 <= margin < 1:
-        raise InvalidArgumentError(f"received margin={margin!r}; expected a number from 0 to less than 1, or None.")
+    is_number = isinstance(margin, Real) and not isinstance(margin, bool)
+    if margin is not None and not (is_number and 0 <= margin < 1):
+        raise InvalidArgumentError(
+            f"received margin={short(margin)}; expected a number from 0 to less than 1, or None."
+        )
     return first, last
 
 
-def _check_queries(queries: Mapping[str, str], qrels: Mapping[str, Mapping[Any, int]]) -> None:
-    missing = next((id_ for id_ in qrels if id_ not in queries), None)
-    if missing is not None:
-        raise InvalidArgumentError(f"query {missing!r} has relevance judgements, but no text in queries.")
+def _check_tables(
+    queries: Mapping[str, str], qrels: Mapping[str, Mapping[Any, int]], documents: Mapping[Any, str] | None
+) -> None:
+    for name, texts in (("queries", queries), ("documents", documents)):
+        if not isinstance(texts, Mapping) and (texts is not None or name == "queries"):
+            raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a dict of id to text.")
+    check_table(qrels, "qrels")
+    for id_ in qrels:
+        if id_ not in queries:
+            raise InvalidArgumentError(f"query {id_!r} has relevance judgements, but no text in queries.")
+        if not isinstance(queries[id_], str):
+            raise InvalidArgumentError(f"query {id_!r} has {describe(queries[id_])} in queries; expected its text.")
 
 
 def _score_limit(margin: float | None, index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:

@@ -38,15 +38,20 @@ def load_training_set(
         `datasets.Dataset`, or any iterable of dicts. A row has one of these formats:
 
         * ``{query, positive}``, with any number of ``negative``, ``negative_1``, ... or a list ``negatives``;
-          the query may also be called ``anchor`` or ``question``, the positive ``document`` or ``answer``;
+          the query may also be called ``anchor`` or ``question``, the positive ``document`` or ``answer``; with
+          ``scores``, a list, the positive's first, one row with all texts as scored candidates;
         * ``{query, pos, neg}`` (FlagEmbedding), lists of texts: makes one row per positive, with all negatives; with
-          ``pos_scores`` and ``neg_scores``, one row with all texts as scored candidates;
+          ``pos_scores`` and ``neg_scores``, or with ``scores``, one row with all texts as scored candidates;
         * ``{query, documents}``, a list, the positive first; or ``{query, documents, scores}``, two lists;
+        * ``{query, document_1, document_2, ..., scores}``, as `TrainingSet.to_dataset` writes it;
         * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, together with `queries` and
           `documents`.
+
+        Other fields are ignored, unless the name is nearly that of negatives or scores, such as ``hard_negative``.
     queries, documents
         Id to text, for rows that hold ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
-        ``{document_id, text}``. The id may also be called ``_id`` or ``id``, the text ``query`` or ``document``.
+        ``{document_id, text}``. The id may also be called ``_id`` or ``id``, the text ``query`` or ``document``. The
+        ids ``7`` and ``"7"`` are the same, ``"007"`` is another one.
     candidates
         Keep the first `candidates` documents of each row, for rows of unequal length.
     split
@@ -60,8 +65,8 @@ def load_training_set(
     Raises
     ------
     InvalidArgumentError
-        If a row has none of these formats, lacks a text, or has another number of documents than the first; the
-        message names the row.
+        If a row has none of these formats, lacks a text or a score, or has another number of documents than the first;
+        or an id has two texts. The message names the row.
 
     Examples
     --------

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import functools
 import json
 import math
+import re
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,10 +19,14 @@ __all__ = ["Example", "read_row", "texts_by_id"]
 
 _QUERY = ("query", "anchor", "question")
 _POSITIVE = ("positive", "pos", "document", "answer")
+_NEGATIVE = ("negative", "negatives", "neg")
+_OPTIONAL = (*_NEGATIVE, "scores", "pos_scores", "neg_scores")
+_NEAR = 0.8  # similarity in difflib: "negativ" is near "negative" (0.93), "sources" not near "scores" (0.77)
 _FORMATS = (
-    "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores} or "
-    "{query_id, document_ids, scores}"
+    "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores}, {query, document_1, "
+    "document_2, ..., scores} or {query_id, document_ids, scores}"
 )
+_LONGEST_NAME = 100  # a longer name is no misspelling, and difflib takes quadratic time
 _LARGEST = sys.float_info.max  # larger integers have no float
 
 
@@ -54,7 +61,8 @@ def read_row(
     Raises
     ------
     InvalidArgumentError
-        If the row has none of the formats, or there is no text for an id.
+        If the row has none of the formats, some of its scores are missing, the name of a field is nearly that of a
+        field that would be read, or there is no text for an id.
 
     Examples
     --------
@@ -67,20 +75,22 @@ def read_row(
     if "document_ids" in row:
         return [_of_ids(row, where, queries, documents)]
     query = next((row[name] for name in _QUERY if name in row), None)
-    positive = next((row[name] for name in _POSITIVE if name in row), None)
-    if query is not None and "documents" in row:
-        texts = _list(row["documents"], where, "documents")
-        return [Example(where, query, texts, _scores(row, "scores", texts, where) if "scores" in row else None)]
-    if query is None or positive is None:
+    positive: Any = next((row[name] for name in _POSITIVE if name in row), None)
+    texts = _list(row["documents"], where, "documents") if "documents" in row else None
+    if texts is None and positive is None:
+        texts = _numbered_documents(row)
+    if query is None or (positive is None and texts is None):
         raise InvalidArgumentError(
             f"{where} has the fields {', '.join(map(repr, row)) or 'none'}; expected {_FORMATS}."
         )
-    positives = positive if isinstance(positive, (list, tuple)) else [positive]
+    _check_names(row, where)
+    if texts is not None:
+        return [Example(where, query, texts, _scores(row, "scores", texts, where) if "scores" in row else None)]
+    positives = list(positive) if isinstance(positive, (list, tuple)) else [positive]
     negatives = _negatives(row)
-    if row.get("pos_scores") is not None:
-        texts = [*positives, *negatives]
-        scores = [*_scores(row, "pos_scores", positives, where), *_scores(row, "neg_scores", negatives, where)]
-        return [Example(where, query, texts, scores)]
+    scores = _scores_of_parts(row, positives, negatives, where)
+    if scores is not None:
+        return [Example(where, query, [*positives, *negatives], scores)]
     if not positives:
         raise InvalidArgumentError(f"{where} has no positive; give each query at least one.")
     return [Example(where, query, [one, *negatives], None) for one in positives]
@@ -104,7 +114,7 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
     Raises
     ------
     InvalidArgumentError
-        If a row has no id or no text.
+        If a row has no id or no text, or has the id of another row with another text.
     """
     texts: dict[Any, str] = {}
     for where, row in rows:
@@ -120,8 +130,40 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
             )
         if not isinstance(id_, Hashable) or isinstance(id_, tuple):
             raise InvalidArgumentError(f"{where} has the id {short(id_)}; expected a str or an int.")
-        texts[id_] = f"{row['title']} {text}".strip() if row.get("title") else text
+        text = f"{row['title']} {text}".strip() if row.get("title") else text
+        if id_ in texts and not _same_text(texts[id_], text):
+            raise InvalidArgumentError(
+                f"{where} has the id {short(id_)} with the text {short(text)}; a row before it has this id with the "
+                f"text {short(texts[id_])}. Give each {kind} an id of its own."
+            )
+        texts[id_] = text
     return texts
+
+
+def _same_text(text: Any, other: Any) -> bool:
+    return isinstance(text, str) and isinstance(other, str) and text == other
+
+
+def _check_names(row: Mapping[str, Any], where: str) -> None:
+    """Check that no field would be ignored whose name is nearly that of negatives or scores."""
+    for name in row:
+        if isinstance(name, str) and row[name] is not None and (near := _near_name(name)) is not None:
+            raise InvalidArgumentError(
+                f"{where} has the field {short(name)}, which is no field of {_FORMATS}; did you mean {near!r}? Rename "
+                "or remove it."
+            )
+
+
+@functools.lru_cache(maxsize=1024)
+def _near_name(name: str) -> str | None:
+    """Return the optional field that a name is a misspelling of, such as ``negative`` of ``hard_negative``."""
+    if name in _OPTIONAL or _is_negative(name) or len(name) > _LONGEST_NAME:
+        return None
+    plain = re.sub(r"[\W_]*\d*$", "", name.lower())
+    near = difflib.get_close_matches(plain, _OPTIONAL, 1, _NEAR)
+    last_word = re.split(r"[\W_]+", plain)[-1]
+    near = near or difflib.get_close_matches(last_word, _NEGATIVE, 1, _NEAR)
+    return near[0] if near else None
 
 
 def _of_ids(
@@ -139,7 +181,8 @@ def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
     """Find a text by id, also if one side has it as a string and the other as an integer."""
     if isinstance(id_, Hashable) and not isinstance(id_, tuple):
         number = int(id_) if isinstance(id_, str) and id_.isdecimal() and len(id_) < 20 else id_
-        found = next((texts[key] for key in (id_, _as_text(id_), number) if key in texts), None)
+        same = number if _as_text(number) == id_ else id_  # "007" is another id than 7
+        found = next((texts[key] for key in (id_, _as_text(id_), same) if key in texts), None)
         if found is not None:
             return found
     raise InvalidArgumentError(f"{where}: there is no text for the {kind} {short(id_)}.")
@@ -155,14 +198,43 @@ def _as_text(id_: Any) -> str:
 def _negatives(row: Mapping[str, Any]) -> list[str]:
     """Return the texts of ``negative``, ``negative_1``, ..., or of lists of them, in the order of the fields."""
     values = [
-        value
-        for name, value in row.items()
-        if isinstance(name, str)
-        and (name.startswith("negative") or name.removeprefix("neg").strip("_").isdecimal() or name == "neg")
-        and not name.endswith("scores")
-        and value is not None
+        value for name, value in row.items() if isinstance(name, str) and _is_negative(name) and value is not None
     ]
     return [text for value in values for text in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def _is_negative(name: str) -> bool:
+    numbered = name.removeprefix("neg").strip("_").isdecimal()
+    return (name.startswith("negative") or numbered or name == "neg") and not name.endswith("scores")
+
+
+def _numbered_documents(row: Mapping[str, Any]) -> list[Any] | None:
+    """Return the texts of ``document_1``, ``document_2``, ..., in this order; None if there are no such fields."""
+    matches = (re.fullmatch(r"document_(\d{1,9})", name) for name in row if isinstance(name, str))
+    numbers = sorted((int(match[1]), match[0]) for match in matches if match is not None)
+    return [row[name] for _, name in numbers] or None
+
+
+def _scores_of_parts(
+    row: Mapping[str, Any], positives: Sequence[str], negatives: Sequence[str], where: str
+) -> list[float] | None:
+    """Return the scores of the positives, then of the negatives: ``scores``, or ``pos_scores`` and ``neg_scores``."""
+    given = [name for name in ("scores", "pos_scores", "neg_scores") if row.get(name) is not None]
+    if not given:
+        return None
+    if given == ["scores"]:
+        return _scores(row, "scores", [*positives, *negatives], where)
+    if "scores" in given:
+        raise InvalidArgumentError(
+            f"{where} has the fields {', '.join(map(repr, given))}; give scores, or pos_scores and neg_scores."
+        )
+    if "pos_scores" not in given or ("neg_scores" not in given and negatives):
+        missing = "neg_scores" if "pos_scores" in given else "pos_scores"
+        raise InvalidArgumentError(
+            f"{where} has {given[0]}, but no {missing}; give a score for each positive and each negative."
+        )
+    scores = _scores(row, "pos_scores", positives, where)
+    return scores + _scores(row, "neg_scores", negatives, where) if "neg_scores" in given else scores
 
 
 def _list(value: Any, where: str, name: str) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.utils import count_entries
+from latelier.utils import count_entries, is_count
 from latelier.utils.describing import short
 from latelier.utils.reading import check_unicode
 
@@ -90,18 +90,33 @@ class TrainingSet:
         Parameters
         ----------
         rows
-            The positions, in the order of the result.
+            The positions, in the order of the result; negative ones count from the end.
 
         Returns
         -------
         TrainingSet
             These rows, with their scores and names.
 
+        Raises
+        ------
+        InvalidArgumentError
+            If a position is not an integer, or there is no row at it.
+
         Examples
         --------
         >>> TrainingSet(["a", "b"], [["x"], ["y"]]).select([1]).queries
         ['b']
         """
+        count_entries(rows, "rows", "a list of positions")
+        rows = rows.tolist() if hasattr(rows, "tolist") else rows  # integers of Python from an array or a tensor
+        count = len(self)
+        wrong = next((i for i in rows if not is_count(i, -count, count - 1)), None)
+        if wrong is not None:
+            accepted = f"integers from 0 to {count - 1}, or from {-count} to -1" if count else "no positions"
+            raise InvalidArgumentError(
+                f"received the position {short(wrong)} for a TrainingSet of {count:,} row{'s' * (count != 1)}; "
+                f"expected {accepted}."
+            )
         return TrainingSet(
             [self.queries[i] for i in rows],
             [self.documents[i] for i in rows],

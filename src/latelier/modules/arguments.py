@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils import check_count, check_number
+from latelier.utils import check_count, check_flag, check_number
+from latelier.utils.describing import describe
 
-__all__ = ["check_arguments", "check_inputs", "show_arguments"]
+__all__ = ["check_arguments", "check_inputs", "check_tensor", "show_arguments"]
 
 _COUNTS = ("query_dim", "heads", "dim_head", "cross_attention_norm_num_groups")
 _OPTIONAL_COUNTS = (
@@ -23,6 +24,20 @@ _OPTIONAL_COUNTS = (
     "out_dim",
     "out_context_dim",
 )
+_FLAGS = (
+    "bias",
+    "upcast_attention",
+    "upcast_softmax",
+    "out_bias",
+    "scale_qk",
+    "only_cross_attention",
+    "residual_connection",
+    "_from_deprecated_attn_block",
+    "pre_only",
+    "elementwise_affine",
+    "is_causal",
+)
+_OPTIONAL_FLAGS = ("added_proj_bias", "context_pre_only")
 
 
 def show_arguments(module: nn.Module, arguments: Mapping[str, Any]) -> str:
@@ -43,6 +58,9 @@ def check_arguments(given: dict[str, Any]) -> None:
     """Check the constructor's arguments, given by name."""
     for name in (*_COUNTS, *_OPTIONAL_COUNTS):
         check_count(name, given[name], optional=name in _OPTIONAL_COUNTS)
+    for name in (*_FLAGS, *_OPTIONAL_FLAGS):
+        if given[name] is not None or name not in _OPTIONAL_FLAGS:
+            check_flag(name, given[name])
     check_number("dropout", given["dropout"], zero=True, most=1.0)
     check_number("eps", given["eps"], zero=True)
     check_number("rescale_output_factor", given["rescale_output_factor"])
@@ -79,8 +97,32 @@ def _check_divisors(given: dict[str, Any]) -> None:
             )
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Check that an input is a tensor.
+
+    Parameters
+    ----------
+    name
+        The input's name, for the message.
+    value
+        What was given.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a tensor.
+    """
+    if not isinstance(value, Tensor):
+        raise InvalidArgumentError(
+            f"received {describe(value)} as {name}; expected a tensor, such as torch.tensor(...)."
+        )
+
+
 def check_inputs(attn: Any, hidden_states: Tensor, context: Tensor | None) -> None:
-    """Check the shapes of the inputs of an `Attention`."""
+    """Check the types and shapes of the inputs of an `Attention`."""
+    check_tensor("hidden_states", hidden_states)
+    if context is not None:
+        check_tensor("encoder_hidden_states", context)
     shape = tuple(hidden_states.shape)
     if len(shape) not in (3, 4) or shape[-1 if len(shape) == 3 else 1] != attn.query_dim:
         raise InvalidArgumentError(

@@ -199,7 +199,7 @@ class Attention(nn.Module):
         self.upcast_attention, self.upcast_softmax = upcast_attention, upcast_softmax
         self.scale_qk, self.scale = scale_qk, dim_head**-0.5 if scale_qk else 1.0
         self.added_kv_proj_dim, self.only_cross_attention = added_kv_proj_dim, only_cross_attention
-        self.context_pre_only, self.pre_only, self.is_causal = context_pre_only, pre_only, is_causal
+        self.context_pre_only, self.pre_only, self.is_causal = context_pre_only, pre_only, bool(is_causal)
         self.residual_connection, self.rescale_output_factor = residual_connection, rescale_output_factor
         self._from_deprecated_attn_block = _from_deprecated_attn_block
         self.fused_projections = False
@@ -273,7 +273,7 @@ class Attention(nn.Module):
         Raises
         ------
         InvalidArgumentError
-            If a shape or a mask does not fit, or the processor takes no such keyword argument.
+            If an input is not a tensor, a shape or a mask does not fit, or the processor takes no such keyword.
         """
         # No difference of sets: torch 2.11 cannot compile that of a view of keys.
         if self._keywords is not None and (unknown := [k for k in cross_attention_kwargs if k not in self._keywords]):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import show_arguments
+from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.modules.lstm_step import LSTMStep
 from latelier.modules.mlp import make_mlp
 from latelier.modules.residual import ResidualBlock
-from latelier.utils import check_count, count_entries
+from latelier.utils import check_count, check_flag, count_entries
 from latelier.utils.describing import short
 
 __all__ = ["DynamicsNetwork"]
@@ -250,6 +250,7 @@ class DynamicsNetwork(nn.Module):
 
     def _check_encoding(self, encoding: Tensor) -> None:
         """Check the shape of a state-action encoding, and that its batch is large enough for training."""
+        check_tensor("state_action_encoding", encoding)
         shape = tuple(encoding.shape)
         size = self._latent_size if self.norm_type == "LN" else shape[2:]
         if len(shape) != 4 or shape[1] != self.num_channels or shape[2:] != size:
@@ -300,6 +301,8 @@ def _check_arguments(given: dict[str, Any]) -> None:
     for name in _COUNTS:
         given[name] = check_count(name, given[name])
     given["num_res_blocks"] = check_count("num_res_blocks", given["num_res_blocks"], least=0)
+    for name in ("downsample", "last_linear_layer_init_zero"):
+        check_flag(name, given[name])
     channels, action = given["num_channels"], given["action_encoding_dim"]
     if channels <= action:
         raise InvalidArgumentError(

@@ -7,12 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latelier.errors import InvalidArgumentError
+from latelier.modules.arguments import check_tensor
 
 __all__ = ["causal_mask", "check_mask", "combine_masks", "empty_rows", "fit_mask", "pad_mask", "to_additive"]
 
 
 def check_mask(mask: Tensor) -> None:
-    """Check that a mask is boolean or floating, with 2 to 4 dimensions."""
+    """Check that a mask is a tensor, boolean or floating, with 2 to 4 dimensions."""
+    check_tensor("attention_mask", mask)
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise InvalidArgumentError(
             f"received an attention_mask of dtype {mask.dtype}; expected bool (True: attend; use mask.bool()) or "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import show_arguments
+from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.modules.attention import Attention
 from latelier.modules.feed_forward import Activation, FeedForward
-from latelier.utils import check_count, check_number
+from latelier.utils import check_count, check_flag, check_number
 
 __all__ = ["TransformerBlock"]
 
@@ -72,6 +72,7 @@ class TransformerBlock(nn.Module):
         super().__init__()
         check_count("dim", dim)
         check_number("eps", eps, zero=True)
+        check_flag("norm_first", norm_first)
         if dim % check_count("heads", heads):
             raise InvalidArgumentError(f"received dim={dim} for {heads} heads; expected a multiple of {heads}.")
         self._arguments, self.dim, self.norm_first = arguments, dim, norm_first
@@ -103,8 +104,9 @@ class TransformerBlock(nn.Module):
         Raises
         ------
         InvalidArgumentError
-            If a shape does not fit.
+            If an input is not a tensor, or a shape does not fit.
         """
+        check_tensor("hidden_states", hidden_states)
         shape = tuple(hidden_states.shape)
         if len(shape) != 3 or shape[-1] != self.dim:
             raise InvalidArgumentError(

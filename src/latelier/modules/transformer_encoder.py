@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import show_arguments
+from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.modules.feed_forward import Activation
 from latelier.modules.positions import RotaryPositions, SinusoidalPositions
 from latelier.modules.transformer_block import TransformerBlock
-from latelier.utils import check_count, check_number
+from latelier.utils import check_count, check_flag, check_number
 from latelier.utils.describing import short
 
 __all__ = ["TransformerEncoder"]
@@ -83,6 +83,7 @@ class TransformerEncoder(nn.Module):
             arguments[name] = check_count(name, arguments[name])  # an int of Python, which JSON can hold
         arguments["hidden_dim"] = check_count("hidden_dim", hidden_dim, optional=True)
         check_number("dropout", dropout, zero=True, most=1.0)
+        check_flag("norm_first", norm_first)
         if positions not in ("rotary", "sinusoidal", None):
             raise InvalidArgumentError(
                 f"received positions={short(positions)}; expected 'rotary', 'sinusoidal' or None."
@@ -108,7 +109,7 @@ class TransformerEncoder(nn.Module):
         Parameters
         ----------
         input_ids
-            ``(b, l)``, integers from 0 to ``vocabulary_size - 1``.
+            ``(b, l)``, int32 or int64, from 0 to ``vocabulary_size - 1``.
         attention_mask
             ``(b, l)``, bool or 0 and 1: which tokens the others attend to; None: all. Tokens that are masked get a
             vector too.
@@ -121,8 +122,12 @@ class TransformerEncoder(nn.Module):
         Raises
         ------
         InvalidArgumentError
-            If a shape does not fit.
+            If an input is not a tensor, a shape or a dtype does not fit, or, on a CPU, an id is out of range. On a GPU,
+            a kernel of torch fails at such an id, as a check would have to wait for it.
         """
+        check_tensor("input_ids", input_ids)
+        if attention_mask is not None:
+            check_tensor("attention_mask", attention_mask)
         shape = tuple(input_ids.shape)
         if len(shape) != 2 or (attention_mask is not None and tuple(attention_mask.shape) != shape):
             other = "" if attention_mask is None else f" and an attention_mask of shape {tuple(attention_mask.shape)}"
@@ -130,7 +135,7 @@ class TransformerEncoder(nn.Module):
                 f"received input_ids of shape {shape}{other}; expected (batch, length), and a mask of the same shape."
             )
         mask = None if attention_mask is None else attention_mask.bool()
-        hidden_states = self.embeddings(input_ids)
+        hidden_states = self._embed(input_ids)
         if self.sinusoidal is not None:
             hidden_states = self.sinusoidal(hidden_states)
         rotations = None if self.rotary is None else self.rotary.table(shape[1], device=input_ids.device)
@@ -138,6 +143,22 @@ class TransformerEncoder(nn.Module):
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, rotations)
         return hidden_states if self.norm is None else self.norm(hidden_states)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        """Look up the embeddings; ids out of range are found by the lookup, as a check would wait for the GPU."""
+        if input_ids.dtype not in (torch.int32, torch.int64):
+            raise InvalidArgumentError(
+                f"received input_ids of dtype {input_ids.dtype}; expected int32 or int64: token ids from 0 to "
+                f"{self.embeddings.num_embeddings - 1}, such as input_ids.long()."
+            )
+        try:
+            embedded: Tensor = self.embeddings(input_ids)
+        except IndexError as error:
+            raise InvalidArgumentError(
+                f"received input_ids from {input_ids.min().item()} to {input_ids.max().item()}; expected 0 to "
+                f"{self.embeddings.num_embeddings - 1} (vocabulary_size={self.embeddings.num_embeddings})."
+            ) from error
+        return embedded
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the table of token embeddings, ``(vocabulary_size, dim)``."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from latelier.errors import InvalidArgumentError
+from latelier.modules.arguments import check_tensor
 from latelier.utils import check_count, check_number
 
 __all__ = ["ValueSupport"]
@@ -83,8 +84,9 @@ class ValueSupport:
         Raises
         ------
         InvalidArgumentError
-            If a value is NaN or infinite.
+            If `values` is not a tensor, or a value is NaN or infinite.
         """
+        check_tensor("values", values)
         if not values.isfinite().all():
             raise InvalidArgumentError("received NaN or infinity among the values; expected finite numbers.")
         values = _to_float(values)
@@ -112,8 +114,9 @@ class ValueSupport:
         Raises
         ------
         InvalidArgumentError
-            If there are not `size` logits.
+            If `logits` is not a tensor, or there are not `size` logits.
         """
+        check_tensor("logits", logits)
         if logits.ndim == 0 or logits.shape[-1] != self.size:
             raise InvalidArgumentError(f"received logits of shape {tuple(logits.shape)}; expected (..., {self.size}).")
         probabilities = _to_float(logits).softmax(dim=-1)

@@ -17,6 +17,7 @@ from latelier.training.options import TrainingOptions
 from latelier.training.report import TrainingReport
 from latelier.training.trainer import run_trainer
 from latelier.training.validation import evaluator, measure, split_validation
+from latelier.utils.describing import describe
 from latelier.utils.reading import as_path
 
 __all__ = ["build_model", "train"]
@@ -72,8 +73,8 @@ def train(
     MissingExtraError
         If the extra 'train' is not installed.
     InvalidArgumentError
-        If a row is faulty, fewer than two rows are left to train on, the output folder is not empty, rows with
-        scores are to be mined, or `start`, `dims` or `device` come with a `ColBERT`.
+        If `model` or `options` have another type, a row is faulty, fewer than two rows are left to train on, the output
+        folder is not empty, rows with scores are to be mined, or `start`, `dims` or `device` come with a `ColBERT`.
     StorageError
         If the output folder cannot be written.
     ModelLoadError
@@ -97,6 +98,7 @@ def train(
     """
     _require_trainer()
     options = TrainingOptions() if options is None else options
+    _check(model, options)
     rows = _read(data)
     if validation is None:
         training, validation = split_validation(rows, options.validation_queries, options.seed)
@@ -146,6 +148,19 @@ def _require_trainer() -> None:
         import datasets  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("Training", "train") from error
+
+
+def _check(model: object, options: object) -> None:
+    if not isinstance(options, TrainingOptions):
+        raise InvalidArgumentError(
+            f"received {describe(options)} as options; expected TrainingOptions(...), such as "
+            "TrainingOptions(epochs=2)."
+        )
+    if model is not None and not isinstance(model, (str, os.PathLike, ColBERT)):
+        raise InvalidArgumentError(
+            f"received {describe(model)} as model; expected the name or folder of a model, a ColBERT, or None. Give "
+            "all else by name: options=TrainingOptions(...)."
+        )
 
 
 def _read(data: str | os.PathLike[str] | TrainingSet) -> TrainingSet:
