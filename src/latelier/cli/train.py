@@ -53,7 +53,7 @@ def train(
 
     \b
     FILE holds one row per line, in any of these formats:
-      {"query": "...", "positive": "...", "negative": "optional, also a list"}
+      {"query": "...", "positive": "...", "negative": "optional, also a list", "scores": [...]}
       {"query": "...", "pos": ["..."], "neg": ["..."], "pos_scores": [...], "neg_scores": [...]}
       {"query_id": 1, "document_ids": [...], "scores": [...]}   with --queries and --documents
 

@@ -139,10 +139,7 @@ def train_query_dynamics(
     prepared, queries, documents = _prepare(multi_step, given, negatives)
     negatives = min(negatives, *(len(example.negatives) for example in prepared))
     if negatives == 0:
-        raise InvalidArgumentError(
-            "an example has no hard negatives: every document of the index is one that it reads. Add other documents "
-            "to the index."
-        )
+        raise InvalidArgumentError("an example has no negatives: it reads every document of the index; add others.")
 
     dynamics, draw = multi_step.dynamics.train(), random.Random(seed)
     optimizer = torch.optim.AdamW(dynamics.parameters(), lr=learning_rate)
