@@ -219,8 +219,8 @@ def compare(
     a, b = _names(names)
     if not isinstance(measures, str) and isinstance(measures, Iterable):
         measures = list(measures)  # an iterator could be read only once
-    first = evaluate_named(run_a, qrels, measures, f"run {a}", depth=3)
-    second = evaluate_named(run_b, qrels, measures, f"run {b}", depth=3)
+    first = evaluate_named(run_a, qrels, measures, f"run {a}")
+    second = evaluate_named(run_b, qrels, measures, f"run {b}")
     queries = len(first.per_query)
     if queries < 2:
         raise InvalidArgumentError(

@@ -105,11 +105,11 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     >>> evaluation["RR@10"], evaluation.per_query["q2"]["RR@10"]
     (0.75, 0.5)
     """
-    return evaluate_named(run, qrels, measures, "the run", depth=3)
+    return evaluate_named(run, qrels, measures, "the run")
 
 
-def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str, *, depth: int) -> Evaluation:
-    """Do what `evaluate` does, and call the run by a label in messages.
+def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) -> Evaluation:
+    """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller.
 
     Parameters
     ----------
@@ -117,8 +117,6 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str, 
         As in `evaluate`.
     label
         What messages call the run.
-    depth
-        The ``stacklevel`` of the warning about queries without results: 3 names the line that called the caller.
     """
     ir_measures = _ir_measures()
     try:
@@ -133,7 +131,7 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str, 
     check_table(run, label.removeprefix("the "))
     check_table(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
-    _check(run, qrels, label, depth + 1)
+    _check(run, qrels, label)
     # Negated ranks as scores: every measure sees the same order.
     ranked = {
         query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
@@ -188,7 +186,7 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
     return measure
 
 
-def _check(run: Run, qrels: Qrels, label: str, depth: int) -> None:
+def _check(run: Run, qrels: Qrels, label: str) -> None:
     if not qrels:
         raise InvalidArgumentError("received no qrels; expected {query id: {document id: integer}}.")
     if not any(run.values()):
@@ -210,7 +208,7 @@ def _check(run: Run, qrels: Qrels, label: str, depth: int) -> None:
         shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
         warnings.warn(
             f"{len(missing):,} of {len(qrels):,} judged queries have no results in {label} and count as 0: {shown}",
-            stacklevel=depth,
+            stacklevel=4,
         )
 
 

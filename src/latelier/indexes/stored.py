@@ -17,7 +17,7 @@ from latelier.indexes.base import Index, Parameters, PathLike
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.folder import as_folder
-from latelier.indexes.catalog.keywords import check_options
+from latelier.indexes.catalog.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.catalog.settings import UserSettings
 from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, is_single_id
 from latelier.indexes.hybrid_search import SearchParts, hits_of, rank_with_keywords
@@ -358,9 +358,7 @@ class StoredIndex(Index):
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
     ) -> None:
         """See `Index.compact`."""
-        if tokenizer is not None and not keywords:
-            raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
-        check_options(keywords, tokenizer)
+        check_compaction(keywords, tokenizer)
         max_tokens = self._max_segment_tokens(self.dim or 1)
         with progress_bar(shown=show_progress, unit=" documents") as progress:
             damages = self._storage.compact(
@@ -483,16 +481,11 @@ class StoredIndex(Index):
 
     def _check_tokenizer(self, keywords: bool | None, tokenizer: str | None) -> None:
         """Close the index and raise an error if its keyword index is not what a user expects."""
-        stored = self.tokenizer
-        if stored is None if keywords is False else stored is not None and tokenizer in (None, stored):
-            return
-        self.close()
-        arguments = "keywords=True" if tokenizer is None else f"keywords=True, tokenizer={tokenizer!r}"
-        raise InvalidArgumentError(
-            f"the index in {self.path} has {f'the tokenizer {stored!r}' if stored else 'no keyword index'}; leave out "
-            f"keywords and tokenizer, and call compact({'keywords=False' if keywords is False else arguments}) to "
-            "change it."
-        )
+        try:
+            check_expected(f"the index in {self.path}", self.tokenizer, keywords, tokenizer)
+        except InvalidArgumentError:
+            self.close()
+            raise
 
     def _max_segment_tokens(self, dim: int) -> int:
         """Return the maximum number of tokens of a merged segment."""

@@ -23,7 +23,9 @@ __all__ = [
     "FTS5_TABLES",
     "TABLE_STATEMENTS",
     "TOKENIZERS",
+    "check_compaction",
     "check_config",
+    "check_expected",
     "check_options",
     "check_tokenizer",
     "delete_texts",
@@ -97,6 +99,40 @@ def check_tokenizer(tokenizer: object) -> str:
         return tokenizer
     raise InvalidArgumentError(
         f"received tokenizer={describe(tokenizer)}; expected one of {', '.join(map(repr, TOKENIZERS))}."
+    )
+
+
+def check_compaction(keywords: object, tokenizer: object) -> None:
+    """Check the arguments of `Index.compact` that are about keywords; see `check_options`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Also if a tokenizer is given without ``keywords=True``.
+    """
+    if tokenizer is not None and not keywords:
+        raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
+    check_options(keywords, tokenizer)
+
+
+def check_expected(where: str, stored: str | None, keywords: bool | None, tokenizer: str | None) -> None:
+    """Raise an error if the keyword index is not what a user expects, who gives one of the last two arguments.
+
+    Parameters
+    ----------
+    where
+        What messages call the index.
+    stored
+        Its tokenizer; None if it has no keyword index.
+    keywords, tokenizer
+        From `check_options`.
+    """
+    if stored is None if keywords is False else stored is not None and tokenizer in (None, stored):
+        return
+    arguments = "keywords=True" if tokenizer is None else f"keywords=True, tokenizer={tokenizer!r}"
+    raise InvalidArgumentError(
+        f"{where} has {f'the tokenizer {stored!r}' if stored else 'no keyword index'}; leave out keywords and "
+        f"tokenizer, and call compact({'keywords=False' if keywords is False else arguments}) to change it."
     )
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "plain_str",
 ]
 
+_MOST_NAMED = 5  # ids in a message
 # Integers that SQLite can hold.
 INT64 = range(-(2**63), 2**63)
 
@@ -161,10 +162,10 @@ def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
         raise UnknownIdError(f"no document has the id {names}; ids() lists the ids of the index (1 is not '1').")
 
 
-def _name_some(ids: Iterable[Id], most: int = 5) -> str:
+def _name_some(ids: Iterable[Id]) -> str:
     ids = list(ids)
-    rest = f" and {len(ids) - most:,} more" if len(ids) > most else ""
-    return ", ".join(map(repr, ids[:most])) + rest
+    rest = f" and {len(ids) - _MOST_NAMED:,} more" if len(ids) > _MOST_NAMED else ""
+    return ", ".join(map(repr, ids[:_MOST_NAMED])) + rest
 
 
 def is_unicode(text: str) -> bool:

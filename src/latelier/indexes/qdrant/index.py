@@ -13,7 +13,7 @@ from latelier.indexes.base import Index, Parameters, PathLike
 from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.filters.evaluation import read_filter
 from latelier.indexes.catalog.folder import as_folder
-from latelier.indexes.catalog.keywords import check_options
+from latelier.indexes.catalog.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, check_known, is_single_id
 from latelier.indexes.inputs import prepare_queries
 from latelier.indexes.ivf.search_parameters import Effort
@@ -364,8 +364,7 @@ class Qdrant(Index):
 
         ``keywords=True`` also takes the average length of the texts again, which BM25 needs.
         """
-        if tokenizer is not None and not keywords:
-            raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
+        check_compaction(keywords, tokenizer)
         chosen = check_options(keywords, tokenizer or self.tokenizer if keywords else None)
         total = self._points.count()
         with progress_bar(shown=show_progress, total=total, unit=" documents") as progress:
@@ -484,9 +483,5 @@ class Qdrant(Index):
                     f"received {name}={given!r}, but the collection {self._collection.name!r} has {found!r}, which "
                     f"cannot be changed; leave {name} out, or choose another collection."
                 )
-        differs = stored.tokenizer is not None if keywords is False else tokenizer not in (None, stored.tokenizer)
-        if differs or (keywords and stored.tokenizer is None):
-            raise InvalidArgumentError(
-                f"the collection {self._collection.name!r} has the tokenizer {stored.tokenizer!r}; leave out keywords "
-                "and tokenizer, and call compact(keywords=..., tokenizer=...) to change it."
-            )
+        if keywords is not None or tokenizer is not None:
+            check_expected(f"the collection {self._collection.name!r}", stored.tokenizer, keywords, tokenizer)

@@ -21,7 +21,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, Parameters, PathLike
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.folder import as_folder
-from latelier.indexes.catalog.keywords import check_options
+from latelier.indexes.catalog.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.catalog.settings import UserSettings
 from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, check_known, is_single_id
 from latelier.indexes.inputs import DocumentBatches
@@ -332,9 +332,7 @@ class Sharded(Index):
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
     ) -> None:
         """See `Index.compact`; all shards are compacted at the same time."""
-        if tokenizer is not None and not keywords:
-            raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
-        check_options(keywords, tokenizer)
+        check_compaction(keywords, tokenizer)
         with progress_bar(shown=show_progress, unit=" documents") as progress:
             damages = self._writer.reorganise(lambda replica: replica.write("compact", keywords, tokenizer))
             progress.update(len(self))
@@ -491,10 +489,4 @@ class Sharded(Index):
         return view.ask_some(method, given)
 
     def _check_tokenizer(self, keywords: bool | None, tokenizer: str | None) -> None:
-        stored = self.tokenizer
-        if stored is None if keywords is False else stored is not None and tokenizer in (None, stored):
-            return
-        raise InvalidArgumentError(
-            f"the index in {self.path} has {f'the tokenizer {stored!r}' if stored else 'no keyword index'}; leave out "
-            "keywords and tokenizer, and call compact(keywords=..., tokenizer=...) to change it."
-        )
+        check_expected(f"the index in {self.path}", self.tokenizer, keywords, tokenizer)
