@@ -229,7 +229,7 @@ def test_a_closed_index_says_so(filled):
         lambda: len(filled),
         filled.compact,
     ):
-        with pytest.raises(InvalidArgumentError, match="is closed; (open it again|its documents are gone)"):
+        with pytest.raises(InvalidArgumentError, match=r"is closed; (open it again|its documents are gone)"):
             use()
     assert "closed" in repr(filled)
 

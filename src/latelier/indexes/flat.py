@@ -128,7 +128,8 @@ class Flat(StoredIndex):
         arrays = {"vectors": sizes.arrays.get("vectors", 0)}
         return plan_memory(self._max_memory, tables, arrays, in_memory=self.path is None)
 
-    def _encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+    def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        """See `StoredIndex.encode`."""
         return {"vectors": embeddings.vectors}
 
     def _layout(self, dim: int) -> dict[str, TokenArray]:

@@ -64,7 +64,7 @@ class StoredIndex(Index):
         Its name in the catalog, and the values that each entry of the configuration can have.
     ``dtype``, ``_layout``
         The floating type of the vectors that it takes and returns, and the token arrays that it stores.
-    ``_encode``, ``_decode``
+    ``encode``, ``_decode``
         Convert vectors to token arrays, and back.
     ``_plan``
         Divides the memory budget.
@@ -73,7 +73,7 @@ class StoredIndex(Index):
 
     It can also override ``after_write`` (maintenance of ANN data), ``_are_finite``, ``_gpu_dtype`` and ``_describe``.
 
-    A write calls ``add -> _write -> DocumentBatches -> _encode -> Transaction.insert`` and returns after its commit. A
+    A write calls ``add -> _write -> DocumentBatches -> encode -> Transaction.insert`` and returns after its commit. A
     search calls ``search -> _find -> _search``; `_find` evaluates the filter first, and makes hits of the found
     documents last.
 
@@ -146,14 +146,14 @@ class StoredIndex(Index):
     @property
     @abstractmethod
     def dtype(self) -> str:
-        """Floating type of the vectors that `_encode` gets and `get_embeddings` returns."""
+        """Floating type of the vectors that `encode` gets and `get_embeddings` returns."""
 
     @abstractmethod
     def _layout(self, dim: int) -> dict[str, TokenArray]:
-        """Return the dtype and the shape per token of each array that `_encode` returns."""
+        """Return the dtype and the shape per token of each array that `encode` returns."""
 
     @abstractmethod
-    def _encode(self, embeddings: TokenEmbeddings) -> Arrays:
+    def encode(self, embeddings: TokenEmbeddings) -> Arrays:
         """Return the token arrays of some documents, each with one row per token."""
 
     def _are_finite(self, arrays: Arrays) -> bool:
@@ -197,10 +197,6 @@ class StoredIndex(Index):
         if self._max_memory is None:
             return self._segment_bytes
         return min(self._segment_bytes, self.memory.working // _BATCH_SHARE)
-
-    def encode(self, embeddings: TokenEmbeddings) -> Arrays:
-        """Return the token arrays of some documents, each with one row per token."""
-        return self._encode(embeddings)
 
     def budget_check(self) -> Callable[[DocumentBatch], DocumentBatch]:
         """Return a function that checks the memory budget and returns each batch of a write that it is called with.
@@ -447,7 +443,7 @@ class StoredIndex(Index):
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
         with self._storage.transaction() as transaction:
-            read = transaction.prepare(map(self.budget_check(), batches.read(self.dim, self._encode, self._are_finite)))
+            read = transaction.prepare(map(self.budget_check(), batches.read(self.dim, self.encode, self._are_finite)))
             for batch in forks.iterate_outside(read):
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()

@@ -6,12 +6,19 @@ import os
 from typing import Any
 
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Module
+from sentence_transformers.util import fullname
 
 from latelier.models import encoding, workers
 from latelier.models.construction import Construction
-from latelier.models.own_modules import OWN_MODULES
+from latelier.models.text_encoder import TextEncoder
+from latelier.modules import AttentionPooling
 
 __all__ = ["Overrides"]
+
+# The modules of this library, by the name that a saved model's modules.json has for them: they need no
+# ``trust_remote_code``.
+_OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}
 
 
 class Overrides(MultiVectorEncoder):
@@ -54,7 +61,7 @@ class Overrides(MultiVectorEncoder):
             return super()._inference(inputs, device=device, **others)
         return encoding.encode_chunk(self, inputs, job, device)
 
-    _module_classes = OWN_MODULES
+    _module_classes = _OWN_MODULES
     _multi_process_worker = staticmethod(workers.encode_chunks)
     _get_worker_result = staticmethod(workers.take_result)
 

@@ -23,8 +23,7 @@ from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidat
 from latelier.indexes.ivf.kernels.queries import quantise_query
 from latelier.indexes.ivf.search import find_candidates, probe_lists
 from latelier.indexes.ivf.search_parameters import SearchParameters
-from latelier.indexes.ivf.sign_stage import keep_near_best
-from latelier.indexes.ivf.sign_tolerance import tolerance
+from latelier.indexes.ivf.sign_stage import keep_near_best, tolerance
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.kernels.instruction_sets import supported
 

@@ -13,8 +13,7 @@ from latelier.indexes.ivf import sign_stage
 from latelier.indexes.ivf.kernels.product_variance import product_variance
 from latelier.indexes.ivf.product_variance import product_variance_by_numpy, variance_rows
 from latelier.indexes.ivf.search_parameters import SearchParameters
-from latelier.indexes.ivf.sign_stage import keep_near_best
-from latelier.indexes.ivf.sign_tolerance import tolerance
+from latelier.indexes.ivf.sign_stage import keep_near_best, tolerance
 
 pytestmark = pytest.mark.processor
 

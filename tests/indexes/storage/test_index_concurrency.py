@@ -112,7 +112,7 @@ def test_closing_lets_calls_of_other_threads_finish_or_says_that_it_is_closed(in
 
     def repeat(call):
         begun.wait()
-        with pytest.raises(InvalidArgumentError, match="is closed; (open it again|its documents are gone)"):
+        with pytest.raises(InvalidArgumentError, match=r"is closed; (open it again|its documents are gone)"):
             list(iter(call, "never"))
 
     def close():
