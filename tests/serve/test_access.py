@@ -59,6 +59,31 @@ def test_loopback_needs_no_token(host):
     Access().check_host(host)
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("https://example.org", "https://example.org"),
+        ("https://example.org/", "https://example.org"),
+        ("HTTPS://Example.org:443", "https://example.org"),
+        ("http://localhost:3000/", "http://localhost:3000"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("chrome-extension://abcdef", "chrome-extension://abcdef"),
+        ("*", "*"),
+    ],
+)
+def test_an_origin_is_kept_as_browsers_send_it(given, sent):
+    assert Access(origins=(given,)).origins == (sent,)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["foo", "", "/", "https://", "example.org", "https://a.example/page", "https://ä.example", "null", "https://a b"],
+)
+def test_what_no_browser_sends_as_an_origin_is_refused(origin):
+    with pytest.raises(InvalidArgumentError, match=r"as an origin; expected SCHEME://HOST or SCHEME://HOST:PORT"):
+        Access(origins=("https://fine.example", origin))
+
+
 def test_limits_are_positive_integers():
     with pytest.raises(InvalidArgumentError, match="batch"):
         Limits(batch=0)

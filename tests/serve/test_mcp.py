@@ -8,6 +8,7 @@ from anyio import run
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+from latelier.retrieve import Retriever
 from latelier.serve.mcp import create_mcp_server
 
 READING = {"list_indexes", "search", "get", "explain", "why_not"}
@@ -90,6 +91,52 @@ def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, 
         assert value(await client.call_tool("list_indexes", {}))[0]["documents"] == 3
 
     with_client(create_mcp_server({"records": retriever}, writable=True), session)
+
+
+def deep(levels):
+    value = 1
+    for _ in range(levels - 1):  # the metadata is the outermost level
+        value = [value]
+    return {"deep": value}
+
+
+def test_metadata_that_is_nested_too_deeply_is_not_stored(retriever):
+    document = {"id": "deep", "text": "A deep one.", "metadata": deep(101)}
+
+    async def session(client):
+        failed = await client.call_tool("add", {"documents": [document]})
+        assert failed.is_error
+        assert "the metadata of document 'deep' is nested too deeply" in failed.content[0].text
+        await client.call_tool("add", {"documents": [{**document, "metadata": deep(100)}]})
+        (found,) = value(await client.call_tool("search", {"query": "a deep one", "k": 1}))
+        assert found["metadata"] == deep(100)
+
+    with_client(create_mcp_server({"records": retriever}, writable=True), session)
+
+
+@pytest.mark.parametrize("mode", ["vectors", "keywords", "hybrid", "rerank"])
+def test_documents_that_cannot_be_explained_are_found_without_citations(shallow, mode):
+    with Retriever(shallow, device="cpu") as pooled:
+        pooled.add([("moon", "The moon is far away from the earth."), ("fruit", "Ripe bananas.")], pool_factor=2)
+
+        async def session(client):
+            found = value(await client.call_tool("search", {"query": "the moon", "k": 1, "mode": mode}))
+            assert [(hit["id"], hit["cited"]) for hit in found] == [("moon", [])]
+
+        with_client(create_mcp_server({"records": pooled}), session)
+
+
+def test_a_document_without_a_text_takes_no_citations_from_the_others(retriever):
+    vectors = retriever.model.encode_document(["The moon and the earth."])[0]
+    retriever.index.add("bare", vectors)
+
+    async def session(client):
+        found = value(await client.call_tool("search", {"query": "the moon and the earth", "k": 2}))
+        cited = {hit["id"]: [part["text"] for part in hit["cited"]] for hit in found}
+        assert cited["bare"] == []
+        assert "moon" in " ".join(cited["moon"])
+
+    with_client(create_mcp_server({"records": retriever}), session)
 
 
 def test_a_child_process_serves_over_standard_input_and_output(folder, shallow):

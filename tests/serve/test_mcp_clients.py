@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -49,7 +50,8 @@ def test_the_command_serves_over_standard_input_and_output(folder):
 
 
 @pytest.fixture
-def url(folder):
+def served(folder):
+    """A server in a process of its own, and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,12 +68,13 @@ def url(folder):
                 except httpx2.ConnectError:
                     assert process.poll() is None
                     time.sleep(0.1)
-            yield address
+            yield process, address
         finally:
             process.terminate()
 
 
-def test_over_http_only_clients_with_the_token_are_served(url):
+def test_over_http_only_clients_with_the_token_are_served(served):
+    process, url = served
     for headers in ({}, {"Authorization": "Bearer something-else-here"}, {"Authorization": f"Basic {TOKEN}"}):
         refused = httpx2.post(url, json={}, headers=headers)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
@@ -82,6 +85,23 @@ def test_over_http_only_clients_with_the_token_are_served(url):
             return await found(streamable_http_client(url, http_client=http))
 
     assert run(main) == ["moon"]
+    process.terminate()
+    assert process.wait(60) == 143
+
+
+def test_ctrl_c_stops_the_server_with_the_status_that_the_command_line_documents(served):
+    process, _ = served
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+
+
+def test_a_port_in_use_is_a_clear_error(folder):
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        command = ["mcp", str(folder), "--device", "cpu", "--http", "--port", str(port)]
+        result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert f"Error: cannot listen on 127.0.0.1, port {port}" in result.stderr
 
 
 @pytest.mark.parametrize("token", ["short", "with spaces inside it", "ü" * 20])

@@ -193,3 +193,23 @@ def test_assistive_technology_finds_nothing_to_complain_about(browser, url, sche
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is wider than the screen
     page.close()
+
+
+def test_a_pooled_index_and_large_integer_ids(browser, shallow, tmp_path):
+    large = 2**53 + 1  # JavaScript rounds it
+    for name, factor in (("pooled", 2), ("plain", 1)):
+        with Retriever(shallow, tmp_path / name, device="cpu") as retriever:
+            retriever.add([(large, "The moon is far away from the earth.")], pool_factor=factor)
+    server = Process(
+        str(tmp_path / "pooled"), str(tmp_path / "plain"), "--model", shallow, "--device", "cpu", "--no-log"
+    )
+    page = browser.new_page()
+    page.goto(f"{server.url}/?q=planets")
+    expect(page.locator("#results h2")).to_have_text(str(large), timeout=60_000)
+    expect(page.locator("#times")).to_contain_text("highlights", timeout=60_000)
+    expect(page.locator("#status")).to_contain_text("1 document in")
+    assert page.locator("#results mark").count() == 0
+    page.select_option("#index", "plain")
+    expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
+    page.close()
+    server.stop()

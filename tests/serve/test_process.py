@@ -40,6 +40,22 @@ def test_a_server_answers_and_stops_when_it_is_asked_to(folder, shallow, start):
     assert [line["request"]["status"] for line in logged] == [200, 200]
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_server_closes_its_indexes_and_says_what_stopped_it(own_folder, shallow, start, number, status):
+    server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+    document = {"id": "second", "text": "The second document."}
+    assert httpx.post(server.url + DOCUMENTS, json={"documents": [document]}, timeout=60).status_code == 201
+    assert (own_folder / "catalog.sqlite-wal").exists()
+    server.process.send_signal(number)
+    assert server.process.wait(60) == status
+    assert not (own_folder / "catalog.sqlite-wal").exists()
+
+
+def test_a_write_token_for_an_index_that_takes_no_changes_is_refused(folder, shallow, start):
+    with pytest.raises(AssertionError, match="received a write token, but every index is open for reading only"):
+        start(folder, "--model", shallow, "--device", "cpu", "--read-only", "--write-token", TOKEN)
+
+
 def test_64_clients_at_once_get_their_own_answers(folder, shallow, start):
     server = start(folder, "--model", shallow, "--device", "cpu", "--no-log")
     with Retriever.open(folder, model=shallow, device="cpu", read_only=True) as retriever:

@@ -1,11 +1,14 @@
 """The REST interface over a real retriever, without a network."""
 
 import json
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.catalog import metadata
 from latelier.retrieve import Retriever
 from latelier.scores import colbert_scores
 from latelier.serve import Access, Limits, create_app
@@ -122,6 +125,43 @@ def test_an_id_in_an_address_is_the_string_and_else_the_integer(client):
     assert client.get(f"{INDEX}/documents/a%2Fb%3Fc%23d").json()["id"] == "a/b?c#d"
 
 
+@pytest.mark.parametrize("id", ["nl\nx", "\n", "end\n", "a/b\r\n/c"])
+def test_an_id_with_a_line_end_has_an_address(client, id):
+    post(client, "/documents", {"documents": [{"id": id, "text": "An id of two lines."}]}, 201)
+    address = f"{INDEX}/documents/{quote(id, safe='')}"
+    assert client.get(address).json()["id"] == id
+    assert client.delete(address).json() == {"changed": 1, "documents": 3}
+
+
+def test_a_document_that_is_named_twice_is_removed_once(client):
+    assert post(client, "/documents/delete", {"ids": ["moon", 7, "moon"]}) == {"changed": 2, "documents": 1}
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels - 1):  # the metadata is the outermost level
+        value = [value]
+    return {"deep": value}
+
+
+def test_metadata_that_is_nested_too_deeply_is_not_stored(client):
+    for levels in (101, 300):
+        body = {"documents": [{"id": "deep", "text": "A deep one.", "metadata": nested(levels)}]}
+        message = error(client.post(f"{INDEX}/documents", json=body), 422)["message"]
+        assert "document 'deep' is nested too deeply: lists and dicts may be nested 100 levels deep; flatten" in message
+    body["documents"][0]["metadata"] = nested(100)
+    post(client, "/documents", body, 201)
+    assert post(client, "/search", {"query": "a deep one", "k": 1})["results"][0][0]["metadata"] == nested(100)
+
+
+def test_deeper_metadata_that_an_older_version_has_stored_is_returned(client, retriever, monkeypatch):
+    monkeypatch.setattr(metadata, "_MOST_LEVELS", 400)
+    retriever.add([{"id": "deep", "text": "A deep one.", "metadata": nested(300)}])
+    assert post(client, "/search", {"query": "a deep one", "k": 1})["results"][0][0]["metadata"] == nested(300)
+    assert client.get(f"{INDEX}/documents/deep").json()["metadata"] == nested(300)
+    assert post(client, "/documents/get", {"ids": ["deep"]})[0]["metadata"] == nested(300)
+
+
 def test_nothing_is_stored_of_a_request_with_a_faulty_document(client):
     body = {"documents": [{"id": "new", "text": "A new one."}, {"id": "moon", "text": "A second moon."}]}
     answer = error(client.post(f"{INDEX}/documents", json=body), 409)
@@ -151,6 +191,8 @@ def test_several_documents_are_explained_with_one_encoding_of_the_query(client, 
         expected = retriever.explain("healthy apples", id)
         assert (explanation["id"], explanation["text"]) == (id, expected.text)
         assert explanation["score"] == pytest.approx(expected.score)
+    (spelled,) = post(client, "/explain", {"query": "healthy apples", "ids": ["7"]})
+    assert spelled["id"] == 7
     unknown = client.post(f"{INDEX}/explain", json={"query": "apples", "ids": ["moon", "nothing"]})
     assert "'nothing'" in error(unknown, 404)["message"]
 
@@ -182,6 +224,7 @@ def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
         ({"query": "a", "filter": "1; DROP TABLE document"}, "rejected"),
         ({"vectors": [[[1.0, 2.0]]]}, "dim"),
         ({"vectors": [[[1.0], [1.0, 2.0]]]}, "vectors"),
+        ({"vectors": [[[0.1] * 384], [[3e38] * 384]]}, "query 1 and document"),
         ({"query": "a", "effort": 2.0}, "no option 'effort'"),
     ],
 )
@@ -238,6 +281,11 @@ def test_tokens(retriever):
         assert "write token" in error(reader, 401)["message"]
         writer = client.post(f"{INDEX}/documents", json=document, headers={"authorization": f"Bearer {WRITE}"})
         assert writer.status_code == 201
+
+
+def test_a_name_that_cannot_stand_in_an_address_is_refused(retriever):
+    with pytest.raises(InvalidArgumentError, match=r"received 'my index' as .* on the command line as NAME=FOLDER"):
+        create_app({"my index": retriever})
 
 
 def test_a_read_only_index_takes_no_changes(folder, shallow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,11 @@ from latelier.serve.errors import ForbiddenError, UnauthorizedError
 from latelier.serve.tokens import check_token, sends_token
 
 __all__ = ["Access", "Reading", "Writing", "is_loopback"]
+
+
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
+# Browsers leave out the port that a scheme has by default.
+_PORTS = {"http": "80", "https": "443"}
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,14 @@ class Access:
     read_token, write_token
         Secrets of at least 16 characters, sent as ``Authorization: Bearer TOKEN``.
     origins
-        Origins whose web pages may use the server, such as ``"https://example.org"``.
+        Origins whose web pages may use the server, such as ``"https://example.org"``, or ``"*"`` for all. A slash at
+        the end and the scheme's own port are left out, as browsers do.
 
     Raises
     ------
     InvalidArgumentError
-        If a token is too short or holds other characters than visible ASCII, or both are equal.
+        If a token is too short or holds other characters than visible ASCII, both are equal, or an origin is not
+        ``SCHEME://HOST`` or ``SCHEME://HOST:PORT``.
 
     Examples
     --------
@@ -54,6 +62,7 @@ class Access:
             check_token(f"{name} token", getattr(self, f"{name}_token"))
         if self.read_token is not None and self.read_token == self.write_token:
             raise InvalidArgumentError("the read token and the write token are equal; leave the read token out.")
+        object.__setattr__(self, "origins", tuple(map(_as_origin, self.origins)))
 
     def allows(self, authorization: str | None, action: Literal["read", "write"]) -> bool:
         """Whether a request may do something.
@@ -102,6 +111,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _as_origin(origin: str) -> str:
+    """Return an origin as browsers spell it."""
+    found = _ORIGIN.fullmatch(origin.lower().removesuffix("/"))
+    if origin == "*":
+        return origin
+    if found is None:
+        raise InvalidArgumentError(
+            f"received {origin!r} as an origin; expected SCHEME://HOST or SCHEME://HOST:PORT without a path, such as "
+            "https://example.org, in ASCII."
+        )
+    scheme, host, port = found.groups()
+    return f"{scheme}://{host}" if port in (None, _PORTS.get(scheme)) else f"{scheme}://{host}:{port}"
 
 
 # The scheme of the OpenAPI document; the header itself is compared by `Access`.

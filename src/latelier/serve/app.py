@@ -57,7 +57,8 @@ def create_app(
     Raises
     ------
     InvalidArgumentError
-        If there is no retriever, or a name is not of letters, digits, ``.``, ``_`` and ``-``.
+        If there is no retriever, a name is not of letters, digits, ``.``, ``_`` and ``-``, or there is a write token
+        although no index takes changes.
 
     Examples
     --------
@@ -73,6 +74,11 @@ def create_app(
     """
     _check_names(retrievers)
     access, limits, metrics = access or Access(), limits or Limits(), Metrics()
+    if access.write_token is not None and not any(map(_takes_changes, retrievers.values())):
+        raise InvalidArgumentError(
+            "received a write token, but every index is open for reading only, so nobody can write; leave the write "
+            "token out, or open an index for writing (on the command line: without --read-only)."
+        )
     services = {name: Service(name, retriever, limits, metrics) for name, retriever in retrievers.items()}
 
     @asynccontextmanager
@@ -140,11 +146,16 @@ def _add_page(app: FastAPI) -> None:
     app.mount("/page", StaticFiles(directory=_PAGE), name="page")
 
 
+def _takes_changes(retriever: Retriever) -> bool:
+    return not getattr(retriever.index, "read_only", False)  # not every kind of index has this mode
+
+
 def _check_names(retrievers: Mapping[str, Retriever]) -> None:
     if not retrievers:
         raise InvalidArgumentError("received no retriever; expected at least one.")
     for name in retrievers:
         if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
             raise InvalidArgumentError(
-                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'."
+                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'. Give it "
+                "another name, on the command line as NAME=FOLDER."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -69,7 +69,7 @@ class Document(BaseModel):
 
 
 class FoundDocument(Document):
-    """A document that was found; ``cited`` holds the parts that matched best."""
+    """A document that was found; ``cited`` holds the parts that matched best, if the index knows them."""
 
     score: float
     cited: list[Citation]
@@ -162,9 +162,8 @@ class _Tools:
         results = retriever.search(query, k, filter=filter, **options)
         if mode == "keywords":
             return [_found(result, None) for result in results]
-        ids = [result.id for result in results]
-        explanations = explain_documents(retriever.query_model, retriever.index, query, ids)
-        return [_found(result, explanation) for result, explanation in zip(results, explanations, strict=True)]
+        explanations = _explanations(retriever, query, [result.id for result in results if result.text is not None])
+        return [_found(result, explanations.get(result.id)) for result in results]
 
     def get(
         self,
@@ -227,6 +226,15 @@ def _reporting(tool: T) -> T:
 
 def _record(document: Document) -> dict[str, Any]:
     return {"id": document.id, "text": document.text, "metadata": document.metadata}
+
+
+def _explanations(retriever: Retriever, query: str, ids: Sequence[Id]) -> dict[Id, Explanation]:
+    """Return the explanations of some documents by id; none if they cannot be explained, as with pooled tokens."""
+    try:
+        explained = explain_documents(retriever.query_model, retriever.index, query, ids)
+    except LatelierError:
+        return {}
+    return dict(zip(ids, explained, strict=True))
 
 
 def _found(result: Result, explanation: Explanation | None) -> FoundDocument:

@@ -8,6 +8,8 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from latelier.serve.listening import listen
+from latelier.serve.termination import exits_on_sigterm
 from latelier.serve.tokens import check_token, sends_token
 
 if TYPE_CHECKING:
@@ -32,11 +34,18 @@ def serve_mcp(server: MCPServer[Any], *, port: int, token: str | None = None) ->
     Raises
     ------
     InvalidArgumentError
-        If the token is too short or holds other characters than visible ASCII.
+        If the token is too short or holds other characters than visible ASCII, or the port is not free.
+    KeyboardInterrupt
+        After SIGINT.
+    SystemExit
+        After SIGTERM, with the status 143, unless the program handles SIGTERM itself.
     """
     check_token("token", token)
+    listening = listen("127.0.0.1", port)
     app = server.streamable_http_app(host="127.0.0.1")
-    uvicorn.run(app if token is None else require_token(app, token), host="127.0.0.1", port=port)
+    config = uvicorn.Config(app if token is None else require_token(app, token))
+    with exits_on_sigterm():
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def require_token(app: ASGIApp, token: str) -> ASGIApp:

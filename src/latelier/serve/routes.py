@@ -7,15 +7,18 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Request, Response
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from latelier.errors import EmbeddingsError, UnknownIdError
 from latelier.indexes import Id
+from latelier.indexes.results import Record
 from latelier.retrieve import Retriever
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.search_batch import Search
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.serve.access import Reading, Writing
 from latelier.serve.errors import UnknownIndexError
+from latelier.serve.json_body import json_body
 from latelier.serve.limits import Limits
 from latelier.serve.schemas import (
     ChangeResponse,
@@ -44,6 +47,15 @@ __all__ = ["router"]
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 409, 413, 422, 429, 503, 507)
 }
+
+
+class _AnyId(PathConvertor):
+    """Like starlette's ``path``, also for ids that hold line ends."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("any_id", _AnyId())
 router = APIRouter(prefix="/v1", responses=_ERRORS)
 
 
@@ -115,25 +127,26 @@ async def update_documents(request: Request, service: Index, body: DocumentsRequ
 async def delete_documents(request: Request, service: Index, body: IdsRequest) -> ChangeResponse:
     """Remove documents, all or none."""
     _limits(request).check_batch(len(body.ids))
-    return await service.write(lambda retriever: _change(retriever, retriever.remove, body.ids))
+    ids = list(dict.fromkeys(body.ids))
+    return await service.write(lambda retriever: _change(retriever, retriever.remove, ids))
 
 
-@router.post("/indexes/{index}/documents/get", dependencies=[Reading])
-async def get_documents(request: Request, service: Index, body: IdsRequest) -> list[RecordResponse]:
+@router.post("/indexes/{index}/documents/get", dependencies=[Reading], response_model=list[RecordResponse])
+async def get_documents(request: Request, service: Index, body: IdsRequest) -> Response:
     """Return the texts and metadata of documents."""
     _limits(request).check_batch(len(body.ids))
     records = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
-    return [RecordResponse(id=record.id, text=record.text, metadata=record.metadata) for record in records]
+    return _json([_record(record) for record in records])
 
 
-@router.get("/indexes/{index}/documents/{id:path}", dependencies=[Reading])
-async def get_document(service: Index, id: str) -> RecordResponse:
+@router.get("/indexes/{index}/documents/{id:any_id}", dependencies=[Reading], response_model=RecordResponse)
+async def get_document(service: Index, id: str) -> Response:
     """Return a document. An address has no integers: if no document has this string as its id, the integer is meant."""
     (record,) = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(_spelled(retriever, id)))
-    return RecordResponse(id=record.id, text=record.text, metadata=record.metadata)
+    return _json(_record(record))
 
 
-@router.delete("/indexes/{index}/documents/{id:path}", dependencies=[Writing])
+@router.delete("/indexes/{index}/documents/{id:any_id}", dependencies=[Writing])
 async def delete_document(service: Index, id: str) -> ChangeResponse:
     """Remove a document; see above for integers."""
     return await service.write(lambda retriever: _change(retriever, retriever.remove, [_spelled(retriever, id)]))
@@ -141,13 +154,14 @@ async def delete_document(service: Index, id: str) -> ChangeResponse:
 
 @router.post("/indexes/{index}/explain", dependencies=[Reading])
 async def explain(request: Request, service: Index, body: ExplainRequest) -> list[ExplainResponse]:
-    """Return the terms of documents' scores."""
+    """Return the terms of documents' scores. An id given as a string that no document has is the integer."""
     limits = _limits(request)
     limits.check_texts([body.query])
     limits.check_hits(len(body.ids))
 
     def explain_all(retriever: Retriever) -> list[ExplainResponse]:
-        explanations = explain_documents(retriever.query_model, retriever.index, body.query, body.ids)
+        ids = [_spelled_or_same(retriever, id) for id in body.ids]
+        explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids)
         return [ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
 
     return await service.ask(explain_all)
@@ -161,7 +175,7 @@ async def why_not(request: Request, service: Index, body: WhyNotRequest) -> WhyN
     limits.check_hits(body.k)
 
     def examine(retriever: Retriever) -> WhyNotResponse:
-        id = body.id if isinstance(body.id, int) else _spelled_or_same(retriever, body.id)
+        id = _spelled_or_same(retriever, body.id)
         return WhyNotResponse.of(retriever.why_not(body.query, id, body.k, **body.options()))
 
     return await service.ask(examine)
@@ -197,7 +211,16 @@ def _documents(request: Request, body: DocumentsRequest) -> list[dict[str, Any]]
     limits = _limits(request)
     limits.check_batch(len(body.documents))
     limits.check_texts([document.text for document in body.documents])
-    return [document.model_dump(exclude_none=True) for document in body.documents]
+    # Unlike model_dump, this also takes metadata that is nested too deeply, which the index refuses with a message.
+    return [{name: value for name, value in document if value is not None} for document in body.documents]
+
+
+def _record(record: Record) -> dict[str, Any]:
+    return {"id": record.id, "text": record.text, "metadata": record.metadata}
+
+
+def _json(value: object) -> Response:
+    return Response(json_body(value), media_type="application/json")
 
 
 def _change(retriever: Retriever, change: Any, argument: Any) -> ChangeResponse:
@@ -205,9 +228,9 @@ def _change(retriever: Retriever, change: Any, argument: Any) -> ChangeResponse:
     return ChangeResponse(changed=len(argument), documents=len(retriever))
 
 
-def _spelled_or_same(retriever: Retriever, id: str) -> Id:
+def _spelled_or_same(retriever: Retriever, id: Id) -> Id:
     try:
-        return _spelled(retriever, id)
+        return id if isinstance(id, int) else _spelled(retriever, id)
     except UnknownIdError:
         return id
 

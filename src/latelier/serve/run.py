@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 
 import uvicorn
 
-from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 from latelier.serve.access import Access, is_loopback
 from latelier.serve.app import create_app
 from latelier.serve.limits import Limits
+from latelier.serve.listening import listen
 from latelier.serve.middleware import ACCESS_LOG
+from latelier.serve.termination import exits_on_sigterm
 
 __all__ = ["serve"]
 
@@ -33,7 +34,7 @@ def serve(
     on_start: Callable[[str], None] | None = None,
     log: bool = True,
 ) -> None:
-    """Serve some indexes over HTTP; returns after SIGINT or SIGTERM, when every accepted request is answered.
+    """Serve some indexes over HTTP, until the process gets SIGINT or SIGTERM and every accepted request is answered.
 
     Parameters
     ----------
@@ -55,7 +56,13 @@ def serve(
     Raises
     ------
     InvalidArgumentError
-        If the host is not a loopback address and there is no read token, or the port is not free.
+        If the host is not a loopback address and there is no read token, the port is not free, or there is a write
+        token although no index takes changes.
+    KeyboardInterrupt
+        After SIGINT.
+    SystemExit
+        After SIGTERM, with the status 143, so that what the caller has opened is closed; unless the program handles
+        SIGTERM itself.
 
     Examples
     --------
@@ -66,7 +73,7 @@ def serve(
     access = access or Access()
     access.check_host(host)
     app = create_app(retrievers, access=access, limits=limits, loopback_only=is_loopback(host))
-    listening = _bind(host, port)
+    listening = listen(host, port)
     if log:
         _log_to_stderr()
     config = uvicorn.Config(
@@ -78,7 +85,8 @@ def serve(
         timeout_graceful_shutdown=_STOP_SECONDS,
     )
     name = f"[{host}]" if ":" in host else host
-    _Server(config, f"http://{name}:{listening.getsockname()[1]}", on_start).run(sockets=[listening])
+    with exits_on_sigterm():
+        _Server(config, f"http://{name}:{listening.getsockname()[1]}", on_start).run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
@@ -95,20 +103,6 @@ class _Server(uvicorn.Server):
         gc.freeze()  # what is loaded now stays until the end, so later collections need not look at it
         if self.started and self._on_start is not None:
             self._on_start(self._url)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family)
-        # asyncio turns Nagle's algorithm off only for sockets that name their protocol, which these do not. With it,
-        # each answer waits 40 ms for an acknowledgement between its head and its body. Accepted sockets inherit this.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except (OSError, OverflowError) as error:
-        raise InvalidArgumentError(
-            f"cannot listen on {host}, port {port}: {error}. Choose another address or port; port 0 is any free one."
-        ) from error
 
 
 def _log_to_stderr() -> None:

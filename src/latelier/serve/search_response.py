@@ -6,12 +6,15 @@ turning it into a dict again takes longer than writing the JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from fastapi import Response
-from pydantic_core import to_json
 
+from latelier.errors import EmbeddingsError
 from latelier.retrieve import Result
+from latelier.serve.json_body import json_body
+from latelier.utils.describing import short
 
 __all__ = ["search_response"]
 
@@ -30,6 +33,11 @@ def search_response(
     include
         Which of ``"text"`` and ``"metadata"`` each result holds; the others are null.
 
+    Raises
+    ------
+    EmbeddingsError
+        If a score is not a finite number, which JSON cannot hold.
+
     Examples
     --------
     >>> found = [[Result("a", 1.5, "Bananas.", {"year": 2024})]]
@@ -39,6 +47,7 @@ def search_response(
     >>> response.headers["server-timing"]
     'search;dur=2.25'
     """
+    _check_scores(results)
     has_text, has_metadata = "text" in include, "metadata" in include
     rows = [
         [
@@ -54,7 +63,16 @@ def search_response(
         ]
         for found in results
     ]
-    # JSON has no infinite numbers, which metadata may hold.
-    body = to_json({"results": rows, "milliseconds": milliseconds}, inf_nan_mode="null")
+    body = json_body({"results": rows, "milliseconds": milliseconds})
     timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
     return Response(body, media_type="application/json", headers={"server-timing": timing})
+
+
+def _check_scores(results: Sequence[Sequence[Result]]) -> None:
+    for position, found in enumerate(results):
+        for result in found:
+            if not math.isfinite(result.score):
+                raise EmbeddingsError(
+                    f"query {position} and document {short(result.id)} have the score {result.score}, as their vectors "
+                    "are too long for float32; scale them, for instance to length 1."
+                )

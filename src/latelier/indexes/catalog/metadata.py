@@ -38,6 +38,8 @@ SqlValue: TypeAlias = "int | float | str | None"
 RESERVED = ("id", "text", "metadata")
 _CONSTANTS = ("true", "false")  # SQLite reads these as constants in a subquery, even in quotes
 _MOST_FIELDS = 500
+# Of dicts and lists, the metadata itself included. Readers in other languages and frameworks stop somewhat deeper.
+_MOST_LEVELS = 100
 _COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 # All documents without metadata share this mapping: thousands of dicts would slow down the garbage collector.
@@ -62,7 +64,7 @@ class Field(NamedTuple):
     column: str
 
 
-def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
+def encode_metadata(metadata: object, id: Id, levels: int | None = _MOST_LEVELS) -> tuple[str, Mapping[str, SqlValue]]:
     """Return the exact JSON of a document's metadata, and one SQL value per key.
 
     Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
@@ -70,7 +72,7 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
     Raises
     ------
     InvalidArgumentError
-        If the metadata is not a mapping of strings to JSON values.
+        If the metadata is not a mapping of strings to JSON values, or is nested more than 100 levels deep.
 
     Examples
     --------
@@ -88,7 +90,7 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
         )
     what = f"the metadata of document {id!r}"
     plain = {as_key(key, what): value for key, value in metadata.items()}
-    return encode_json(plain, what), {key: _sql_value(value) for key, value in plain.items()}
+    return encode_json(plain, what, levels=levels), {key: _sql_value(value) for key, value in plain.items()}
 
 
 def fold_name(name: str) -> str:

@@ -122,13 +122,13 @@ def as_key(key: object, what: str) -> str:
     raise InvalidArgumentError(f"{what} has the key {key!r}; keys are str, not empty and valid Unicode.")
 
 
-def encode_json(value: object, what: str) -> str:
-    """Return a value as exact JSON; `what` names it in an error.
+def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
+    """Return a value as exact JSON; `what` names it in an error, and `levels` limits the depth of lists and dicts.
 
     Raises
     ------
     InvalidArgumentError
-        If JSON cannot hold the value, or would silently change it.
+        If JSON cannot hold the value, or would silently change it, or it is nested too deeply.
 
     Examples
     --------
@@ -136,10 +136,10 @@ def encode_json(value: object, what: str) -> str:
     '{"year":2020,"tags":["ä"]}'
     """
     try:
-        _check_json(value)
+        _check_json(value, levels)
         return dump_json(value)
     except (ValueError, RecursionError) as error:
-        reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = _too_deep(levels) if isinstance(error, RecursionError) else str(error)
         raise InvalidArgumentError(f"{what} {reason}.") from error
 
 
@@ -187,16 +187,22 @@ def dump_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _check_json(value: object, where: str = "") -> None:
+def _too_deep(levels: int | None) -> str:
+    limit = "" if levels is None else f": lists and dicts may be nested {levels} levels deep"
+    return f"is nested too deeply{limit}; flatten it, or store the inner levels as a JSON text"
+
+
+def _check_json(value: object, levels: int | None, where: str = "", level: int = 1) -> None:
     """Raise ValueError for what JSON cannot hold or would silently change: NaN, tuples, keys that are not strings."""
+    if levels is not None and level > levels and isinstance(value, (list, dict)):
+        raise ValueError(_too_deep(levels))
     if isinstance(value, list):
         for item in value:
-            _check_json(item, where)
+            _check_json(item, levels, where, level + 1)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not isinstance(key, str) or not is_unicode(key):
-                raise ValueError(f"holds the key {key!r}{where}; keys are str and valid Unicode")
-            _check_json(item, where or f" under {key!r}")
+            _check_json_key(key, where)
+            _check_json(item, levels, where or f" under {key!r}", level + 1)
     elif isinstance(value, str):
         if not is_unicode(value):
             raise ValueError(f"holds a text that is not valid Unicode{where}")
@@ -205,3 +211,8 @@ def _check_json(value: object, where: str = "") -> None:
         raise ValueError(f"holds a {type(value).__name__}{where}; JSON has {kinds}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"holds {value}{where}, which JSON cannot; use None")
+
+
+def _check_json_key(key: object, where: str) -> None:
+    if not isinstance(key, str) or not is_unicode(key):
+        raise ValueError(f"holds the key {key!r}{where}; keys are str and valid Unicode")

@@ -14,6 +14,14 @@ export class RequestError extends Error {
   }
 }
 
+// Integers beyond 2^53 are no numbers of JavaScript: such an id becomes its digits, which the server takes as well.
+// A browser that does not tell how a number was spelled rounds it.
+const parsed = (json) =>
+  JSON.parse(json, (key, value, context) => {
+    const isRounded = key === "id" && Number.isInteger(value) && !Number.isSafeInteger(value);
+    return isRounded ? (context?.source ?? value) : value;
+  });
+
 async function request(path, body, signal) {
   const headers = { "content-type": "application/json" };
   if (token) headers.authorization = `Bearer ${token}`;
@@ -25,7 +33,7 @@ async function request(path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new RequestError(0, "The server cannot be reached; is it still running?");
   }
-  const answer = await response.json().catch(() => ({}));
+  const answer = await response.text().then(parsed).catch(() => ({}));
   if (!response.ok) throw new RequestError(response.status, answer.error?.message ?? response.statusText);
   return answer;
 }

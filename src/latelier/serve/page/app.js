@@ -158,7 +158,13 @@ function resultItem(query, result) {
 async function highlight(query, results, items, signal) {
   const known = results.filter((result) => result.text !== null);
   if (!known.length) return;
-  const explanations = await explain(at("index").value, { query, ids: known.map((result) => result.id) }, signal);
+  let explanations;
+  try {
+    explanations = await explain(at("index").value, { query, ids: known.map((result) => result.id) }, signal);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    return; // documents with pooled tokens, for instance, cannot be explained: the results stay without marks
+  }
   explanations.forEach((explanation, i) => items[results.indexOf(known[i])].mark(explanation));
 }
 
