@@ -40,6 +40,24 @@ def test_search_as_json_with_filter_and_explanation(run, folder):
     assert sum(word["contribution"] for word in found["words"]) == pytest.approx(found["score"], abs=1e-4)
 
 
+def test_a_parameter_in_double_quotes_is_a_text(run, tmp_path, tiny):
+    (tmp_path / "rows.csv").write_text('id,text,year,open\n1,Bananas.,2020,"""yes"\n')  # ids are texts
+    assert run("index", tmp_path / "rows.csv", "--index", tmp_path / "index", "--model", tiny).exit_code == 0
+    for filter, value, count in [
+        ("id = ?", "1", 0),
+        ("id = ?", '"1"', 1),
+        ("year = ?", "2020", 1),
+        ("year = ?", '"2020"', 0),
+        ("open = ?", '"yes', 1),
+        ("open = ?", '"\\"yes"', 1),
+    ]:
+        options = ("--filter", filter, "--parameter", value, "--json")
+        result = run("search", tmp_path / "index", "bananas", *options, "--mode", "keywords")
+        assert len(json.loads(result.stdout)["results"]) == count
+        told = json.loads(run("why-not", tmp_path / "index", "bananas", "1", *options, "--device", "cpu").stdout)
+        assert ("filtered" in [cause["kind"] for cause in told["causes"]]) is (count == 0)
+
+
 def test_search_explains_below_each_result(run, folder):
     lines = run("search", folder, "unhealthy fruit", "-k", 1, "--explain", "--device", "cpu").stdout.splitlines()
     assert len(lines) == 2
@@ -80,10 +98,13 @@ def test_info(run, folder, tmp_path):
 
 def test_index_of_a_kind_stays_of_that_kind(run, records_file, tmp_path):
     folder = tmp_path / "index"
-    for update in ((), ("--update", "--kind", "flat")):
-        result = run("index", records_file, "--index", folder, "--kind", "ivf", *update, "--device", "cpu")
+    for update in (("--kind", "ivf"), ("--update", "--kind", "ivf"), ("--update",)):
+        result = run("index", records_file, "--index", folder, *update, "--device", "cpu")
         assert result.exit_code == 0, result.output
         assert json.loads(run("info", folder, "--json").stdout)["kind"] == "IVF"
+    result = run("index", records_file, "--index", folder, "--update", "--kind", "flat", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "has kind=ivf, not flat" in " ".join(result.stderr.split())
     found = json.loads(run("search", folder, "a fruit", "--explain", "--json", "--device", "cpu").stdout)["results"]
     assert found[0]["id"] == "fruit"
     assert sum(word["contribution"] for word in found[0]["words"]) == pytest.approx(found[0]["score"], abs=0.01)
@@ -200,7 +221,8 @@ def test_a_search_takes_the_options_of_the_index(run, tmp_path, folder, records_
     "options", [["keywords"], ["rerank"], ["hybrid"], ["hybrid", "--fusion", "rrf", "--weights", 0, 1]]
 )
 def test_search_modes(run, folder, options):
-    result = run("search", folder, "bananas", "--json", "--device", "cpu", "--mode", *options)
+    device = () if options == ["keywords"] else ("--device", "cpu")  # keywords encode nothing
+    result = run("search", folder, "bananas", "--json", *device, "--mode", *options)
     assert json.loads(result.stdout)["results"][0]["id"] == "fruit"
     assert "'sum' is not one of" in run("search", folder, "bananas", "--mode", "sum").stderr
 

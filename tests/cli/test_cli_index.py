@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from latelier.indexes import Flat
 from latelier.models import load
 from latelier.retrieve import Retriever
 
@@ -52,6 +53,51 @@ def test_a_folder_without_a_document_is_an_error_and_makes_no_index(run, notes, 
         in run(*command).stderr
     )
     assert not (tmp_path / "index").exists()
+
+
+TWICE = '{"id": 1, "text": "Pears."}\n{"id": 1, "text": "Plums."}\n'
+
+
+@pytest.mark.parametrize("was_folder", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.jsonl", TWICE, (), "documents[1]: id 1 is given twice"),
+        ("a.jsonl", "", (), "nothing to index in "),
+        ("a.csv", "id,text\n", (), "a.csv: it holds no document, so no index was made"),
+        ("a.jsonl", TWICE, ("--kind", "ivf", "--model", "no-such-folder/model"), "no-such-folder/model"),
+    ],
+)
+def test_a_first_run_without_a_document_leaves_no_index(
+    run, tmp_path, tiny, was_folder, name, content, options, message
+):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "good.jsonl").write_text('{"id": 1, "text": "Pears."}\n')
+    index, model = tmp_path / "index", ("--model", tiny, "--device", "cpu")
+    if was_folder:
+        index.mkdir()
+    result = run("index", tmp_path / name, "--index", index, *model, *options)
+    assert (result.exit_code, message in result.stderr) == (1, True), result.output
+    assert (index.exists(), was_folder and [*index.iterdir()]) == (was_folder, was_folder and [])
+    assert run("index", tmp_path / "good.jsonl", "--index", index, *model, "--kind", "ivf").exit_code == 0
+    assert json.loads(run("info", index, "--json").stdout)["kind"] == "IVF"
+
+
+def test_an_index_that_holds_a_document_or_was_there_before_stays(run, tmp_path, tiny):
+    (tmp_path / "empty.txt").write_text("\n")
+    Flat(tmp_path / "empty").close()
+    command = ["--model", tiny, "--device", "cpu"]
+    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "empty", *command)
+    assert (result.exit_code, result.stdout.endswith("0 documents, 0 before.\n")) == (0, True), result.output
+    (tmp_path / "bad.jsonl").write_text('{"text": "Pears."}\n' * 2048 + "{}\n")
+    result = run("index", tmp_path / "bad.jsonl", "--index", tmp_path / "index", *command)
+    assert (result.exit_code, "bad.jsonl:2049: it has no 'text'" in result.stderr) == (1, True), result.output
+    for name, documents in (("empty", 0), ("index", 2048)):
+        assert json.loads(run("info", tmp_path / name, "--json").stdout)["documents"] == documents
+    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--kind", "ivf", *command)
+    assert (result.exit_code, "has kind=flat, not ivf; leave --kind out" in result.stderr) == (1, True), result.output
+    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--kind", "flat", *command)
+    assert result.stdout.endswith("2,048 documents, 2,048 before.\n"), result.output
 
 
 def test_passages_of_files(run, notes, tmp_path, tiny):

@@ -12,6 +12,7 @@ import pytest
 
 from input_fuzzer import make_case, run_case
 from latelier.errors import InvalidArgumentError, StorageError
+from latelier.retrieve import read_documents
 from latelier.retrieve.document_files import read_document_file
 from latelier.utils.reading import number_or_text
 
@@ -68,12 +69,44 @@ def test_an_opened_file():
         ("a.csv", "", r"a.csv:1: it has no field 'text'; the fields are: none"),
         ("a.csv", "id,text\n1,x\n2,\n", r"a.csv:3: the text of '2' is empty"),
         ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: more cells than the header has columns"),
+        (
+            "a.csv",
+            'id,text\n1,"unclosed\n2,foo\n',
+            r"a.csv:2: malformed CSV: a quote in the row that begins here is not",
+        ),
+        ("a.csv", 'id,text\n1,x\n\n2,"unclosed\n', r"a.csv:4: malformed CSV: a quote in the row .*unexpected end of"),
+        ("a.csv", 'id,text\n1,"unclosed', r"a.csv:2: malformed CSV: a quote in the row that begins here is not closed"),
+        (
+            "a.csv",
+            'id,text\n1,"unclosed\n2,"foo"\n3,x\n',
+            r"a.csv:2: malformed CSV: a quote in the row that begins here",
+        ),
+        ("a.csv", 'id,"text\n1,x\n', r"a.csv:1: malformed CSV: a quote in the row that begins here is not closed"),
+        ("a.csv", ",id,text\n0,1,x\n", r"a.csv:2: column 1 has no name in the header, so its value '0' cannot be"),
     ],
 )
 def test_faulty_lines_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidArgumentError, match=message):
         read(tmp_path / name)
+
+
+def test_quotes_and_columns_without_a_name_that_do_no_harm(tmp_path):
+    (tmp_path / "a.csv").write_text('id,text,\n1,"a" b,\n\n2,5" disk,\n3,"c\n\n""d""",\n4,"e"')
+    texts = [("1", "a b", {}), ("2", '5" disk', {}), ("3", 'c\n\n"d"', {}), ("4", "e", {})]
+    assert read(tmp_path / "a.csv") == texts
+    (tmp_path / "b.csv").write_text(",text,year\n0,x,1975\n")
+    [document] = read_documents(tmp_path / "b.csv", metadata="year")
+    assert document.metadata == {"year": 1975}
+
+
+def test_gzip_under_another_name_is_called_so(tmp_path):
+    data = gzip.compress(b'{"text": "x"}\n')
+    with pytest.raises(InvalidArgumentError, match=r"standard input is compressed with gzip, .* not on standard input"):
+        list(read_document_file(io.BytesIO(data), name="standard input"))
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(InvalidArgumentError, match=r"a.jsonl is compressed with gzip, .* whose name ends in .gz"):
+        read(tmp_path / "a.jsonl")
 
 
 LONG = "x" * 200_000

@@ -55,6 +55,24 @@ def test_invalid_documents_are_named_by_their_position(item, message):
         list(parse_documents(["fine", "fine too", item]))
 
 
+@pytest.mark.parametrize(
+    ("text", "is_heading"),
+    [
+        ("# Go", True),
+        ("\n## Go ##\r\nA language.", True),
+        ("Go\n==\nA language.", True),
+        ("Go\r\n---", True),
+        ("# Good things", False),
+        ("# Go and C", False),
+        ("Go\n= 1", False),
+        ("Go is a language.", False),
+    ],
+)
+def test_a_title_is_left_out_only_if_the_text_begins_with_it_as_a_whole_heading(text, is_heading):
+    document = InputDocument("a", text, {}, "Go")
+    assert document.with_title() == (text if is_heading else f"Go {text}".strip())
+
+
 @pytest.mark.parametrize("documents", ["a text", b"bytes", {"a": "text"}, 5])
 def test_what_is_no_iterable_of_documents(documents):
     with pytest.raises(InvalidArgumentError, match=f"received documents of type {type(documents).__name__}"):

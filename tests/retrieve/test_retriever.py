@@ -101,11 +101,30 @@ def test_chunks_before_an_invalid_document_are_kept_and_nothing_of_its_own(model
     with pytest.raises(InvalidArgumentError, match=r"documents\[3\]: the text of 'd' is empty"):
         retriever.add(documents, chunk_size=2)
     assert retriever.index.ids() == ["a", "b"]
-    with pytest.raises(DuplicateIdError, match=r"documents\[3\]: id 'c' is in the index already"):
-        retriever.add([("c", "one"), ("d", "two"), ("e", "three"), ("c", "four")], chunk_size=2)
+    with pytest.raises(DuplicateIdError, match=r"documents\[3\]: id 'b' is in the index already"):
+        retriever.add([("c", "one"), ("d", "two"), ("e", "three"), ("b", "four")], chunk_size=2)
     assert retriever.index.ids() == ["a", "b", "c", "d"]
     with pytest.raises(InvalidArgumentError, match="received chunk_size=0"):
         retriever.add([("x", "text")], chunk_size=0)
+
+
+@pytest.mark.parametrize("write", ["add", "resume", "update", "update if changed"])
+@pytest.mark.parametrize(("size", "other"), [(2, "an earlier document of this input"), (3, r"documents\[0\]")])
+def test_an_id_given_twice_is_an_error_at_any_distance(model, write, size, other):
+    retriever = Retriever(model)
+    documents = [("a", "one"), ("b", "two"), ("a", "three")]
+    options = {
+        "add": {},
+        "resume": {"skip_existing": True},
+        "update": {},
+        "update if changed": {"skip_unchanged": True},
+    }
+    call = retriever.update if write.startswith("update") else retriever.add
+    with pytest.raises(DuplicateIdError, match=rf"documents\[2\]: id 'a' is given twice; {other} has it too"):
+        call(documents, chunk_size=size, **options[write])
+    assert retriever.index.ids() == ([] if size == 3 else ["a", "b"])
+    retriever.update([("a", "four"), ("b", "two")])  # in another call
+    assert retriever.index.get("a").text == "four"
 
 
 def test_known_ids_are_rejected_before_anything_is_encoded(retriever, monkeypatch):

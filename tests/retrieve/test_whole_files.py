@@ -118,6 +118,14 @@ def test_it_can_be_read_twice_and_knows_its_length(tmp_path):
         ("#hashtag\n####### seven\n    # code\n#\n", ""),
         ("```\n# comment\n```\n~~~~\n# in\n~~~\n# in\n~~~~\n### Three", "Three"),
         ("", ""),
+        ("---\n# a yaml comment\ntags: x\n---\n\n# One", "One"),
+        ("---\r\n# a yaml comment\r\n...\r\nOne\r\n===", "One"),
+        ("---\n\n# not closed", "not closed"),
+        ("text\n---\n# One", "text"),
+        ("One\n  =====  \n# Two", "One"),
+        ("a paragraph\nof two lines\n---\n## Two", "Two"),
+        ("- item\n---\n> quote\n---\n| cell |\n---\n\n---\n***\n---\n# Two", "Two"),
+        ("```\nOne\n===\n```\n===\n\n===\n# Two", "Two"),
     ],
 )
 def test_the_title_is_the_first_heading(text, title):

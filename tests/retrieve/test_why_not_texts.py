@@ -69,7 +69,7 @@ def check_changes(retriever, report, query, **arguments):
 def test_a_document_that_is_found(shared_retriever):
     report = shared_retriever.why_not("unhealthy fruit", "fruit", k=2)
     assert (report.rank, report.causes) == (1, ())
-    assert str(report).startswith("'fruit' is found for 'unhealthy fruit': rank 1 of 2, score ")
+    assert str(report).startswith("'fruit' is found for 'unhealthy fruit': rank 1 (k=2), score ")
 
 
 def test_an_id_that_is_not_stored(retriever):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from latelier.cli.index_location import parse_folder
+from latelier.cli.new_index import discarded_if_empty, holds_files
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
@@ -104,9 +105,9 @@ def index(
         str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
     ] = None,
     kind: Annotated[
-        Kind,
-        typer.Option(help="Kind of a new index: flat is exact; ivf is approximate and fast for many documents."),
-    ] = Kind.FLAT,
+        Kind | None,
+        typer.Option(help="Kind of a new index: flat (default) is exact; ivf is approximate, for many documents."),
+    ] = None,
     format: Annotated[
         Format, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
     ] = Format.AUTO,
@@ -173,8 +174,9 @@ def index(
     documents = _read(source, format, fields, glob or [])
     _check_not_empty(documents, glob or [])
     quiet_loading()
-    make = partial(_make_index, folder, kind, shards, replicas, max_memory)
-    with _open_or_make(folder, model, device, make, max_memory, _computing(backend, compute_dtype)) as retriever:
+    make = partial(_make_index, folder, kind or Kind.FLAT, shards, replicas, max_memory)
+    opening = partial(_open_or_make, folder, model, device, make, kind, max_memory, _computing(backend, compute_dtype))
+    with discarded_if_empty(folder, opening, source) as retriever:
         _check_shards(retriever.index, shards, replicas)
         before = len(retriever)
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
@@ -185,8 +187,7 @@ def index(
             retriever.add(documents, skip_existing=resume, **options)
         _export_encoder(retriever)
         counts: dict[str, Any] = {"index": str(folder), "before": before, "documents": len(retriever)}
-    if (skipped := getattr(documents, "skipped", None)) is not None:
-        counts["skipped"] = [{"path": path, "reason": reason} for path, reason in skipped]
+    counts |= _skipped(documents)
     if json_output:
         print_json(counts)
     else:
@@ -223,6 +224,12 @@ def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
         f"nothing to index in the folder {str(documents.folder)!r}: looked for files {wanted} in it and its "
         f"sub-folders, without hidden ones, and {found}. --glob '*.rst' reads other files."
     )
+
+
+def _skipped(documents: Iterable[Any]) -> dict[str, Any]:
+    """Return what is reported of the files of a folder that were skipped; nothing for other sources."""
+    skipped = getattr(documents, "skipped", None)
+    return {} if skipped is None else {"skipped": [{"path": path, "reason": reason} for path, reason in skipped]}
 
 
 def _passages(given: str | None, overlap: int | None) -> Passages | None:
@@ -286,6 +293,17 @@ def _make_index(
     return None if kind is Kind.FLAT else indexes.IVF(folder, max_memory=max_memory)
 
 
+def _check_kind(index: Index, folder: Path, kind: Kind | None) -> None:
+    """Check that an index, or its shards, are of the kind that the user gives."""
+    from latelier.errors import InvalidArgumentError
+
+    found = Kind.FLAT if getattr(index, "nbits", None) is None else Kind.IVF
+    if kind not in (None, found):
+        raise InvalidArgumentError(
+            f"the index in {folder} has kind={found.value}, not {kind.value}; leave --kind out, or give a new folder."
+        )
+
+
 def _check_shards(index: Index, shards: int | None, replicas: int | None) -> None:
     """Check that an index has as many shards and replicas as the user gives."""
     from latelier.errors import InvalidArgumentError
@@ -302,6 +320,7 @@ def _open_or_make(
     model: str | None,
     device: str | None,
     make: Callable[[], Index | None],
+    kind: Kind | None,
     max_memory: str | None,
     computing: dict[str, str],
 ) -> Retriever:
@@ -312,13 +331,14 @@ def _open_or_make(
     from latelier.retrieve.opening import stored_model
 
     given: dict[str, Any] = {"device": device, "model_options": computing or None}
-    if not (folder.is_dir() and any(folder.iterdir())):
+    if not holds_files(folder):
         index = make()
         if index is None:
             return Retriever(model, folder, **given, max_memory=max_memory)
         return Retriever(model, index, **given)
     opened = indexes.open(folder, max_memory=max_memory)
     try:
+        _check_kind(opened, folder, kind)
         if model is None and opened.dim is None and ModelIdentity.stored_in(opened) is None:
             return Retriever(None, opened, **given)
         return Retriever(stored_model(folder, opened, model, device, "auto", computing), opened)

@@ -61,11 +61,15 @@ def document_chunks(
     InvalidArgumentError
         If a document is invalid; the message names its position.
     DuplicateIdError
-        If an id is given twice in a chunk, or is in the index already.
+        If an id is given twice, in one chunk or in two, or is in the index already.
     """
     check_count("chunk_size", size)
     parsed = enumerate(parse_documents(documents))
+    # The ids of all chunks before, so that an error does not depend on the distance between two documents. A text takes
+    # about 100 bytes, a thousandth of the vectors of its document.
+    earlier: set[Id] = set()
     while given := _take(parsed, size):
+        _check_given_once(given, earlier)
         chunk = given if on_existing != "skip" else _not_in(stored, given)
         progress.update(len(given) - len(chunk))
         if chunk:
@@ -82,6 +86,21 @@ def _take(parsed: Iterator[tuple[int, InputDocument]], size: int) -> list[tuple[
         if characters > _MOST_CHARACTERS:
             break
     return taken
+
+
+def _check_given_once(given: list[tuple[int, InputDocument]], earlier: set[Id]) -> None:
+    """Check that no id is given twice, in a chunk or in those before; add the ids of the chunk to the earlier ones."""
+    positions: dict[Id, int] = {}
+    for position, document in given:
+        if (id_ := document.id) is None:
+            continue
+        if id_ in positions or id_ in earlier:
+            other = f"documents[{positions[id_]}]" if id_ in positions else "an earlier document of this input"
+            raise DuplicateIdError(
+                f"documents[{position}]: id {short(id_)} is given twice; {other} has it too. Give each id once."
+            )
+        positions[id_] = position
+    earlier.update(positions)
 
 
 def _not_in(stored: StoredDocuments, given: list[tuple[int, InputDocument]]) -> list[tuple[int, InputDocument]]:
@@ -108,9 +127,10 @@ def _chunk_ids(chunk: list[tuple[int, InputDocument]], stored: StoredDocuments, 
                 )
             numbers = numbers or itertools.count(_next_number(stored))
             id_ = next(numbers)
-        if id_ in positions:
+        if id_ in positions:  # one of the two is a number that a document without an id got
             raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too."
+                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
+                "all documents ids, or none."
             )
         if on_existing == "raise" and id_ in stored:
             raise DuplicateIdError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,12 +11,13 @@ from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.catalog.metadata import encode_metadata
+from latelier.retrieve.csv_files import csv_rows
 from latelier.retrieve.document_fields import DocumentFields
 from latelier.retrieve.documents import InputDocument, parse_document
 from latelier.retrieve.parquet_files import json_value, parquet_rows
 from latelier.retrieve.whole_files import whole_file
 from latelier.utils.describing import cut, short
-from latelier.utils.reading import LONGEST_LINE, number_or_text, open_binary, parse_json, text_lines
+from latelier.utils.reading import number_or_text, open_binary, parse_json, text_lines
 
 __all__ = ["DocumentFormat", "check_format", "read_document_file"]
 
@@ -35,6 +35,7 @@ _FORMATS: dict[str, DocumentFormat] = {
     ".markdown": "whole",
 }
 _LONGEST_MESSAGE = 500
+_GZIP = b"\x1f\x8b"
 _DEFAULT_FIELDS = DocumentFields()
 
 
@@ -103,7 +104,24 @@ def read_document_file(
             raise InvalidArgumentError(f"the format {format!r} needs a file with a name; received {source}.")
         return _parquet(file, source, fields) if format == "parquet" else iter([whole_file(Path(file))])
     opened = open_binary(file) if isinstance(file, (str, Path)) else file
-    return _documents(text_lines(opened, source, compressed=source.endswith(".gz")), source, format, fields)
+    return _documents(_lines(opened, source), source, format, fields)
+
+
+def _lines(opened: BinaryIO, source: str) -> Iterator[str]:
+    """Yield the lines of a file; the error for one that is gzip but has another name says so."""
+    is_first = True
+    try:
+        for line in text_lines(opened, source, compressed=source.endswith(".gz")):
+            is_first = False
+            yield line
+    except InvalidArgumentError as error:
+        cause = error.__cause__
+        if is_first and isinstance(cause, UnicodeDecodeError) and cause.object.startswith(_GZIP):
+            raise InvalidArgumentError(
+                f"{source} is compressed with gzip, which is decompressed only in a file whose name ends in .gz, not "
+                "on standard input; name such a file, or decompress it before: gunzip -c FILE.gz | latelier index - ..."
+            ) from error
+        raise
 
 
 def _documents(
@@ -189,46 +207,22 @@ def _txt(lines: Iterable[str], source: str, fields: DocumentFields) -> Iterator[
 
 def _csv(lines: Iterable[str], source: str, fields: DocumentFields) -> Iterator[tuple[int, Any]]:
     """Yield rows as dicts: empty cells are left out, and metadata that looks like a number becomes one."""
-    rows = csv.DictReader(lines, delimiter="\t" if ".tsv" in Path(source).suffixes else ",")
-    names: list[str] = []
+    names, rows = csv_rows(lines, source, delimiter="\t" if ".tsv" in Path(source).suffixes else ",")
+    with _located(source, 1):
+        _check_columns(names, fields)
     # Ids, titles and texts stay texts, whatever they look like.
     ids = {"id", "_id"} if fields.id is None else {fields.id}
     as_text = {*ids, fields.title or "title", *fields.text_names}
-    for row in _csv_rows(rows, source):
-        names = names or _csv_header(rows, source, fields)
-        if None in row:
-            raise InvalidArgumentError(f"{source}:{rows.line_num}: more cells than the header has columns.")
+    for number, row in rows:
         cells = {key: value for key, value in row.items() if value}
-        required = dict.fromkeys(fields.text_names, "")
-        yield rows.line_num, required | {k: v if k in as_text else number_or_text(v) for k, v in cells.items()}
-    if not names:
-        _csv_header(rows, source, fields)
-
-
-def _csv_rows(rows: csv.DictReader[str], source: str) -> Iterator[dict[str | Any, str | Any]]:
-    """Yield rows; the csv module's limit on the length of a cell, which is global, is raised while a row is read."""
-    while True:
-        before = csv.field_size_limit(LONGEST_LINE)
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            at = rows.line_num + 1
+        if "" in cells and fields.metadata is None:
             raise InvalidArgumentError(
-                f"{source}:{at}: malformed CSV: {error}; a cell has at most {LONGEST_LINE:,} characters."
-            ) from error
-        finally:
-            csv.field_size_limit(before)
-        if row is None:
-            return
-        yield row
-
-
-def _csv_header(rows: csv.DictReader[str], source: str, fields: DocumentFields) -> list[str]:
-    """Return the names of the columns, checked."""
-    names = list(rows.fieldnames or ())
-    with _located(source, 1):
-        _check_columns(names, fields)
-    return names
+                f"{source}:{number}: column {names.index('') + 1} has no name in the header, so its value "
+                f"{short(cells[''])} cannot be stored; name the column, choose others with metadata (--metadata), or "
+                "leave it out (pandas: to_csv(index=False))."
+            )
+        required = dict.fromkeys(fields.text_names, "")
+        yield number, required | {k: v if k in as_text else number_or_text(v) for k, v in cells.items()}
 
 
 def _check_columns(names: list[str], fields: DocumentFields) -> None:

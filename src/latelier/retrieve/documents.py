@@ -35,9 +35,16 @@ class InputDocument(NamedTuple):
     def with_title(self, part: str | None = None) -> str:
         """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
         part = self.text if part is None else part
-        if not self.title or re.match(rf"\s*#+\s*{re.escape(self.title)}", part):
+        if not self.title or _begins_with_heading(part, self.title):
             return part
         return f"{self.title} {part}".strip()
+
+
+def _begins_with_heading(text: str, title: str) -> bool:
+    """Whether a text begins with a title as a whole Markdown heading, of ``#`` or underlined."""
+    title = re.escape(title)
+    heading = rf"#+\s*{title}[ \t]*#*|{title}[ \t]*(?:\r\n|[\r\n]) {{0,3}}(?:=+|-+)"
+    return re.match(rf"\s*(?:{heading})[ \t]*(?:[\r\n]|\Z)", text) is not None
 
 
 def parse_documents(documents: Any) -> Iterator[InputDocument]:

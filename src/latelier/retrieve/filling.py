@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import closing
@@ -13,6 +14,7 @@ from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id, Index
+from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.retrieve.document_chunks import DocumentChunk, OnExisting, document_chunks
 from latelier.retrieve.document_settings import DocumentSettings
 from latelier.retrieve.documents import InputDocument
@@ -249,12 +251,18 @@ def _parts(chunk: DocumentChunk, passages: Passages | None, model: QueryModel) -
 
 def _is_stored(stored: PendingDocuments, id: Id, document: _Document) -> bool:
     """Whether the index holds a document with the same passages, texts and metadata."""
-    if stored.is_pending(id) or stored.parts(id) != document.ids:
+    if stored.parts(id) != document.ids:
         return False
-    records = stored.index.get(document.ids)
+    given, records = _as_json(document.metadata, id), stored.index.get(document.ids)
     return all(
-        r.text == text and r.metadata == document.metadata for r, text in zip(records, document.texts, strict=True)
+        record.text == text and _as_json(record.metadata, id) == given
+        for record, text in zip(records, document.texts, strict=True)
     )
+
+
+def _as_json(metadata: dict[str, Any], id: Id) -> str:
+    """Return metadata as JSON with sorted keys, which tells apart 1, 1.0 and true; for ``==`` they are equal."""
+    return json.dumps(json.loads(encode_metadata(metadata, id)[0]), sort_keys=True)
 
 
 def _cut(

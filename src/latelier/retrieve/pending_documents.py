@@ -1,7 +1,7 @@
 """`PendingDocuments`: the documents of an index together with those that are encoded now and stored soon.
 
 While workers encode, later documents are read before earlier ones are stored. Their ids must be seen as those of the
-index: for duplicates, for the numbers of documents without an id, and for documents to skip.
+index: for the numbers of documents without an id, and for ids that equal such a number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PendingDocuments(StoredDocuments):
         self._pending: Counter[Id] = Counter()
 
     def begin(self, ids: Iterable[Id]) -> None:
-        """Count documents as stored from now on; a document that is replaced twice may be pending twice."""
+        """Count documents as stored from now on."""
         self._pending.update(ids)
 
     def end(self, ids: Iterable[Id]) -> None:

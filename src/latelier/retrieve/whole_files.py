@@ -27,6 +27,9 @@ _MARKDOWN = (".md", ".markdown")
 _SUFFIXES = (".txt", *_MARKDOWN)
 _MOST_NAMED = 10  # skipped files in a warning
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
+_UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")
+# Code, items of a list, quotes, tables and HTML: dashes below are no underline.
+_NO_PARAGRAPH = re.compile(r"    |\t| {0,3}(?:[-*+][ \t]|\d+[.)][ \t]|[>|<])")
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*")
 
 
@@ -75,15 +78,20 @@ def whole_file(path: Path, folder: Path | None = None) -> InputDocument:
 
 
 def markdown_title(text: str) -> str:
-    r"""Return the first heading of a Markdown text that is outside of a code block; empty if there is none.
+    r"""Return the first heading of a Markdown text, of ``#`` or underlined; empty if there is none.
+
+    Code blocks and YAML front matter are skipped. A paragraph of several lines is no title, even if it is underlined.
 
     Examples
     --------
     >>> markdown_title("Notes\n```sh\n# a comment\n```\n## On pears ##\n")
     'On pears'
+    >>> markdown_title("---\n# a comment\ntags: fruit\n---\nOn figs\n=======\n")
+    'On figs'
     """
     fence = ""
-    for line in text.splitlines():
+    block: list[str] = []  # the lines since the last blank one
+    for line in _without_front_matter(text.splitlines()):
         opened = _FENCE.match(line)
         if opened and not fence:
             fence = opened[1]
@@ -91,7 +99,22 @@ def markdown_title(text: str) -> str:
             fence = ""
         elif not fence and (heading := _HEADING.fullmatch(line)) and heading[1]:
             return heading[1]
+        elif not fence and len(block) == 1 and _UNDERLINE.fullmatch(line) and _is_paragraph(block[0]):
+            return block[0].strip()
+        block = [*block[:1], line] if line.strip() and not fence and not opened else []
     return ""
+
+
+def _without_front_matter(lines: list[str]) -> list[str]:
+    """Return the lines after YAML between ``---`` and ``---`` or ``...`` at the beginning; all, if there is none."""
+    if not lines or lines[0].rstrip() != "---":
+        return lines
+    end = next((i for i, line in enumerate(lines) if i and line.rstrip() in ("---", "...")), -1)
+    return lines[end + 1 :]
+
+
+def _is_paragraph(line: str) -> bool:
+    return any(map(str.isalnum, line)) and not _NO_PARAGRAPH.match(line)
 
 
 class DocumentFolder:

@@ -1,0 +1,73 @@
+"""A new index of ``latelier index``: it is removed if no document gets into it, so the command can be repeated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from latelier.retrieve import Retriever
+
+__all__ = ["discarded_if_empty", "holds_files"]
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether there is a folder of this name that is not empty."""
+    return folder.is_dir() and any(folder.iterdir())
+
+
+@contextmanager
+def discarded_if_empty(folder: Path, open_or_make: Callable[[], Retriever], source: str) -> Iterator[Retriever]:
+    """Open or make an index for a ``with`` block; remove it if the call made it and it is empty at the end.
+
+    An empty index would be of the kind of the first, failed attempt, whatever the next one asks for.
+
+    Parameters
+    ----------
+    folder
+        The folder of the index.
+    open_or_make
+        Opens the index in the folder, or makes one if the folder is empty or missing.
+    source
+        Where the documents come from, for the message.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the block ends without an error, but no document is in the new index.
+    """
+    from latelier.errors import InvalidArgumentError
+
+    was_folder, is_new = folder.is_dir(), not holds_files(folder)
+    is_unused = is_new  # if it cannot be opened, nothing was committed
+    try:
+        with open_or_make() as retriever:
+            is_unused = False
+            try:
+                yield retriever
+            finally:
+                is_unused = is_new and len(retriever.index) == 0
+            if is_unused:
+                name = "standard input" if source == "-" else source
+                raise InvalidArgumentError(
+                    f"nothing to index in {name}: it holds no document, so no index was made. Give one that does, or "
+                    "see --format."
+                )
+    finally:
+        if is_unused:
+            _remove(folder, keep=was_folder)
+
+
+def _remove(folder: Path, *, keep: bool) -> None:
+    """Remove what an index has put into a folder that was empty; the folder itself too, if it was made with it."""
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)  # also where there is no folder, or a file
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
