@@ -101,6 +101,54 @@ def test_a_search_without_a_hit_says_why(beir, run, tmp_path, tiny):
     assert not output.exists()
 
 
+@pytest.fixture
+def many(tmp_path, tiny):
+    """A collection, and an index of more documents than are found by default; only the last of all is relevant."""
+    folder, index = tmp_path / "many", tmp_path / "index"
+    (folder / "qrels").mkdir(parents=True)
+    texts = {f"d{i}": "pear " * (1 + i % 7) for i in range(150)}
+    corpus = [{"_id": id_, "text": text} for id_, text in texts.items()]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in corpus))
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "pear"}')
+    with Retriever(tiny, index, device="cpu") as retriever:
+        retriever.add(texts.items())
+        last = retriever.search("pear", 150)[-1].id
+    (folder / "qrels" / "test.tsv").write_text(f"q\t{last}\t1")
+    return folder, index
+
+
+def test_as_many_documents_are_found_as_the_measures_need(run, many, tmp_path):
+    folder, index = many
+    measured = ("evaluate", folder, "--index", index, "--device", "cpu", "--measure", "R@1000", "--measure", "R@10")
+    assert run(*measured).stdout == "R@1000  1.0000\nR@10    0.0000\n(mean of 1 query)\n"
+    assert run(*measured, "-k", 150).stdout.startswith("R@1000  1.0000\n")  # no document is left out
+    for k in (1, 149):
+        result = run(*measured, "-k", k)
+        assert (result.exit_code, result.stdout) == (2, "")
+        message = f"Invalid value for -k: {k} documents per query are too few for R@1000; give -k 1000, or name"
+        assert message in result.stderr
+    output = tmp_path / "run.jsonl"
+    assert run(*measured[:-4], "--measure", "R@10", "--output", output).stdout.startswith("R@10  0.0000\n")
+    assert len(evaluation.read_run(output)["q"]) == 100
+
+
+def test_an_id_that_the_output_cannot_hold_is_found_before_anything_is_encoded(beir, run, tmp_path):
+    folder = tmp_path / "beir"
+    shutil.copytree(beir, folder)
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "white space", "text": "White."}\n')
+    result = run("evaluate", folder, "--device", "banana", "--output", tmp_path / "run.trec")
+    assert (result.exit_code, "document id 'white space' cannot be written to a TREC" in result.stderr) == (1, True)
+    result = run("evaluate", folder, "--device", "banana", "--output", tmp_path / "run.jsonl")
+    assert (result.exit_code, "banana" in result.stderr) == (1, True)
+
+
+def test_an_unknown_measure_is_found_before_the_run_is_written(beir, run, run_file, tmp_path):
+    result = run("evaluate", beir, "--run", run_file, "--measure", "nDGC@10", "--output", tmp_path / "y.jsonl")
+    assert (result.exit_code, "did you mean 'nDCG'" in result.stderr) == (1, True)
+    assert not (tmp_path / "y.jsonl").exists()
+
+
 @pytest.mark.parametrize("qrels", ["folder", "trec", "jsonl"])
 def test_evaluate_measures_a_run_file(beir, run, run_file, tmp_path, qrels):
     path = {"folder": beir, "trec": tmp_path / "qrels.txt", "jsonl": tmp_path / "qrels.jsonl"}[qrels]
@@ -129,6 +177,14 @@ def test_compare_prints_the_table_of_the_library(beir, run, run_file, tmp_path):
     assert facts["measures"]["RR"]["losses"] == 3
 
 
+def test_runs_of_one_name_are_told_apart(run, run_file, beir, tmp_path):
+    other = tmp_path / run_file.name
+    shutil.copy(run_file, other)
+    for second, names in (other, [str(run_file), str(other)]), (run_file, [f"{run_file} (a)", f"{run_file} (b)"]):
+        facts = json.loads(run("compare", run_file, second, "--qrels", beir, "--json").stdout)
+        assert [facts["a"], facts["b"]] == names
+
+
 def test_compare_as_json_without_a_deviation(run, tmp_path):
     evaluation.write_run({"q1": {"no": 1.0}, "q2": {"no": 1.0}}, tmp_path / "a.trec")
     evaluation.write_run({"q1": {"yes": 1.0}, "q2": {"yes": 1.0}}, tmp_path / "b.trec")
@@ -151,17 +207,15 @@ def test_hostile_query_ids_are_printed_escaped(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("evaluate", "{beir}", "--run", "{run}", "--model", "m"), 1, "leave --model out, or --run"),
-        (
-            ("evaluate", "{beir}", "--run", "{run}", "--effort", "2", "--mode", "hybrid"),
-            1,
-            "leave --mode, --effort out",
-        ),
+        (("evaluate", "{beir}", "--run", "{run}", "--model", "m"), 2, "--model: it has no effect beside --run"),
         (("evaluate", "{beir}", "--run", "{tmp}/none"), 1, "there is no file"),
         (("evaluate", "{beir}", "--run", "{tmp}/bad"), 1, "bad:1: 2 columns"),
         (("evaluate", "{beir}", "--split", "dev"), 1, "splits available: test"),
         (("evaluate", "{tmp}"), 1, "has no corpus.jsonl"),
         (("evaluate", "{beir}", "--run", "{run}", "--measure", "nDGC"), 1, "did you mean 'nDCG'"),
+        (("evaluate", "no-data", "--measure", "nDGC"), 1, "did you mean 'nDCG'"),
+        (("evaluate", "{beir}", "--device", "banana", "--output", "{tmp}/none/x.trec"), 1, "there is no folder"),
+        (("evaluate", "{beir}", "--device", "banana", "--output", "{tmp}"), 1, "it is a folder"),
         (("evaluate", "{beir}", "--index", "{tmp}/none"), 1, "none"),
         (("evaluate", "{beir}", "-k", "0"), 2, "-k"),
         (("compare", "{run}", "{run}"), 2, "--qrels"),

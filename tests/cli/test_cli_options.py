@@ -26,6 +26,49 @@ def test_evaluate_refuses_options_of_another_mode(run):
     assert (result.exit_code, "no-data" in result.stderr) == (1, True)
 
 
+SEARCH = {
+    "--index": "x",
+    "--model": "m",
+    "--kind": "flat",
+    "-k": 100,
+    "--mode": "vectors",
+    "--fusion": "rrf",
+    "--effort": 2,
+    "--on-problem": "warn",
+    "--device": "banana",
+}
+
+
+@pytest.mark.parametrize(("option", "value"), SEARCH.items())
+def test_evaluate_refuses_options_of_a_search_beside_a_run(run, option, value):
+    result = run("evaluate", "no-data", "--run", "no-run", option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: it has no effect beside --run, which measures a run" in result.stderr
+
+
+def test_evaluate_refuses_a_kind_beside_an_index(run):
+    result = run("evaluate", "no-data", "--index", "no-index", "--kind", "flat")
+    assert result.exit_code == 2
+    assert "Invalid value for --kind: it has no effect beside --index, which has a kind already" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("search", "no-index", "fruit"), ("why-not", "no-index", "fruit", "moon")])
+@pytest.mark.parametrize("option", ["--parameter", "--filter-timeout"])
+def test_options_of_a_filter_need_it(run, command, option):
+    result = run(*command, option, 5)
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: it has no effect without --filter; leave it out" in result.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("--model", "foo"), ("--device", "banana"), ("--backend", "torch")])
+def test_a_search_by_keywords_refuses_what_encodes_the_query(run, option, value):
+    result = run("search", "no-index", "fruit", "--mode", "keywords", option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: it has no effect on --mode keywords without --explain" in result.stderr
+    result = run("search", "no-index", "fruit", "--mode", "keywords", option, value, "--explain")
+    assert (result.exit_code, "there is no index" in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(("option", "value"), [("--token", "a-secret-of-clients"), ("--port", 8000)])
 def test_options_of_http_need_it(run, option, value):
     pytest.importorskip("mcp")

@@ -84,17 +84,15 @@ def collection(run, folder, tmp_path_factory):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("search", "unhealthy fruit", "--explain"),
+        ("search", "unhealthy fruit", "--explain", "--device", "cpu"),
         ("search", "bananas", "--mode", "keywords"),
-        ("search", "the moon", "--mode", "rerank", "--filter", "year > ?", "--parameter", 2020),
-        ("explain", "unhealthy fruit", "fruit"),
+        ("search", "the moon", "--mode", "rerank", "--filter", "year > ?", "--parameter", 2020, "--device", "cpu"),
+        ("explain", "unhealthy fruit", "fruit", "--device", "cpu"),
     ],
 )
 def test_commands_search_a_collection_with_the_model_that_filled_it(run, folder, collection, arguments):
     command, *others = arguments
-    expected, found = (
-        json.loads(run(command, index, *others, "--device", "cpu", "--json").stdout) for index in (folder, collection)
-    )
+    expected, found = (json.loads(run(command, index, *others, "--json").stdout) for index in (folder, collection))
     if command == "explain":
         assert [word["matched"] for word in found["words"]] == [word["matched"] for word in expected["words"]]
         assert found["score"] == pytest.approx(expected["score"], abs=1e-3)

@@ -5,10 +5,12 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation import Evaluation, evaluate
+from latelier.evaluation.measures import largest_cutoff
 
 
 def naive(scores, judged, k):
@@ -45,8 +47,6 @@ def test_measures_equal_their_definitions(k):
 
 
 def test_negative_infinite_and_numpy_scores_only_order_the_documents():
-    import numpy as np
-
     run = {"q": {"a": np.float32(-2.0), "b": -math.inf, "c": np.float32(-1.0)}}
     assert evaluate(run, {"q": {"a": 1}}, ["RR"])["RR"] == 0.5
 
@@ -114,10 +114,39 @@ def test_input_that_cannot_be_evaluated(run, qrels, measures, message):
         evaluate(run, qrels, measures)
 
 
+@pytest.mark.parametrize("relevance", [0.7, 1.5, math.inf, np.float32(0.5)])
+def test_a_relevance_between_integers_is_refused(relevance):
+    with pytest.raises(
+        InvalidArgumentError, match=r"relevance of document 'd' for query 'q' is not an integer: received .*; give"
+    ):
+        evaluate({"q": {"d": 1.0}}, {"q": {"d": relevance}}, ["nDCG@10"])
+
+
+@pytest.mark.parametrize("relevance", [2, 2.0, np.int64(2), np.float32(2)])
+def test_an_integral_relevance_counts_whatever_its_type(relevance):
+    run, qrels = {"q": {"d": 2.0, "e": 1.0}}, {"q": {"d": 1, "e": relevance}}
+    expected = (1 + 2 / math.log2(3)) / (2 + 1 / math.log2(3))
+    assert evaluate(run, qrels, ["nDCG@10"])["nDCG@10"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("measures", "expected"),
+    [
+        (["nDCG@10", "R@1000", "AP"], ("R@1000", 1000)),
+        (["P(rel=2)@7", "nDCG(cutoff=5)", "RBP(p=0.8)"], ("P(rel=2)@7", 7)),
+        (["AP", "RR"], None),
+    ],
+)
+def test_the_largest_cutoff(measures, expected):
+    assert largest_cutoff(measures) == expected
+
+
 def test_missing_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ir_measures", None)
     with pytest.raises(MissingExtraError, match=r'pip install "latelier\[eval\]"'):
         evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}})
+    with pytest.raises(MissingExtraError, match=r'pip install "latelier\[eval\]"'):
+        largest_cutoff()
 
 
 def test_importing_evaluation_loads_no_torch():

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import os
 
 import pytest
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation import read_qrels, read_run, write_run, write_trec, write_trec_qrels
+from latelier.evaluation.run_files import check_run_file
 
 RUN = {"q1": {"d2": 1.25, "d1": 0.5}, "q2": {"d1": -3.0}}
 QRELS = {"q1": {"d1": 1, "d2": 0}, "q2": {"d1": 2}}
@@ -118,3 +120,26 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
     assert read_run(tmp_path / "run.jsonl") == RUN
     with pytest.raises(StorageError, match="cannot write"):
         write_run(RUN, tmp_path / "none" / "run.jsonl")
+
+
+def test_what_cannot_be_written_is_known_before_there_is_a_run(tmp_path):
+    check_run_file(tmp_path / "run.jsonl", ["q 1"], ["d 1"])
+    check_run_file(tmp_path / "run.trec", ["q1"], ["d1"])
+    assert list(tmp_path.iterdir()) == []
+    for queries, documents, message in (
+        (["q 1"], [], "query id 'q 1'"),
+        (["q1"], ["d1", "d\t2"], r"document id 'd\\t2'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"{message} cannot be written to a TREC file"):
+            check_run_file(tmp_path / "run.trec", queries, documents)
+    with pytest.raises(StorageError, match=r"there is no folder '.*none'; make it, or name another file"):
+        check_run_file(tmp_path / "none" / "run.jsonl", ["q1"], ["d1"])
+    with pytest.raises(StorageError, match="it is a folder; name a file"):
+        check_run_file(tmp_path, ["q1"], ["d1"])
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user whom permissions restrict")
+def test_a_run_file_without_permission_is_known_before_there_is_a_run(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="no permission to write"):
+        check_run_file(tmp_path / "run.jsonl", ["q1"], ["d1"])

@@ -39,7 +39,7 @@ def test_a_document_that_is_found(filled):
     assert report.is_found
     assert (report.rank, report.causes, report.changes) == (2, (), ())
     assert report.score == filled.search(QUERY, k=2)[0][1].score
-    assert str(report) == f"'b' is found: rank 2 of 3, score {report.score:.3f}."
+    assert str(report) == f"'b' is found: rank 2 (k=3), score {report.score:.3f}."
 
 
 def test_a_lower_score(filled):

@@ -46,6 +46,8 @@ def compare(
     runs = evaluation.read_run(run_a), evaluation.read_run(run_b)
     judged = evaluation.read_qrels(qrels, split)
     names = (run_a.stem, run_b.stem) if run_a.stem != run_b.stem else (str(run_a), str(run_b))
+    if names[0] == names[1]:  # a run compared with itself
+        names = f"{names[0]} (a)", f"{names[1]} (b)"
     comparison = evaluation.compare(*runs, judged, measure or DEFAULT_MEASURES, names=names, trials=trials, seed=seed)
     if json_output:
         print_json(_values(comparison))

@@ -14,10 +14,12 @@ from latelier.cli.index import Kind
 from latelier.cli.search import Fusion, Mode
 
 if TYPE_CHECKING:
-    from latelier.evaluation import Collection, Run
+    from latelier.evaluation import Run
     from latelier.retrieve import Retriever
 
 __all__ = ["evaluate"]
+
+_OF_A_SEARCH = ("index", "model", "kind", "k", "mode", "fusion", "weights", "effort", "on_problem", "device")
 
 
 class OnProblem(str, Enum):
@@ -52,7 +54,9 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="NAME", help="Measure; repeatable. Default: nDCG@10, RR@10, Success@1 and R@100."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Documents to find for each query.")] = 100,
+    k: Annotated[
+        int, typer.Option("-k", min=1, help="Documents to find for each query; more if a measure has a larger cutoff.")
+    ] = 100,
     mode: Annotated[
         Mode | None, typer.Option(help="As in latelier search: vectors (default), keywords, hybrid or rerank.")
     ] = None,
@@ -87,28 +91,29 @@ def evaluate(
     import time
 
     from latelier import evaluation
-    from latelier.cli.output import print_json, printable, quiet_loading
-    from latelier.cli.unused_options import refuse_unused_in_mode
-    from latelier.errors import InvalidArgumentError
-    from latelier.evaluation.measures import DEFAULT_MEASURES
+    from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+    from latelier.evaluation.measures import DEFAULT_MEASURES, largest_cutoff
+    from latelier.evaluation.run_files import check_run_file
     from latelier.utils.reading import number_or_text
 
+    measures = measure or DEFAULT_MEASURES
+    widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
     given: dict[str, Any] = {"mode": mode and mode.value, "fusion": fusion and fusion.value, "weights": weights}
     given["effort"] = effort and number_or_text(effort)
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     facts: dict[str, Any] = {"data": str(data)}
+    _refuse_unused(context, mode or Mode.VECTORS, index, run)
     if run is not None:
-        if index is not None or model is not None or options:
-            names = ["index"] * (index is not None) + ["model"] * (model is not None) + list(options)
-            raise InvalidArgumentError(
-                f"--run measures a run file and searches nothing; leave --{', --'.join(names)} out, or --run."
-            )
         qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
     else:
-        refuse_unused_in_mode(context, (mode or Mode.VECTORS).value)
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem.value)
-        with _retriever(collection, index, model, kind, device) as retriever:
+        if output is not None:
+            check_run_file(output, collection.queries, collection.documents)
+        with _retriever(index, model, kind, device) as retriever:
+            k = _enough(context, k, widest, len(collection.documents) if index is None else len(retriever))
+            if index is None:
+                retriever.add(collection.texts().items(), show_progress=show_progress())
             begin = time.perf_counter()
             found = retriever.run(collection.queries, k, **options)
             milliseconds = 1000 * (time.perf_counter() - begin) / max(len(collection.queries), 1)
@@ -117,11 +122,39 @@ def evaluate(
         qrels = collection.qrels
     if output is not None:
         evaluation.write_run(found, output)
-    result = evaluation.evaluate(found, qrels, measure or DEFAULT_MEASURES)
+    result = evaluation.evaluate(found, qrels, measures)
     if json_output:
         print_json({**facts, "queries": len(result.per_query), "measures": result, "per_query": result.per_query})
     else:
         typer.echo(printable(str(result), lines=True))
+
+
+def _refuse_unused(context: typer.Context, mode: Mode, index: str | None, run: Path | None) -> None:
+    """Check that the options of a search have an effect."""
+    from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode
+
+    if run is not None:
+        refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
+        return
+    refuse_unused_in_mode(context, mode.value)
+    if index is not None:
+        refuse_unused(context, ("kind",), "has no effect beside --index, which has a kind already")
+
+
+def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, documents: int) -> int:
+    """Return how many documents to find: the default grows to the largest cutoff, and a smaller ``-k`` is an error."""
+    from latelier.cli.unused_options import is_given
+
+    if widest is None or k >= min(widest[1], documents):
+        return k
+    name, cutoff = widest
+    if is_given(context, "k"):
+        raise typer.BadParameter(
+            f"{k:,} documents per query are too few for {name}; give -k {cutoff}, or name measures with --measure that "
+            f"need no more than {k:,}.",
+            param_hint="-k",
+        )
+    return cutoff
 
 
 def _check_not_empty(run: Run, documents: int, mode: str) -> None:
@@ -138,15 +171,12 @@ def _check_not_empty(run: Run, documents: int, mode: str) -> None:
 
 
 @contextmanager
-def _retriever(
-    collection: Collection, index: str | None, model: str | None, kind: Kind, device: str | None
-) -> Iterator[Retriever]:
-    """Yield a retriever over an existing index, or over a temporary one with the documents of the collection."""
+def _retriever(index: str | None, model: str | None, kind: Kind, device: str | None) -> Iterator[Retriever]:
+    """Yield a retriever over an existing index, or over a new, temporary one."""
     from tempfile import TemporaryDirectory
 
     from latelier import indexes
     from latelier.cli.opened_retriever import open_retriever
-    from latelier.cli.output import show_progress
     from latelier.retrieve import Retriever
 
     if index is not None:
@@ -156,5 +186,4 @@ def _retriever(
     with TemporaryDirectory(prefix="latelier-evaluate-") as folder:
         made = indexes.Flat(folder) if kind is Kind.FLAT else indexes.IVF(folder)
         with made, Retriever(model, made, device=device) as retriever:
-            retriever.add(collection.texts().items(), show_progress=show_progress())
             yield retriever

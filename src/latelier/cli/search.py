@@ -57,7 +57,10 @@ def search(
         str | None, typer.Option(metavar="SQL", help="A condition on metadata: \"year >= ? AND lang = 'en'\".")
     ] = None,
     parameter: Annotated[
-        list[str] | None, typer.Option(metavar="VALUE", help="Value of a ? in the filter, in order; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="VALUE", help="Value of a ? in the filter, in order; repeatable. '\"1\"' is a text, 1 a number."
+        ),
     ] = None,
     filter_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
@@ -106,20 +109,25 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit "unhealthy fruit" --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.cli.filter_values import filter_values
     from latelier.cli.opened_retriever import open_retriever
     from latelier.cli.output import print_json, quiet_loading, result_lines, results_json
-    from latelier.cli.unused_options import refuse_unused_in_mode
+    from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode
     from latelier.retrieve.queries import checked_queries
     from latelier.retrieve.searching import find_results
     from latelier.utils.reading import number_or_text
 
     refuse_unused_in_mode(context, mode.value)
+    if filter is None:
+        refuse_unused(context, ("parameter", "filter_timeout"), "has no effect without --filter")
+    if mode is Mode.KEYWORDS and not explain:
+        cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
+        refuse_unused(context, ("model", "backend", "device"), cure)
     quiet_loading()
-    values = [number_or_text(value) for value in parameter or ()]
     given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights, "depth": depth}
-    options |= {"parameters": values, "filter": filter, "filter_timeout": filter_timeout or None}
+    options |= {"parameters": filter_values(parameter), "filter": filter, "filter_timeout": filter_timeout or None}
     if mode is Mode.KEYWORDS and not explain:  # needs no model, which takes most of the time of other searches
         with open_source(index, max_memory) as opened:
             results, explanations = find_results(None, opened, checked_queries(text), k, **options)[0], {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import typer
 
-__all__ = ["refuse_unused", "refuse_unused_in_mode"]
+__all__ = ["is_given", "refuse_unused", "refuse_unused_in_mode"]
 
 # The modes of a search that use an option; other options have an effect in every mode.
 _MODES = {
@@ -18,6 +18,20 @@ _MODES = {
     "candidates": ("vectors", "hybrid", "rerank"),
     "rerank": ("vectors", "hybrid", "rerank"),
 }
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter is on the command line; a default or a variable of the environment is not.
+
+    Parameters
+    ----------
+    context
+        The call of the command.
+    name
+        Name of its parameter.
+    """
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> None:
@@ -37,10 +51,10 @@ def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> No
     typer.BadParameter
         If one of them is on the command line.
     """
+    spelled = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=f"--{name}")
+        if is_given(context, name):
+            raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=spelled[name])
 
 
 def refuse_unused_in_mode(context: typer.Context, mode: str) -> None:

@@ -24,7 +24,8 @@ def why_not(
         list[str] | None, typer.Option(metavar="SQL", help="A condition on metadata; repeatable: all must hold.")
     ] = None,
     parameter: Annotated[
-        list[str] | None, typer.Option(metavar="VALUE", help="Value of a ? in the filters, in order; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="Value of a ? in the filters, in order; repeatable. As in latelier search."),
     ] = None,
     filter_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
@@ -65,12 +66,15 @@ def why_not(
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.document_id import document_id
+    from latelier.cli.filter_values import filter_values
     from latelier.cli.opened_retriever import open_retriever
     from latelier.cli.output import print_json, printable, quiet_loading
-    from latelier.cli.unused_options import refuse_unused_in_mode
+    from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode
     from latelier.utils.reading import number_or_text
 
     refuse_unused_in_mode(context, mode.value)
+    if not filter:
+        refuse_unused(context, ("parameter", "filter_timeout"), "has no effect without --filter")
     quiet_loading()
     given = {"effort": effort and number_or_text(effort), "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
     with open_retriever(index, model=model, device=device, backend=backend.value) as retriever:
@@ -83,7 +87,7 @@ def why_not(
             weights=weights,
             depth=depth,
             filter=filter[0] if filter and len(filter) == 1 else filter or None,
-            parameters=[number_or_text(value) for value in parameter or ()],
+            parameters=filter_values(parameter),
             filter_timeout=filter_timeout or None,
             **{name: value for name, value in given.items() if value is not None},
         )

@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation.trec import Qrels, Run, check_table, ranking
+from latelier.evaluation.trec import Qrels, Run, check_relevance, check_table, ranking
 from latelier.utils.describing import describe
 from latelier.utils.html import bar, fragment, table
 
-__all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate", "evaluate_named"]
+__all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate", "evaluate_named", "largest_cutoff"]
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
 _FORM = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>.*)\))?(?:@(?P<cutoff>\S+))?")
@@ -70,7 +70,7 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
         Query id to document id to score, as `Retriever.run` and `read_trec` return it. Queries without qrels are
         ignored. Only the order of the scores counts; equal scores are ordered by descending id, as in ``trec_eval``.
     qrels
-        Query id to document id to relevance.
+        Query id to document id to relevance, an integer (``1.0`` is one too).
     measures
         Names in ir-measures' spelling: ``"nDCG@10"``, ``"RR@10"``, ``"R@100"``, ``"P(rel=2)@5"``, ``"AP"``,
         ``"Success@1"``, ...
@@ -83,8 +83,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     Raises
     ------
     InvalidArgumentError
-        If the run or the qrels are empty or share no query, a score is NaN, or a measure is unknown (the message
-        suggests the nearest name).
+        If the run or the qrels are empty or share no query, a score is NaN, a relevance is not an integer, or a
+        measure is unknown (the message suggests the nearest name).
     MissingExtraError
         If ir-measures is not installed.
 
@@ -119,15 +119,7 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) 
         What messages call the run.
     """
     ir_measures = _ir_measures()
-    try:
-        names = [measures] if isinstance(measures, str) else list(measures)
-    except TypeError as error:
-        raise InvalidArgumentError(
-            f"received {describe(measures)} as measures; expected names such as {', '.join(DEFAULT_MEASURES)}."
-        ) from error
-    parsed = {name: _parse(name, ir_measures) for name in names}
-    if not parsed:
-        raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
+    parsed = _parse_all(measures, ir_measures)
     check_table(run, label.removeprefix("the "))
     check_table(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
@@ -150,12 +142,54 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) 
     )
 
 
+def largest_cutoff(measures: Iterable[str] = DEFAULT_MEASURES) -> tuple[str, int] | None:
+    """Return which measure needs the most documents of each query, and how many.
+
+    Parameters
+    ----------
+    measures
+        As in `evaluate`.
+
+    Returns
+    -------
+    tuple or None
+        Name and cutoff of the measure with the largest cutoff; None if no measure has a cutoff.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a measure is unknown.
+    MissingExtraError
+        If ir-measures is not installed.
+
+    Examples
+    --------
+    >>> largest_cutoff(["nDCG@10", "R@1000", "AP"])
+    ('R@1000', 1000)
+    """
+    cutoffs = {name: measure.params.get("cutoff") for name, measure in _parse_all(measures, _ir_measures()).items()}
+    return max(((name, cutoff) for name, cutoff in cutoffs.items() if cutoff), key=lambda pair: pair[1], default=None)
+
+
 def _ir_measures() -> ModuleType:
     try:
         import ir_measures
     except ImportError as error:
         raise MissingExtraError("Computing retrieval measures", "eval") from error
     return ir_measures
+
+
+def _parse_all(measures: Iterable[str], ir_measures: ModuleType) -> dict[str, Any]:
+    """Build measures from their names."""
+    try:
+        names = [measures] if isinstance(measures, str) else list(measures)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"received {describe(measures)} as measures; expected names such as {', '.join(DEFAULT_MEASURES)}."
+        ) from error
+    if not names:
+        raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
+    return {name: _parse(name, ir_measures) for name in names}
 
 
 def _parse(name: str, ir_measures: ModuleType) -> Any:
@@ -189,6 +223,7 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
 def _check(run: Run, qrels: Qrels, label: str) -> None:
     if not qrels:
         raise InvalidArgumentError("received no qrels; expected {query id: {document id: integer}}.")
+    check_relevance(qrels)
     if not any(run.values()):
         found = f"none of its {len(run):,} queries has a document" if run else "it has no query"
         raise InvalidArgumentError(f"{label} is empty: {found}; expected {{query id: {{document id: score}}}}.")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from latelier.evaluation.trec import (
     Run,
     add_entry,
     check_table,
+    check_trec_ids,
     qrels_from_lines,
     ranking,
     run_from_lines,
@@ -27,7 +29,7 @@ from latelier.evaluation.trec import (
 from latelier.utils.describing import describe, short
 from latelier.utils.reading import as_path, is_folder, parse_json
 
-__all__ = ["read_qrels", "read_run", "write_run"]
+__all__ = ["check_run_file", "read_qrels", "read_run", "write_run"]
 
 _QUERY = ("query_id", "query-id", "qid")
 _DOCUMENT = ("document_id", "corpus_id", "corpus-id", "docid", "id")
@@ -167,6 +169,44 @@ def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
         path.write_text("".join(lines), encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise StorageError(f"cannot write {path}: {error}.") from error
+
+
+def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable[str]) -> None:
+    """Check what can be known of `write_run` before there is a run; nothing is written.
+
+    Parameters
+    ----------
+    path
+        The file.
+    queries, documents
+        Ids that the run may hold.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an id cannot be written in the format of the file.
+    StorageError
+        If the path is a folder, its folder does not exist, or it may not be written.
+
+    Examples
+    --------
+    >>> check_run_file("none/run.trec", ["q1"], ["d1"])
+    Traceback (most recent call last):
+    latelier.errors.StorageError: cannot write none/run.trec: there is no folder 'none'; make it, or name another file.
+    """
+    path = as_path(path)
+    if is_folder(path):
+        raise StorageError(f"cannot write {path}: it is a folder; name a file.")
+    if not is_folder(path.parent):
+        raise StorageError(
+            f"cannot write {path}: there is no folder {str(path.parent)!r}; make it, or name another file."
+        )
+    place = path if os.path.lexists(path) else path.parent  # a device or a pipe in a folder that may not be written
+    if not os.access(place, os.W_OK):
+        raise StorageError(f"cannot write {path}: no permission to write {place}; name another file.")
+    if path.suffix != ".jsonl":
+        check_trec_ids("query id", queries)
+        check_trec_ids("document id", documents)
 
 
 def _lines(path: Path) -> tuple[str, Iterator[tuple[int, str]]]:

@@ -21,7 +21,9 @@ __all__ = [
     "Qrels",
     "Run",
     "add_entry",
+    "check_relevance",
     "check_table",
+    "check_trec_ids",
     "qrels_from_lines",
     "ranking",
     "read_trec",
@@ -95,11 +97,11 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
     {'q1': {'d2': 1.25, 'd1': 0.5}}
     """
     check_table(run, "run")
-    _check_ids("run name", [name])
-    _check_ids("query id", run)
+    check_trec_ids("run name", [name])
+    check_trec_ids("query id", run)
     lines = []
     for query, scores in run.items():
-        _check_ids("document id", scores)
+        check_trec_ids("document id", scores)
         for rank, (document, score) in enumerate(ranking(scores), start=1):
             if math.isnan(score):
                 raise InvalidArgumentError(
@@ -174,7 +176,7 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     Raises
     ------
     InvalidArgumentError
-        If an id is empty or has white space.
+        If an id is empty or has white space, or a relevance is not an integer.
     StorageError
         If the file cannot be written.
 
@@ -187,13 +189,11 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     {'q1': {'d1': 1, 'd2': 0}}
     """
     check_table(qrels, "qrels")
-    _check_ids("query id", qrels)
+    check_trec_ids("query id", qrels)
+    check_relevance(qrels)
     lines = []
     for query, judged in qrels.items():
-        _check_ids("document id", judged)
-        odd = next((document for document, relevance in judged.items() if not float(relevance).is_integer()), None)
-        if odd is not None:
-            raise InvalidArgumentError(f"the relevance of document {odd!r} for query {query!r} is not an integer.")
+        check_trec_ids("document id", judged)
         lines += [f"{query} 0 {document} {int(relevance)}\n" for document, relevance in judged.items()]
     _write(as_path(path), lines)
 
@@ -310,7 +310,43 @@ def _check_row(row: object, name: str) -> None:
             ) from error
 
 
-def _check_ids(what: str, ids: Iterable[str]) -> None:
+def check_relevance(qrels: Qrels) -> None:
+    """Check that each relevance is an integer, of whatever type: a fraction would be cut off without a word.
+
+    Parameters
+    ----------
+    qrels
+        Query id to document id to relevance, checked by `check_table`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is not.
+    """
+    for query, judged in qrels.items():
+        for document, relevance in judged.items():
+            if not float(relevance).is_integer():  # so neither NaN nor infinite
+                raise InvalidArgumentError(
+                    f"the relevance of document {document!r} for query {query!r} is not an integer: received "
+                    f"{describe(relevance)}; give grades such as 0, 1 and 2."
+                )
+
+
+def check_trec_ids(what: str, ids: Iterable[str]) -> None:
+    """Check that ids can be written to a TREC file.
+
+    Parameters
+    ----------
+    what
+        What the message calls one of them.
+    ids
+        The ids.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is not a str, is empty, or has white space.
+    """
     for id_ in ids:
         if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
             raise InvalidArgumentError(

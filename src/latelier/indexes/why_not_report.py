@@ -228,7 +228,7 @@ class WhyNotReport:
     def _headline(self) -> str:
         of = "" if self.query is None else f" for {short(self.query)}"
         if self.rank is not None:
-            return f"{short(self.id)} is found{of}: rank {self.rank} of {self.k}, score {self.score:.3f}."
+            return f"{short(self.id)} is found{of}: rank {self.rank} (k={self.k}), score {self.score:.3f}."
         mode = "" if self.mode == "vectors" else f" and mode={self.mode!r}"
         head = f"{short(self.id)} is not found{of} with k={self.k}{mode}"
         if self.score is not None:

@@ -64,10 +64,11 @@ class Field(NamedTuple):
     column: str
 
 
-def encode_metadata(metadata: object, id: Id, levels: int | None = _MOST_LEVELS) -> tuple[str, Mapping[str, SqlValue]]:
+def encode_metadata(metadata: object, id: Id, *, any_depth: bool = False) -> tuple[str, Mapping[str, SqlValue]]:
     """Return the exact JSON of a document's metadata, and one SQL value per key.
 
-    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
+    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float. What is stored
+    already may be of `any_depth`.
 
     Raises
     ------
@@ -90,6 +91,7 @@ def encode_metadata(metadata: object, id: Id, levels: int | None = _MOST_LEVELS)
         )
     what = f"the metadata of document {id!r}"
     plain = {as_key(key, what): value for key, value in metadata.items()}
+    levels = None if any_depth else _MOST_LEVELS
     return encode_json(plain, what, levels=levels), {key: _sql_value(value) for key, value in plain.items()}
 
 

@@ -72,7 +72,7 @@ def divide(index: StoredIndex, numbers: tuple[int, int], shards: int) -> dict[in
     documents = [
         StoredDocument(record.id, record.text, json, dict(fields))
         for record in index.storage.records(ids)
-        for json, fields in [encode_metadata(record.metadata, record.id, levels=None)]
+        for json, fields in [encode_metadata(record.metadata, record.id, any_depth=True)]
     ]
     parts = snapshot.parts(chosen)
     whole = DocumentBatch(

@@ -145,10 +145,16 @@ def test_selections_take_bounded_memory():
 
 def test_more_keys_than_columns_are_reached_through_the_json(attacked):
     index = indexes.Flat()
-    index.add("a", matrices([1])[0], metadata={f"k{i}": i for i in range(600)})
+    index.add("a", matrices([1])[0], metadata={f"k{i}": i for i in range(600)} | {"an odd key": 1})
     assert found(index, "k499 = 499 AND metadata ->> '$.k599' = 599") == ["a"]
-    with pytest.raises(InvalidArgumentError, match=r"unknown field 'k599'.*and 473 more"):
+    assert found(index, """metadata ->> '$."an odd key"' = 1""") == ["a"]
+    reason = (
+        r"unknown field 'k599'.* Only the first 500 keys .*; read any other as metadata ->> '\$\.k599'\..* 473 more"
+    )
+    with pytest.raises(InvalidArgumentError, match=reason):
         found(index, "k599 = 599")
+    with pytest.raises(InvalidArgumentError, match=r"""; read any other as metadata ->> '\$\."the key"'\."""):
+        found(index, '"an odd key" = 1')
 
 
 @pytest.mark.parametrize(

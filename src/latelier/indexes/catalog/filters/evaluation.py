@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from latelier.indexes.catalog.filters.functions import FUNCTIONS
 from latelier.indexes.catalog.filters.grammar import parse_filter
 from latelier.indexes.catalog.filters.sql import FieldName, Filter, join_filters
 from latelier.indexes.catalog.filters.tokens import rejection, shorten
-from latelier.indexes.catalog.metadata import RESERVED, Field, fold_name, known_fields
+from latelier.indexes.catalog.metadata import RESERVED, Field, fold_name, is_nameable, known_fields, new_fields
 from latelier.utils.describing import short
 
 __all__ = ["matching_numbers", "read_filter", "reject_field"]
@@ -119,12 +120,13 @@ def _condition(filter: Filter, fields: Sequence[Field]) -> str:
     return " ".join(
         piece
         if isinstance(piece, str)
-        else columns.get(fold_name(piece.token.text)) or reject_field(piece, [field.spelling for field in fields])
+        else columns.get(fold_name(piece.token.text))
+        or reject_field(piece, [field.spelling for field in fields], reads_json=True)
         for piece in filter.pieces
     )
 
 
-def reject_field(name: FieldName, fields: Sequence[str]) -> NoReturn:
+def reject_field(name: FieldName, fields: Sequence[str], *, reads_json: bool = False) -> NoReturn:
     """Raise the error for a field that the index does not have.
 
     Parameters
@@ -133,6 +135,8 @@ def reject_field(name: FieldName, fields: Sequence[str]) -> NoReturn:
         The field, in the filter.
     fields
         The fields of the index, as the first document spells each.
+    reads_json
+        Whether filters of the index can read a key without a field from the JSON, with ``->>``.
     """
     spelled = name.token.source if name.token.kind == "word" else name.token.text
     spellings = [*fields, *RESERVED]
@@ -140,8 +144,19 @@ def reject_field(name: FieldName, fields: Sequence[str]) -> NoReturn:
     hint = f". Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else "."
     shown = ", ".join(spellings[:30]) + (f" and {len(spellings) - 30} more" if len(spellings) > 30 else "")
     quotes = " Write strings in single quotes." if name.token.kind == "name" else ""
-    reason = f"unknown field {shorten(spelled)!r}{hint}{quotes} The fields are: {shown}"
+    unnamed = ""
+    if is_nameable(fold_name(spelled)) and not new_fields(fields, [spelled]):  # there is no room for one more
+        unnamed = f" Only the first {len(fields)} keys of the metadata are fields"
+        unnamed += f"; read any other as {_json_value(spelled)}." if reads_json else "."
+    reason = f"unknown field {shorten(spelled)!r}{hint}{unnamed}{quotes} The fields are: {shown}"
     raise rejection(name.expression, name.token, reason)
+
+
+def _json_value(key: str) -> str:
+    """Return the SQL that reads the value of a key from the JSON of the metadata."""
+    if re.fullmatch(r"\w{1,60}", key, re.ASCII):
+        return f"metadata ->> '$.{key}'"
+    return "metadata ->> '$.\"the key\"'"
 
 
 def _explain(reason: str, filter: Filter) -> str:
