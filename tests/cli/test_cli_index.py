@@ -5,6 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from latelier import indexes
+from latelier.cli.new_index import discarded_if_empty
+from latelier.errors import InvalidArgumentError
 from latelier.indexes import Flat
 from latelier.models import load
 from latelier.retrieve import Retriever
@@ -98,6 +101,33 @@ def test_an_index_that_holds_a_document_or_was_there_before_stays(run, tmp_path,
     assert (result.exit_code, "has kind=flat, not ivf; leave --kind out" in result.stderr) == (1, True), result.output
     result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--kind", "flat", *command)
     assert result.stdout.endswith("2,048 documents, 2,048 before.\n"), result.output
+
+
+def test_a_new_index_that_another_process_has_filled_meanwhile_stays(tmp_path):
+    folder = tmp_path / "index"
+    with (
+        pytest.raises(InvalidArgumentError, match="it holds no document, so no index was made"),
+        discarded_if_empty(folder, lambda: _Emptied(folder), "a.jsonl"),
+    ):
+        pass
+    with indexes.open(folder) as index:
+        assert index.ids() == ["theirs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+class _Emptied:
+    """An index that is empty while this process looks, and that another one fills before it is removed."""
+
+    def __init__(self, folder):
+        Flat(folder).close()
+        self.index, self._folder = (), folder
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with Flat(self._folder) as index:
+            index.add("theirs", np.eye(4))
 
 
 def test_passages_of_files(run, notes, tmp_path, tiny):

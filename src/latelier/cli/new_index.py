@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever
@@ -62,12 +63,33 @@ def discarded_if_empty(folder: Path, open_or_make: Callable[[], Retriever], sour
 
 
 def _remove(folder: Path, *, keep: bool) -> None:
-    """Remove what an index has put into a folder that was empty; the folder itself too, if it was made with it."""
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)  # also where there is no folder, or a file
+    """Remove an index without documents; `keep` leaves its folder, empty as it was before."""
+    folder = folder.resolve()
+    if not folder.is_dir():
         return
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    # Another process that has opened the index notices that it was moved, and writes nothing to it from then on.
+    aside = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    try:
+        folder.rename(aside)
+    except OSError:  # a mount point, or files that are open on Windows
+        return
+    if _holds_documents(aside):  # that process has committed in the meantime
+        aside.rename(folder)
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+    if keep:
+        folder.mkdir()
+
+
+def _holds_documents(folder: Path) -> bool:
+    import sqlite3
+
+    from latelier.indexes.catalog.rows import CATALOG
+
+    if not (folder / CATALOG).is_file():
+        return False
+    with closing(sqlite3.connect(folder / CATALOG)) as connection:
+        try:
+            return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0])
+        except sqlite3.Error:  # of another kind, whose processes have ended with this one
+            return False
