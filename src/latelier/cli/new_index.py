@@ -64,9 +64,9 @@ def discarded_if_empty(folder: Path, open_or_make: Callable[[], Retriever], sour
 
 def _remove(folder: Path, *, keep: bool) -> None:
     """Remove an index without documents; `keep` leaves its folder, empty as it was before."""
-    folder = folder.resolve()
     if not folder.is_dir():
         return
+    folder = folder.resolve()
     # Another process that has opened the index notices that it was moved, and writes nothing to it from then on.
     aside = folder.with_name(f".{folder.name}.{uuid4().hex}")
     try:

@@ -41,11 +41,12 @@ def csv_rows(
 
     Examples
     --------
-    >>> names, rows = csv_rows(["id,text\n", '1,"two\n', 'lines"\n', "\n", "2,one\n"], "a.csv")
+    >>> lines = ["id,text\n", '1,"two\n', 'lines"\n', "\n", "2,one\n"]
+    >>> names, rows = csv_rows(lines, "a.csv")
     >>> names, list(rows)
     (['id', 'text'], [(2, {'id': '1', 'text': 'two\nlines'}), (5, {'id': '2', 'text': 'one'})])
-    >>> names, rows = csv_rows(["id,text\n", '1,"not closed\n', "2,one\n"], "a.csv")
-    >>> list(rows)  # doctest: +ELLIPSIS
+    >>> lines = ["id,text\n", '1,"not closed\n', "2,one\n"]
+    >>> list(csv_rows(lines, "a.csv")[1])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: a.csv:2: malformed CSV: a quote in the row that begins here is not closed...
     """
