@@ -50,7 +50,7 @@ def test_batches_hold_the_documents_in_their_order(documents, threads, batch_byt
     matrices = tokens_of([length for _, length in documents])
     items = [KINDS[kind](matrix) for (kind, _), matrix in zip(documents, matrices, strict=True)]
     batches = DocumentBatches(range(len(items)), iter(items), None, None, batch_bytes=batch_bytes)
-    read = list(batches.read(None, lambda embeddings: {"sums": embeddings.vectors.sum(axis=1)}))
+    read = list(batches.read(None, lambda embeddings, _: {"sums": embeddings.vectors.sum(axis=1)}))
     assert [id for batch in read for id in batch.documents.ids] == list(range(len(items)))
     assert [length for batch in read for length in batch.lengths] == [length for _, length in documents]
     for batch in read:
@@ -72,7 +72,7 @@ def test_no_more_is_read_ahead_than_a_batch_whatever_holds_the_numbers(kind):
             yield kinds[kind](matrix)
 
     batches = DocumentBatches(range(100), documents(), None, None, batch_bytes=16_000)
-    first = next(batches.read(None, lambda embeddings: {"vectors": embeddings.vectors}))
+    first = next(batches.read(None, lambda embeddings, _: {"vectors": embeddings.vectors}))
     assert len(first.lengths) == len(read) == 5
 
 
@@ -82,7 +82,7 @@ def test_embeddings_that_change_while_they_are_read_are_refused(threads):
     matrices = [*tokens_of([2] * 20), Convertible(np.ones((2, DIM), "float32"), shape=(3, DIM))]
     batches = DocumentBatches(range(21), matrices, None, None)
     with pytest.raises(EmbeddingsError, match=r"documents \d+ to 20 have \d+ tokens, and had \d+ before; do not"):
-        list(batches.read(None, lambda embeddings: {"vectors": embeddings.vectors}))
+        list(batches.read(None, lambda embeddings, _: {"vectors": embeddings.vectors}))
 
 
 @pytest.mark.parametrize("shows", [True, False])
@@ -91,7 +91,7 @@ def test_vectors_are_looked_at_unless_their_arrays_show_that_they_are_finite(sho
     batches = DocumentBatches(["a", "b"], [np.ones((1, 2), "float32"), bad], None, None)
 
     def read():
-        return list(batches.read(2, lambda embeddings: {"vectors": embeddings.vectors}, lambda _: shows))
+        return list(batches.read(2, lambda embeddings, _: {"vectors": embeddings.vectors}, lambda _: shows))
 
     if shows:
         assert np.isnan(read()[0].arrays["vectors"][1, 1])

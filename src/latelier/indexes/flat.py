@@ -128,7 +128,7 @@ class Flat(StoredIndex):
         arrays = {"vectors": sizes.arrays.get("vectors", 0)}
         return plan_memory(self._max_memory, tables, arrays, in_memory=self.path is None)
 
-    def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+    def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode`."""
         return {"vectors": embeddings.vectors}
 

@@ -27,7 +27,7 @@ from latelier.utils.ranges import split_by_rows
 
 __all__ = ["DocumentBatch", "DocumentBatches", "Encode", "prepare_queries"]
 
-Encode: TypeAlias = Callable[[TokenEmbeddings], "dict[str, np.ndarray]"]
+Encode: TypeAlias = Callable[[TokenEmbeddings, "dict[str, np.ndarray] | None"], "dict[str, np.ndarray]"]
 
 _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 
@@ -76,7 +76,7 @@ class DocumentBatches:
     --------
     >>> matrices = (np.ones((n, 2)) for n in (1, 3))
     >>> batches = DocumentBatches(["a", "b"], matrices, None, None)
-    >>> def encode(embeddings):
+    >>> def encode(embeddings, into=None):
     ...     return {"sums": embeddings.vectors.sum(axis=1)}
     >>> [batch] = batches.read(None, encode)
     >>> batch.lengths, batch.dim, batch.arrays
@@ -130,8 +130,8 @@ class DocumentBatches:
         dim
             The dim of the index; ``None`` takes the dim of the first document.
         encode
-            Returns the token arrays of some vectors. It is called for parts of a batch, so that only its results are
-            held in memory.
+            Returns the token arrays of some vectors, which it may write to the places given as its second argument. It
+            is called for parts of a batch, so that only its results are held in memory.
         are_finite
             Whether token arrays show that all vectors were finite. If not, the vectors themselves are checked, which
             reads them once more.
@@ -225,7 +225,7 @@ class _Reader(NamedTuple):
         cuts = np.linspace(0, len(given.ids), count + 1).astype("int64").tolist()
         parts = [_Given(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
         nothing = np.empty((0, self.dim), self.dtype)
-        layout, full = self.encode(TokenEmbeddings(nothing, [0])), batch_bytes // (nothing.itemsize * self.dim)
+        layout, full = self.encode(TokenEmbeddings(nothing, [0]), None), batch_bytes // (nothing.itemsize * self.dim)
         places = arrays.reserve(layout, [_count_tokens(part.embeddings) for part in parts], full)
         return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
 
@@ -236,16 +236,18 @@ class _Reader(NamedTuple):
         encoded = list(map(encode_metadata, given.metadata, ids))
         texts = list(map(check_text, given.texts, ids))
         documents = DocumentColumns(ids, texts, [json for json, _ in encoded], [fields for _, fields in encoded])
-        arrays = self.encode(packed)
+        reserved = min(map(len, place.values()))
+        if packed.num_tokens != reserved:
+            raise EmbeddingsError(
+                f"the documents {ids[0]!r} to {ids[-1]!r} have {packed.num_tokens} tokens, and had {reserved} before; "
+                "do not change embeddings while they are added."
+            )
+        arrays = self.encode(packed, place)
         if not self.are_finite(arrays):
             check_finite(packed, given.embeddings, name)
         for array, rows in arrays.items():
-            if len(rows) != len(place[array]):
-                raise EmbeddingsError(
-                    f"the documents {ids[0]!r} to {ids[-1]!r} have {len(rows)} tokens, and had {len(place[array])} "
-                    "before; do not change embeddings while they are added."
-                )
-            place[array][:] = rows
+            if rows is not place[array]:
+                place[array][:] = rows
         return _Part(documents, packed.lengths, packed.vectors.nbytes + documents.nbytes)
 
 

@@ -153,8 +153,8 @@ class StoredIndex(Index):
         """Return the dtype and the shape per token of each array that `encode` returns."""
 
     @abstractmethod
-    def encode(self, embeddings: TokenEmbeddings) -> Arrays:
-        """Return the token arrays of some documents, each with one row per token."""
+    def encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
+        """Return the token arrays of some documents, each with one row per token; they may be written to `into`."""
 
     def _are_finite(self, arrays: Arrays) -> bool:
         """Whether token arrays show that all vectors were finite; if not, the vectors themselves are checked."""

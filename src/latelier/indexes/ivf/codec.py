@@ -84,25 +84,24 @@ class Codec(NamedTuple):
             layout[CODES] = TokenArray(np.dtype("uint32"), (self.bits - 1, words))
         return layout
 
-    def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+    def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Return the arrays to store, one row per token.
 
         Parameters
         ----------
         embeddings
             The vectors, as float32.
+        into
+            Where to write the arrays, contiguous and with the dtypes and shapes of `layout`; None: to new memory.
         """
         from latelier.indexes.ivf.kernels.codes import encode_tokens
 
         vectors = np.ascontiguousarray(embeddings.vectors)
-        tokens, words = len(vectors), sign_words(self.dim)
-        signs, scales = np.empty((tokens, words), dtype="uint32"), np.empty(tokens, dtype="uint16")
-        codes = np.empty((tokens if self.bits == 8 else 0, self.dim), dtype="uint8")
-        planes = np.empty((tokens if self.bits < 8 else 0, self.bits - 1, words), dtype="uint32")
-        encode_tokens(vectors, self.bits, signs, codes, planes, scales)
-        stored = {SIGNS: signs, SCALES: scales}
-        if self.bits > 1:
-            stored[CODES] = codes if self.bits == 8 else planes
+        stored = into or {name: np.empty((len(vectors), *shape), dtype) for name, (dtype, shape) in self.layout.items()}
+        no_codes, no_planes = np.empty((0, self.dim), dtype="uint8"), np.empty((0, 0, 0), dtype="uint32")
+        codes = stored[CODES] if self.bits == 8 else no_codes
+        planes = stored[CODES] if 1 < self.bits < 8 else no_planes
+        encode_tokens(vectors, self.bits, stored[SIGNS], codes, planes, stored[SCALES])
         return stored
 
     def locate(self, segment: Segment) -> CodedDocuments:

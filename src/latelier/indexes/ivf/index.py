@@ -323,9 +323,9 @@ class IVF(StoredIndex):
     def _plan(self, sizes: StoredSizes) -> MemoryReport:
         return plan_ivf_memory(self._max_memory, sizes, self._thresholds, in_memory=self.path is None)
 
-    def encode(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+    def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode`."""
-        return Codec(self.nbits, embeddings.dim).encode(embeddings)
+        return Codec(self.nbits, embeddings.dim).encode(embeddings, into)
 
     def _are_finite(self, arrays: dict[str, np.ndarray]) -> bool:
         return are_finite(arrays)

@@ -160,4 +160,4 @@ def _train_fine(
 
 def _scale(centroids: np.ndarray) -> float:
     """Return the scale for which the largest absolute number has the code 127."""
-    return max(float(np.abs(centroids).max(initial=0)) / 127, 1e-30)
+    return max(float(centroids.max(initial=0)), -float(centroids.min(initial=0)), 127e-30) / 127

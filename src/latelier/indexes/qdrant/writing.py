@@ -64,7 +64,7 @@ def write_documents(
     seen: set[Id] = set()
     with Spool() as spool:
         empty = points.count() == 0
-        for batch in batches.read(None if empty else collection.dim, lambda part: {"vectors": part.vectors}):
+        for batch in batches.read(None if empty else collection.dim, lambda part, _: {"vectors": part.vectors}):
             _check_ids(points, batch, seen, replace)
             _check_sizes(batch)
             spool.append(batch)

@@ -477,7 +477,7 @@ class Sharded(Index):
         batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         with self._writer.begin() as (write, view):
             write.replace, write.prefixes = replace, prefixes
-            read = batches.read(view.dim, lambda embeddings: {"vectors": embeddings.vectors})
+            read = batches.read(view.dim, lambda embeddings, _: {"vectors": embeddings.vectors})
             for batch in forks.iterate_outside(read):
                 offsets = np.concatenate([[0], np.cumsum(batch.lengths)])
                 write.insert(batch.documents, TokenEmbeddings(batch.arrays["vectors"], offsets))
