@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 from latelier.kernels.instruction_sets import supported
 from latelier.scores import colbert_scores
 
@@ -204,6 +204,10 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
     ("make", "message"),
     [
         (lambda: TokenEmbeddings.from_padded(torch.zeros(1, 2, 3), None), "a mask of type NoneType and shape"),
+        (
+            lambda: TokenEmbeddings.from_padded(torch.zeros(1, 2, 3), np.array([["True", "False"]])),
+            "a mask of type ndarray and dtype <U5; expected true or 1 where a token counts",
+        ),
         (lambda: TokenEmbeddings.from_padded(None, torch.ones(1, 2)), "embeddings of type NoneType and shape"),
         (lambda: TokenEmbeddings.from_list([[[1.0]]]).to(b"\xff"), "cannot convert embeddings to b"),
         (lambda: TokenEmbeddings.from_list([[[1.0]]]).to(np.zeros(3)), "cannot convert embeddings to array"),
@@ -363,6 +367,36 @@ def test_vectors_are_scored_however_they_lie_in_memory(monkeypatch, tmp_path, ke
             assert colbert_scores(packed[:1], TokenEmbeddings(form, packed.offsets)).tolist() == wanted
 
 
+@pytest.mark.parametrize("kernels", KERNELS_HERE)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_numbers_that_are_negated_when_they_are_read_are_read_so(monkeypatch, kernels, dtype):
+    monkeypatch.setenv("LATELIER_KERNELS", kernels)
+    packed = TokenEmbeddings.from_list(matrices([20, 3], dim=8))
+    negated = torch._neg_view(-packed.vectors)
+    assert negated.is_neg()
+    assert negated.is_contiguous()
+    view = TokenEmbeddings(negated, packed.offsets)
+    wanted = colbert_scores(packed.to(dtype), packed.to(dtype)).tolist()
+    assert colbert_scores(view.to(dtype), view.to(dtype)).tolist() == wanted
+    assert view.to("numpy") == packed
+    codes = packed.to("int8")
+    scales = torch._neg_view(-codes.scales)
+    assert TokenEmbeddings(codes.vectors, codes.offsets, scales).to("numpy") == codes
+    assert TokenEmbeddings(codes.vectors.numpy(), codes.offsets, scales) == codes
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_matrices_of_numpy_are_arrays():
+    plain = matrices([2, 3], "numpy")
+    wanted = TokenEmbeddings.from_list(plain)
+    packed = TokenEmbeddings.from_list([np.matrix(plain[0]), plain[1]])
+    whole = TokenEmbeddings(np.matrix(wanted.vectors), wanted.offsets)
+    for made in (packed, whole):
+        assert type(made.vectors) is np.ndarray
+        assert made == wanted
+        assert made.to("int8") == wanted.to("int8")
+
+
 def test_positions_outside_are_index_errors():
     packed = TokenEmbeddings(torch.zeros(1, 2), [0, 1])
     with pytest.raises(IndexError, match="text -3 is out of range: there are 1 texts"):
@@ -373,6 +407,26 @@ def test_positions_outside_are_index_errors():
         packed[1]
     with pytest.raises(IndexError, match="text 5 is out of range"):
         packed[[0, 5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("", InvalidArgumentError, "is a folder; give a file"),
+        ("missing", InvalidArgumentError, "there is no file '.*missing'"),
+        ("null\0", InvalidArgumentError, r"there is no file '.*null\\x00'"),
+        ("n" * 300, StorageError, "cannot read .*nnn"),
+    ],
+)
+def test_paths_without_a_file(tmp_path, name, error, message):
+    with pytest.raises(error, match=message):
+        TokenEmbeddings.load(tmp_path / name)
+    if name != "missing":
+        with pytest.raises(StorageError, match=r"could not write '.*': .*; an existing file is unchanged"):
+            TokenEmbeddings.from_list(matrices([2])).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
+        TokenEmbeddings.load(5)
 
 
 def test_foreign_and_damaged_files_are_rejected(tmp_path):

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "Array",
+    "as_booleans",
     "as_matrices",
     "as_tensor",
     "at_least_float32",
     "cast",
-    "check_vectors",
     "checked_offsets",
     "checked_scales",
+    "checked_vectors",
     "concatenate",
     "dequantize",
     "describe_matrix",
@@ -167,8 +168,10 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
 
 
 def _as_array(i: int, matrix: Any) -> Array:
-    if is_array(matrix):
+    if is_tensor(matrix):
         return matrix
+    if isinstance(matrix, np.ndarray):
+        return np.asarray(matrix)  # np.matrix and other subclasses have methods of their own
     try:
         return np.asarray(matrix, dtype="float32")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
@@ -176,6 +179,33 @@ def _as_array(i: int, matrix: Any) -> Array:
             f"text {i} is of type {type(matrix).__name__} and not a matrix of numbers: {error}. Expected a numpy "
             "array, a torch tensor or nested lists, 2-D (tokens, dim)."
         ) from error
+
+
+def as_booleans(mask: Any, name: str) -> Array:
+    """Return a mask of any number type as booleans, numpy or torch as it was given.
+
+    Raises
+    ------
+    EmbeddingsError
+        If it holds texts or objects, or is no array.
+
+    Examples
+    --------
+    >>> as_booleans([[1, 0]], "the mask")
+    array([[ True, False]])
+    """
+    if is_tensor(mask):
+        return mask.bool()
+    try:
+        array = np.asarray(mask)
+    except (TypeError, ValueError) as error:
+        raise EmbeddingsError(f"{name} cannot be read: {error}; expected true or 1 where a token counts.") from error
+    if array.dtype.kind not in "biuf" and array.size:
+        raise EmbeddingsError(
+            f"received {name} of type {type(mask).__name__} and dtype {array.dtype}; expected true or 1 where a token "
+            "counts."
+        )
+    return array.astype(bool)
 
 
 def concatenate(arrays: Sequence[Any]) -> Array:
@@ -236,8 +266,11 @@ def cast(vectors: Array, scales: Any, name: str) -> tuple[Array, Any]:
     return floats.astype(name), None
 
 
-def check_vectors(vectors: Any) -> None:
-    """Check that vectors are a packed array of token vectors.
+def checked_vectors(vectors: Any) -> Array:
+    """Return a packed array of token vectors: a plain array, or a tensor whose memory holds the numbers themselves.
+
+    The memory is shared, unless a tensor is a view whose numbers are negated when they are read, such as the imaginary
+    part of a conjugate: kernels would read them without the sign.
 
     Raises
     ------
@@ -256,6 +289,7 @@ def check_vectors(vectors: Any) -> None:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
     if len(vectors) and not vectors.shape[1]:
         raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; expected at least 1.")
+    return vectors.resolve_neg() if is_tensor(vectors) else np.asarray(vectors)
 
 
 def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
@@ -314,6 +348,6 @@ def checked_scales(scales: Any, vectors: Array) -> Array | None:
         raise EmbeddingsError(f"received scales of dtype {scales.dtype}; expected float32.")
     # Kernels read four bytes per scale without looking at the dtype.
     if is_tensor(vectors):
-        return as_tensor(scales).to(vectors.device, torch_dtype("float32"))
-    array = scales.detach().cpu().float().numpy() if is_tensor(scales) else scales
+        return as_tensor(scales).to(vectors.device, torch_dtype("float32")).resolve_neg()
+    array = scales.detach().cpu().float().resolve_neg().numpy() if is_tensor(scales) else np.asarray(scales)
     return array.astype("float32", copy=False)

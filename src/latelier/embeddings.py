@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
@@ -17,12 +17,13 @@ import numpy as np
 from latelier.arrays import (
     DTYPES,
     Array,
+    as_booleans,
     as_matrices,
     as_tensor,
     cast,
-    check_vectors,
     checked_offsets,
     checked_scales,
+    checked_vectors,
     concatenate,
     dequantize,
     describe_matrix,
@@ -32,6 +33,7 @@ from latelier.arrays import (
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.utils.ranges import lengths_to_offsets, rows_of
+from latelier.utils.reading import as_path, open_binary
 
 if TYPE_CHECKING:
     import torch
@@ -82,8 +84,7 @@ class TokenEmbeddings(Sequence[Any]):
     # never decrease and end with the number of rows of `vectors`. The three attributes cannot be replaced and the
     # offsets are a read-only copy, so this stays true.
     def __init__(self, vectors: Array, offsets: Array | Sequence[int], scales: Array | None = None) -> None:
-        check_vectors(vectors)
-        self._vectors = vectors
+        self._vectors = checked_vectors(vectors)
         self._offsets = checked_offsets(offsets, len(vectors))
         self._scales = checked_scales(scales, vectors)
 
@@ -174,7 +175,7 @@ class TokenEmbeddings(Sequence[Any]):
                 f"received padded embeddings of type {type(padded).__name__} and shape {shapes[0]}, and a mask of type "
                 f"{type(mask).__name__} and shape {shapes[1]}; expected (n, max_length, dim) and (n, max_length)."
             )
-        keep = mask.bool() if is_tensor(mask) else np.asarray(mask, dtype=bool)
+        keep = as_booleans(mask, "a mask")
         lengths = keep.sum(1).cpu().numpy() if is_tensor(keep) else keep.sum(1)
         return cls(padded[keep], lengths_to_offsets(lengths))
 
@@ -380,23 +381,23 @@ class TokenEmbeddings(Sequence[Any]):
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        path = Path(path)
+        path = as_path(path)
         source = self._torch().to("cpu")
-        tensors = {"vectors": source.vectors.contiguous(), "offsets": as_tensor(self.offsets)}
-        if source.scales is not None:
-            tensors["scales"] = source.scales.contiguous()
+        parts = {"vectors": source.vectors, "offsets": as_tensor(self.offsets), "scales": source.scales}
+        tensors = {name: part.contiguous() for name, part in parts.items() if part is not None}
         kind = "torch" if self.is_torch else "numpy"
         metadata = {"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": kind}
-        temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+        temporary = path.parent / f".{path.name}.{uuid4().hex}"
         try:
             save_file(tensors, temporary, metadata=metadata)
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
         except (SafetensorError, OSError) as error:
-            raise StorageError(f"could not write {path}: {error}; an existing file is unchanged.") from error
+            raise StorageError(f"could not write {str(path)!r}: {error}; an existing file is unchanged.") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError, ValueError):  # ValueError: a null character in the name
+                temporary.unlink()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TokenEmbeddings:
@@ -414,11 +415,12 @@ class TokenEmbeddings(Sequence[Any]):
 
         Raises
         ------
-        EmbeddingsError
-            If the file does not hold token embeddings, is truncated or damaged.
+        InvalidArgumentError
+            If there is no such file; or it does not hold token embeddings, or is damaged (`EmbeddingsError`).
         """
         from safetensors import SafetensorError, safe_open
 
+        open_binary(as_path(path)).close()  # safetensors' own errors for folders and impossible names are unclear
         try:
             with safe_open(os.fspath(path), framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -486,12 +488,10 @@ class TokenEmbeddings(Sequence[Any]):
         if not self.is_torch:
             return self
         source = self._cast("float32") if self.dtype == "bfloat16" else self  # numpy has no bfloat16
-        return TokenEmbeddings(source.vectors.detach().cpu().resolve_neg().numpy(), self.offsets, source.scales)
+        return TokenEmbeddings(source.vectors.detach().cpu().numpy(), self.offsets, source.scales)
 
     def _torch(self) -> TokenEmbeddings:
-        if self.is_torch:
-            return self
-        return TokenEmbeddings(as_tensor(self.vectors), self.offsets, self.scales)
+        return self if self.is_torch else TokenEmbeddings(as_tensor(self.vectors), self.offsets, self.scales)
 
     def _cast(self, name: str) -> TokenEmbeddings:
         if self.dtype == name:

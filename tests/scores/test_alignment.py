@@ -27,6 +27,14 @@ def test_of_equal_tokens_the_first_is_taken():
     assert align(np.ones((1, 2)), np.ones((3, 2))).positions.tolist() == [0]
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_views_and_matrices_of_numpy_are_aligned_by_their_numbers():
+    query, document = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[-0.5, -1.0], [0.5, 0.25]])
+    for made in (torch._neg_view(-torch.from_numpy(query)), np.matrix(query)):
+        alignment = align(made, np.matrix(document))
+        assert (alignment.positions.tolist(), alignment.similarities.tolist()) == ([1, 1], [0.5, 0.25])
+
+
 def test_kinds_and_dtypes_mix():
     query = torch.eye(2, dtype=torch.bfloat16, requires_grad=True)
     alignment = align(query, np.array([[0.0, 2.0], [1.0, 0.0]], dtype="float16"))

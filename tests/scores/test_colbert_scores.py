@@ -129,6 +129,26 @@ def test_non_contiguous_input(backend):
     check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_that_are_negated_when_they_are_read(backend, dtype):
+    """Views with the negative bit, whose memory holds the numbers without the sign."""
+    matrices = [ragged([n], seed=n, dtype=dtype)[0] for n in (5, 3, 1)]
+    views = [torch._neg_view(-matrix) for matrix in matrices]
+    expected = naive_matrix(matrices, matrices)
+    for queries, documents in ((views, matrices), (matrices, views), (matrices, [matrices[0], *views[1:]])):
+        check_scores(colbert_scores(queries, documents, backend=backend), expected)
+    pair = torch.stack([matrices[0], matrices[0].flip(0) / 2])
+    padded_view = torch._neg_view(-pair)
+    check_scores(colbert_scores(padded_view, padded_view, backend=backend), naive_matrix(pair, pair))
+
+
+def test_the_imaginary_part_of_a_conjugate(backend):
+    numbers = torch.complex(*torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)))
+    view, plain = numbers.conj().imag, -numbers.imag.clone()
+    assert view.is_neg()
+    check_scores(colbert_scores([view], [view], backend=backend), naive_matrix([plain], [plain]))
+
+
 def test_reversed_and_read_only_numpy(backend):
     documents = np.random.default_rng(0).normal(size=(3, 5, 8)).astype("float32")[:, ::-1]
     queries = np.ones((1, 2, 8), dtype="float32")

@@ -69,5 +69,5 @@ def _matrix(value: Any, name: str) -> np.ndarray:
         raise EmbeddingsError(
             f"received a {name} of type {type(value).__name__} and shape {shape}; expected one (tokens, dim) matrix."
         )
-    array = value.detach().cpu().float().numpy() if is_tensor(value) else value
+    array = value.detach().cpu().float().resolve_neg().numpy() if is_tensor(value) else np.asarray(value)
     return array.astype("float32", copy=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.arrays import as_matrices, as_tensor, dtype_name, is_tensor
+from latelier.arrays import as_booleans, as_matrices, as_tensor, dtype_name, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 
@@ -178,10 +178,12 @@ def _read(name: str, value: Any, mask: Any) -> Side:
         return Side(name, packed=value.to("torch"))
     if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim in (2, 3):
         _check_padded(name, value)
-        vectors = as_tensor(value)
+        vectors = as_tensor(value).resolve_neg()  # see `arrays.checked_vectors`
         return Side(name, padded=_read_padded(name, vectors if vectors.ndim == 3 else vectors[None], mask))
     if isinstance(value, (list, tuple)):
-        listed = [as_tensor(matrix) for matrix in as_matrices(value)]
+        listed = as_matrices(value)
+        if listed and not is_tensor(listed[0]):
+            listed = [as_tensor(matrix) for matrix in listed]
         if mask is not None:
             listed = _apply_masks(name, listed, mask)
         return Side(name, listed=listed) if listed else Side(name, packed=TokenEmbeddings(torch.zeros(0, 0), [0]))
@@ -247,18 +249,8 @@ def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[to
 
 
 def _as_mask(name: str, mask: Any) -> torch.Tensor:
-    """Return a mask of any dtype as booleans."""
-    if isinstance(mask, torch.Tensor):
-        return mask.bool()
-    try:
-        array = np.asarray(mask)
-    except (TypeError, ValueError) as error:
-        raise EmbeddingsError(f"{name} cannot be read: {error}; expected true or 1 where a token counts.") from error
-    if array.dtype.kind not in "biuf" and array.size:
-        raise EmbeddingsError(
-            f"received {name} of type {type(mask).__name__}; expected true or 1 where a token counts."
-        )
-    return torch.from_numpy(array.astype(bool))
+    """Return a mask of any number type as a tensor of booleans."""
+    return as_tensor(as_booleans(mask, name))
 
 
 def _is_grouped(documents: Any) -> bool:

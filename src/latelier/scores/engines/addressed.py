@@ -49,14 +49,15 @@ class AddressedDocuments:
     def of_list(cls, items: Sequence[torch.Tensor]) -> AddressedDocuments | None:
         """Return the addresses of one or more matrices of one dtype, dim and device.
 
-        None if the kernel cannot read them: another dtype, no dimension, not contiguous or not on the CPU.
+        None if the kernel cannot read them: another dtype, no dimension, not contiguous, not on the CPU, or a view
+        whose numbers are negated when they are read.
         """
         import torch
 
         dim, dtype = items[0].shape[1], dtype_name(items[0])
         # Not one Python statement per matrix: a thousand of them would take a tenth of the time of scoring them.
         in_place = all(map(torch.Tensor.is_contiguous, items)) and all(map(attrgetter("is_cpu"), items))
-        if dtype not in _BYTES or not dim or not in_place:
+        if dtype not in _BYTES or not dim or not in_place or any(map(torch.Tensor.is_neg, items)):
             return None
         addresses = np.fromiter(map(torch.Tensor.data_ptr, items), dtype="int64", count=len(items))
         numbers = np.fromiter(map(torch.Tensor.numel, items), dtype="int64", count=len(items))
