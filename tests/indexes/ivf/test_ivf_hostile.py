@@ -15,7 +15,7 @@ from ivf_helpers import EARLY, check_lists, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, IndexDamageWarning
+from latelier.errors import CorruptedIndexError, EmbeddingsError, IndexDamageWarning
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
@@ -434,6 +434,25 @@ def test_queries_as_large_as_floats_can_be_find_documents(early):
     query = np.full((4, 32), 3e38, dtype="float32")
     for options in (NARROW, {}, {"rerank": 20}, {"effort": "exact"}):
         assert len(index.search(query, k=5, **options)[0]) == 5
+
+
+@pytest.mark.parametrize("nbits", [8, 4, 2, 1])
+@pytest.mark.parametrize("size", [2.0**-120, 2.0**90])
+def test_vectors_of_any_size_are_found_as_unit_vectors_are(nbits, size):
+    documents, queries = collection(100)
+    found = []
+    for vectors in (documents, [np.float32(size) * document for document in documents]):
+        index = indexes.IVF(nbits=nbits)
+        index.add(range(100), vectors)
+        found.append([hit.id for hits in index.search(queries, k=1, effort="exact") for hit in hits])
+    assert found[0] == found[1]
+
+
+def test_numbers_too_large_to_be_scored_are_rejected_before_anything_is_stored():
+    index = indexes.IVF()
+    with pytest.raises(EmbeddingsError, match="takes numbers up to"):
+        index.add(["a", "b"], [np.eye(4), np.full((2, 4), 3.4e38)])
+    assert len(index) == 0
 
 
 def test_all_documents_are_likely_where_scores_are_too_large_to_tell():

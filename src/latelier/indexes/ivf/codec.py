@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError
+from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape, sign_words
 from latelier.indexes.storage.segments import Part, Segment, TokenArray
 from latelier.utils.ranges import lengths_to_offsets
@@ -23,6 +23,8 @@ __all__ = ["CODES", "SCALES", "SIGNS", "Codec", "are_finite"]
 SIGNS, CODES, SCALES = "signs", "codes", "scales"
 # Scales from here on are infinity or NaN.
 _INFINITE = 0xFF00
+# Scales from here on, 2**100, are rejected: the integers of up to 8,192 dims, times such a scale, exceed float32.
+_TOO_LARGE = int(np.float32(2**100).view("uint32")) >> 15
 # Up to so many numbers, about ten documents, are decoded by numpy in a process that has not loaded the kernels, since
 # importing numba takes longer, and 200 MB.
 _FEW_NUMBERS = 1 << 20
@@ -93,6 +95,11 @@ class Codec(NamedTuple):
             The vectors, as float32.
         into
             Where to write the arrays, contiguous and with the dtypes and shapes of `layout`; None: to new memory.
+
+        Raises
+        ------
+        EmbeddingsError
+            If numbers are too large; they are accepted up to 1e30. NaN and infinity are left to `are_finite`.
         """
         from latelier.indexes.ivf.kernels.codes import encode_tokens
 
@@ -102,6 +109,13 @@ class Codec(NamedTuple):
         codes = stored[CODES] if self.bits == 8 else no_codes
         planes = stored[CODES] if 1 < self.bits < 8 else no_planes
         encode_tokens(vectors, self.bits, stored[SIGNS], codes, planes, stored[SCALES])
+        too_large = (stored[SCALES] >= _TOO_LARGE) & (stored[SCALES] < _INFINITE)
+        if too_large.any():
+            largest = np.abs(vectors[too_large]).max()
+            raise EmbeddingsError(
+                f"received token vectors with numbers up to {largest:.2g}, whose scores can exceed single precision; "
+                "an IVF index takes numbers up to 1e+30: normalise the vectors, or divide all by one number."
+            )
         return stored
 
     def locate(self, segment: Segment) -> CodedDocuments:

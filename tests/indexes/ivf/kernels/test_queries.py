@@ -23,6 +23,14 @@ def test_three_digits_are_as_precise_as_single_precision(dim):
         assert (query.start[:, group, lane] == -128 * query.digits[:, t].astype(int).sum(axis=1)).all()
 
 
+@pytest.mark.parametrize("exponent", [-130, -120, 120])
+def test_digits_of_very_small_and_large_queries_are_those_of_usual_ones(exponent):
+    vectors = np.full((1, 8), 0.75, dtype="float32") * np.linspace(-1, 1, 8, dtype="float32")
+    query = quantise_query(np.ldexp(vectors, exponent))
+    np.testing.assert_allclose(query.digits[0], quantise_query(vectors).digits[0], atol=1)
+    assert query.digits[0, 0, :8].tolist()[::7] == [-127, 127]
+
+
 def test_read_only_vectors_are_quantised_alike():
     vectors = np.random.default_rng(2).standard_normal((3, 8)).astype("float32")
     wanted = quantise_query(vectors)

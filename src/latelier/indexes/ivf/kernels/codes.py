@@ -47,8 +47,9 @@ __all__ = [
 _STEP_4, _STEP_2 = np.float32(0.3352), np.float32(0.9957)
 # Adding this to a float32 in (-256, 256) rounds it to an integer; the lowest bits of the sum hold this integer + 128.
 _ROUND = np.float32(1.5 * 2**23 + 128)
-# Scales below this have no finite inverse: the token is coded as zeros.
-_SMALLEST = np.float32(1e-37)
+# The scale of very small numbers has no finite inverse, and that of very large ones an inexact one: tokens whose scale
+# or norm is outside of these bounds are multiplied by 2**64 or 2**-64 before their numbers are divided by it.
+_SMALL, _LARGE = np.float32(2**-64), np.float32(2**64)
 # Stored scales from here on are infinity or NaN, and so are the bits of a float32 from there on.
 _INFINITE, _INFINITY_BITS = np.uint32(0xFF00), np.uint32(0x7F800000)
 
@@ -84,7 +85,7 @@ def encode_tokens(
     """
     dim, words = vectors.shape[1], signs.shape[1]
     row = np.zeros(32 * words, dtype=np.uint8)
-    row_at = np.int64(row.ctypes.data)
+    row_at, scaled = np.int64(row.ctypes.data), np.empty((1, dim), dtype=np.float32)
     for t in range(len(vectors)):
         if bits == 8:
             highest = _peak_bits(vectors[t])
@@ -92,29 +93,41 @@ def encode_tokens(
             peak = float_of(highest) / np.float32(127)  # type: ignore[call-arg]
             stored = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
             scale = float_of(np.uint32(stored) << np.uint32(15))
-            if highest >= _INFINITY_BITS:
-                stored = _INFINITE
-            elif scale < _SMALLEST:
-                stored = np.uint32(0)
-            scales[t] = stored
-            _round_to_bytes(vectors[t], scale, row)
+            scales[t] = stored if highest < _INFINITY_BITS else _INFINITE
+            if scale < _SMALL:
+                _multiply(vectors[t], _LARGE, scaled[0])
+                _round_to_bytes(scaled[0], scale * _LARGE, row)
+            else:
+                _round_to_bytes(vectors[t], scale, row)
             for i in range(dim):
                 codes[t, i] = row[i]
             take_plane(row_at, 7, np.int64(signs[t].ctypes.data), words)
             continue
         norm = np.sqrt(_square(vectors[t]))
-        coded = _quantise_uniformly(vectors[t], norm, bits, row)
+        if _SMALL <= norm <= _LARGE:
+            coded = _quantise_uniformly(vectors[t], norm, bits, row)
+        else:
+            power = _LARGE if norm < _SMALL else _SMALL
+            _multiply(vectors[t], power, scaled[0])
+            coded = _quantise_uniformly(scaled[0], norm * power, bits, row)
         take_plane(row_at, bits - 1, np.int64(signs[t].ctypes.data), words)  # type: ignore[call-arg]
         for plane in range(bits - 1):
             take_plane(row_at, bits - 2 - plane, np.int64(planes[t, plane].ctypes.data), words)
         stored = (bits_of(np.float32(norm / np.sqrt(coded))) + np.uint32(0x4000)) >> np.uint32(15)
-        scales[t] = stored if norm < np.inf else _INFINITE
+        # The largest numbers would be rounded up to infinity.
+        scales[t] = min(stored, _INFINITE - np.uint32(1)) if norm < np.inf else _INFINITE
+
+
+@kernel(inner=True)
+def _multiply(vector: np.ndarray, factor: float, scaled: np.ndarray) -> None:
+    for i in range(len(vector)):
+        scaled[i] = vector[i] * factor
 
 
 @kernel(inner=True)
 def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
-    """Write ``round(vector / scale) + 128`` as bytes; 128 if the scale is too small."""
-    inverse = np.float32(1) / scale if scale >= _SMALLEST else np.float32(0)
+    """Write ``round(vector / scale) + 128`` as bytes; 128 if the scale is 0."""
+    inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
     for i in range(len(vector)):
         row[i] = np.uint8(bits_of(vector[i] * inverse + _ROUND))  # type: ignore[call-arg]
 
@@ -127,7 +140,7 @@ def _quantise_uniformly(vector: np.ndarray, norm: float, bits: int, row: np.ndar
     """
     half, most = np.float32(1 << (bits - 1)), np.float32((1 << bits) - 1)
     step = np.float32(norm / np.sqrt(len(vector))) * (_STEP_4 if bits == 4 else _STEP_2)
-    inverse = np.float32(1) / step if step >= _SMALLEST else np.float32(0)
+    inverse = np.float32(1) / step if step > 0 else np.float32(0)
     for i in range(len(vector)):
         x = vector[i] * inverse + half
         x = x if x > 0 else np.float32(0)

@@ -92,7 +92,8 @@ def _quantise(query: QuantisedQuery) -> None:
             size = -x if x < 0 else x
             peak = size if size > peak else peak
         query.scales[t] = peak / np.float32(127)
-        inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-37 else 0.0
+        # Smaller scales are rounded so much that digits would be above 127: the token is taken as zeros.
+        inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-42 else 0.0
         for i in range(dim):
             rest[i] = np.float64(query.vectors[t, i]) * inverse
         for place in range(DIGITS):
