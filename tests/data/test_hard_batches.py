@@ -66,6 +66,7 @@ def test_rows_whose_neighbours_are_taken_are_spread_over_the_pass():
     [
         ({"neighbours": -1}, "neighbours=-1; expected an integer of at least 0"),
         ({"passes": 0}, "passes=0; expected an integer of at least 1"),
+        ({"seed": [1]}, r"received seed=\[1\]; expected an integer of at least 0"),
         ({"negatives": 4}, "negatives=4, but the rows have 3 each"),
     ],
 )

@@ -87,6 +87,7 @@ def test_texts_from_elsewhere():
         ({"margin": 1.0}, "margin=1.0; expected a number from 0"),
         ({"margin": "0.1"}, "received margin='0.1'; expected a number from 0 to less than 1, or None"),
         ({"margin": float("nan")}, "received margin=nan; expected a number from 0"),
+        ({"seed": [1]}, r"received seed=\[1\]; expected an integer of at least 0, or None"),
         ({"documents": ["x"]}, r"received \['x'\] \(list\) as documents; expected a dict of id to text"),
     ],
 )

@@ -119,6 +119,7 @@ def test_flagembedding_without_scores_has_a_row_for_each_positive():
         {"anchor": "q", "positive": "x", "negatives": ["n", "m"]},
         {"question": "q", "answer": "x", "neg": ["n"], "negative": "m", "id": 3},
         {"query": "q", "document": "x", "neg_1": "n", "neg_2": "m"},
+        {"query": "q", "document": "x", "negatives_1": ["n"], "negative2": "m"},
         {"query": "q", "pos": "x", "neg": ["n", "m"], "source": "s", "sources": ["s"], "title": "t", "document_id": 7},
         {"query": "q", "pos": "x", "neg": ["n", "m"], "scores": None, "hard_negative": None, "neg_scores": None, 3: 4},
     ],
@@ -207,6 +208,9 @@ def test_faulty_rows_are_named(row, message):
         ("Negative", "negative"),
         ("score", "scores"),
         ("negative_scores", "neg_scores"),
+        ("negatives_count", "negatives"),
+        ("negative_text", "negative"),
+        ("negative_ids", "negatives"),
     ],
 )
 @pytest.mark.parametrize("row", [GOOD, {"query": "q", "documents": ["x"]}, {"query": "q", "document_1": "x"}])

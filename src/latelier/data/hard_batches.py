@@ -45,8 +45,8 @@ def order_by_neighbours(
     Raises
     ------
     InvalidArgumentError
-        If a number is negative, the rows have fewer negatives than `negatives`, or they have a teacher's scores, which
-        do not say which document is the positive.
+        If a number is out of range, the rows have fewer negatives than `negatives`, or they have a teacher's scores,
+        which do not say which document is the positive.
 
     Examples
     --------
@@ -60,6 +60,7 @@ def order_by_neighbours(
         raise InvalidArgumentError("the rows have a teacher's scores; give rows from mine_hard_negatives.")
     for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):
         check_count(name, value, least)
+    check_count("seed", seed, 0)
     if len(mined) and negatives > mined.width - 1:
         raise InvalidArgumentError(f"received negatives={negatives}, but the rows have {mined.width - 1} each.")
     rng = random.Random(seed)

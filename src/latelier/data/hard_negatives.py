@@ -101,6 +101,7 @@ def mine_hard_negatives(
     [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
     """
     first, last = _check(negatives, ranks, margin, batch_size)
+    check_count("seed", seed, 0, optional=True)
     _check_tables(queries, qrels, documents)
     rng = None if seed is None else random.Random(seed)
     wanted = [id_ for id_, judged in qrels.items() if any(value > 0 for value in judged.values())]

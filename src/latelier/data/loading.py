@@ -47,7 +47,8 @@ def load_training_set(
         * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, together with `queries` and
           `documents`.
 
-        Other fields are ignored, unless the name is nearly that of negatives or scores, such as ``hard_negative``.
+        Other fields are ignored, unless the name is nearly that of negatives or scores: ``hard_negative`` and
+        ``negative_text`` are errors.
     queries, documents
         Id to text, for rows that hold ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
         ``{document_id, text}``. The id may also be called ``_id`` or ``id``, the text ``query`` or ``document``. The

@@ -156,13 +156,14 @@ def _check_names(row: Mapping[str, Any], where: str) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _near_name(name: str) -> str | None:
-    """Return the optional field that a name is a misspelling of, such as ``negative`` of ``hard_negative``."""
+    """Return the optional field that a name may stand for, such as ``negative`` for ``hard_negative``."""
     if name in _OPTIONAL or _is_negative(name) or len(name) > _LONGEST_NAME:
         return None
     plain = re.sub(r"[\W_]*\d*$", "", name.lower())
     near = difflib.get_close_matches(plain, _OPTIONAL, 1, _NEAR)
     last_word = re.split(r"[\W_]+", plain)[-1]
     near = near or difflib.get_close_matches(last_word, _NEGATIVE, 1, _NEAR)
+    near = near or [whole for whole in ("negatives", "negative") if plain.startswith(whole)]
     return near[0] if near else None
 
 
@@ -204,8 +205,7 @@ def _negatives(row: Mapping[str, Any]) -> list[str]:
 
 
 def _is_negative(name: str) -> bool:
-    numbered = name.removeprefix("neg").strip("_").isdecimal()
-    return (name.startswith("negative") or numbered or name == "neg") and not name.endswith("scores")
+    return re.fullmatch(r"(neg|negatives?)_?\d{0,9}", name) is not None
 
 
 def _numbered_documents(row: Mapping[str, Any]) -> list[Any] | None:

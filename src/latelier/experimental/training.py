@@ -135,6 +135,7 @@ def train_query_dynamics(
     check_count("negatives", negatives)
     check_number("learning_rate", learning_rate)
     check_number("value_weight", value_weight, zero=True)
+    check_count("seed", seed, least=0)
     given = _checked_examples(examples, multi_step, batch_size)
     prepared, queries, documents = _prepare(multi_step, given, negatives)
     negatives = min(negatives, *(len(example.negatives) for example in prepared))
