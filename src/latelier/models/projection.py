@@ -18,17 +18,16 @@ from latelier.utils.progress import progress_bar
 __all__ = ["SecondMoment", "fit_pca", "orthogonal_weight"]
 
 
-def orthogonal_weight(out_features: int, in_features: int, seed: int = 0) -> torch.Tensor:
-    """Return a seeded random matrix with orthonormal rows (orthonormal columns where it is taller than wide).
+def orthogonal_weight(out_features: int, in_features: int) -> torch.Tensor:
+    """Return a random matrix with orthonormal rows (orthonormal columns where it is taller than wide).
 
-    Projecting to random orthonormal directions preserves inner products on average (Johnson-Lindenstrauss).
+    Projecting to random orthonormal directions preserves inner products on average (Johnson-Lindenstrauss). The seed is
+    fixed: the same shape gives the same matrix in every call and on every machine.
 
     Parameters
     ----------
     out_features, in_features
         Shape of the matrix.
-    seed
-        Seed; the same one gives the same matrix on every machine.
 
     Returns
     -------
@@ -42,7 +41,7 @@ def orthogonal_weight(out_features: int, in_features: int, seed: int = 0) -> tor
     True
     """
     weight = torch.empty(out_features, in_features)
-    torch.nn.init.orthogonal_(weight, generator=torch.Generator().manual_seed(seed))
+    torch.nn.init.orthogonal_(weight, generator=torch.Generator().manual_seed(0))
     return weight
 
 
