@@ -1,5 +1,7 @@
 """Imports and copies between kinds of index: equal contents, resumption, conflicts, and codes that stay as they are."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,7 @@ from transfer_helpers import IDS, LENGTHS, check_contents, fill, random_document
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, EmbeddingsError, InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.indexes.catalog import metadata as catalog_metadata
 
 SETTINGS = {"language": {"name": "de", "weights": [0.1, 2**60]}, "none": None}
 
@@ -45,6 +48,22 @@ def test_a_copy_from_and_to_each_kind(index, tmp_path):
     check_contents(back)
     assert back.get_embeddings(IDS) == index.get_embeddings(IDS).to("float32")
     assert dict(back.settings) == dict(index.settings) == SETTINGS
+
+
+def test_deep_metadata_that_an_older_version_has_stored_is_moved(index, tmp_path, monkeypatch):
+    deep = {"deep": json.loads("[" * 300 + "]" * 300)}
+    source = indexes.Flat()
+    with monkeypatch.context() as older:
+        older.setattr(catalog_metadata, "_MOST_LEVELS", 400)
+        source.add(["a", "b"], matrices([2, 3], 8), ["one", "two"], [deep, {}])
+    indexes.export_documents(source, tmp_path / "out")
+    assert indexes.import_documents(tmp_path / "out", index).written == 2
+    assert index.get("a").metadata == deep
+    again = indexes.Flat()
+    indexes.copy_documents(index, again)
+    assert again.get("a").metadata == deep
+    with pytest.raises(InvalidArgumentError, match="nested 100 levels deep"):
+        index.add("c", matrices([2], 8), metadata=deep)
 
 
 @pytest.mark.parametrize("nbits", [8, 4, 2, 1])

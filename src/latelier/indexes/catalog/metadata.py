@@ -25,6 +25,7 @@ __all__ = [
     "RESERVED",
     "Field",
     "SqlValue",
+    "StoredMetadata",
     "encode_metadata",
     "fold_name",
     "is_nameable",
@@ -46,6 +47,10 @@ _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
 
 
+class StoredMetadata(dict[str, Any]):
+    """The metadata of a document that is stored elsewhere, at any depth: older versions did not limit it."""
+
+
 class Field(NamedTuple):
     """A metadata key that filters can name.
 
@@ -64,16 +69,16 @@ class Field(NamedTuple):
     column: str
 
 
-def encode_metadata(metadata: object, id: Id, *, any_depth: bool = False) -> tuple[str, Mapping[str, SqlValue]]:
+def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
     """Return the exact JSON of a document's metadata, and one SQL value per key.
 
-    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float. What is stored
-    already may be of `any_depth`.
+    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
 
     Raises
     ------
     InvalidArgumentError
-        If the metadata is not a mapping of strings to JSON values, or is nested more than 100 levels deep.
+        If the metadata is not a mapping of strings to JSON values, or is nested more than 100 levels deep and is no
+        `StoredMetadata`.
 
     Examples
     --------
@@ -91,7 +96,7 @@ def encode_metadata(metadata: object, id: Id, *, any_depth: bool = False) -> tup
         )
     what = f"the metadata of document {id!r}"
     plain = {as_key(key, what): value for key, value in metadata.items()}
-    levels = None if any_depth else _MOST_LEVELS
+    levels = None if isinstance(metadata, StoredMetadata) else _MOST_LEVELS
     return encode_json(plain, what, levels=levels), {key: _sql_value(value) for key, value in plain.items()}
 
 

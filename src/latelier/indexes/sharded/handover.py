@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.indexes.catalog.document_rows import StoredDocument
-from latelier.indexes.catalog.metadata import encode_metadata
+from latelier.indexes.catalog.metadata import StoredMetadata, encode_metadata
 from latelier.indexes.inputs import DocumentBatch
 from latelier.indexes.sharded.placement import positions_by_shard
 from latelier.indexes.sharded.staging import StagedBatch
@@ -72,7 +72,7 @@ def divide(index: StoredIndex, numbers: tuple[int, int], shards: int) -> dict[in
     documents = [
         StoredDocument(record.id, record.text, json, dict(fields))
         for record in index.storage.records(ids)
-        for json, fields in [encode_metadata(record.metadata, record.id, any_depth=True)]
+        for json, fields in [encode_metadata(StoredMetadata(record.metadata), record.id)]
     ]
     parts = snapshot.parts(chosen)
     whole = DocumentBatch(

@@ -15,7 +15,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, InvalidArgumentError
-from latelier.indexes.catalog.metadata import encode_metadata
+from latelier.indexes.catalog.metadata import StoredMetadata, encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, dump_json
 from latelier.indexes.storage.files import read_error
 from latelier.indexes.transfer.batches import PART_BYTES, TransferBatch
@@ -159,7 +159,8 @@ def _parse_line(line: bytes, place: str) -> tuple[Any, Any, Any]:
         if not isinstance(row, dict) or not row.keys() <= _NAMES or "id" not in row:
             raise InvalidArgumentError(f"it is {describe(row)}, but a line is an object with {', '.join(_NAMES)}.")
         id = as_id(row["id"])
-        encode_metadata(row.get("metadata"), id)
-        return id, check_text(row.get("text"), id), row.get("metadata") or {}
+        metadata = row.get("metadata")
+        encode_metadata(StoredMetadata(metadata) if isinstance(metadata, dict) else metadata, id)
+        return id, check_text(row.get("text"), id), metadata or {}
     except ValueError as error:  # of the encoding too
         raise CorruptedIndexError(f"{place} is damaged: {error}") from error

@@ -12,6 +12,7 @@ import numpy as np
 from latelier.arrays import Array
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError, UnknownIdError
 from latelier.indexes.base import Index, PathLike
+from latelier.indexes.catalog.metadata import StoredMetadata
 from latelier.indexes.catalog.values import duplicate_ids
 from latelier.indexes.results import Id
 from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, read_index
@@ -194,7 +195,8 @@ class _Target:
             self._compare(batch.select(there))
             batch = batch.select(new)
         if new:
-            self._index.add(*batch)
+            metadata = list(map(StoredMetadata, batch.metadata))
+            self._index.add(batch.ids, batch.embeddings, batch.texts, metadata)
         self._moved.update(batch.ids)
         return len(new)
 
