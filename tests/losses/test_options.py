@@ -18,6 +18,7 @@ from sentence_transformers.multi_vector_encoder.losses import MultiVectorDistill
 
 from latelier.errors import InvalidArgumentError
 from latelier.losses import CachedContrastive, Contrastive, Distillation, MarginMSE
+from latelier.scores import colbert_kd_scores
 
 LABELS = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.5], [0.3, 0.6, 0.2]]
 LOSSES = {
@@ -208,6 +209,13 @@ def test_one_candidate_and_in_batch_negatives_are_something_to_learn():
 def test_options_that_are_none_are_refused(options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         Distillation(Lexicon(), **options)
+
+
+def test_scores_of_a_wrong_in_batch_metric_are_named():
+    loss = Distillation(Lexicon(), in_batch_weight=1.0, in_batch_metric=colbert_kd_scores)
+    message = r"in_batch_metric returned shape \(3, 3\) for 3 queries .*; expected shape \(3, 9\)"
+    with pytest.raises(InvalidArgumentError, match=message):
+        loss(batch_of(*texts()), LABELS)
 
 
 def test_a_text_is_not_its_own_negative_wherever_it_stands():

@@ -163,14 +163,24 @@ def truncated(batch: EmbeddedBatch, dim: int) -> EmbeddedBatch:
 
 
 def score(
-    score_metric: ScoreMetric, queries: TokenEmbeddings, documents: TokenEmbeddings, columns: int, suggestion: str
+    score_metric: ScoreMetric,
+    queries: TokenEmbeddings,
+    documents: TokenEmbeddings,
+    columns: int,
+    suggestion: str,
+    name: str = "score_metric",
 ) -> Tensor:
     """Compute scores as `raw_score` does, and convert half precision to float32."""
-    return at_least_float32(raw_score(score_metric, queries, documents, columns, suggestion))
+    return at_least_float32(raw_score(score_metric, queries, documents, columns, suggestion, name))
 
 
 def raw_score(
-    score_metric: ScoreMetric, queries: TokenEmbeddings, documents: TokenEmbeddings, columns: int, suggestion: str
+    score_metric: ScoreMetric,
+    queries: TokenEmbeddings,
+    documents: TokenEmbeddings,
+    columns: int,
+    suggestion: str,
+    name: str = "score_metric",
 ) -> Tensor:
     """Compute scores ``(b, columns)`` from vectors of at least float32, in the dtype that `score_metric` returns.
 
@@ -184,6 +194,8 @@ def raw_score(
         Expected number of scores per query.
     suggestion
         Name of a function that returns that many scores, for the error message.
+    name
+        Name of the loss's argument, for the error message.
 
     Returns
     -------
@@ -212,7 +224,7 @@ def raw_score(
     if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
         received = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise InvalidArgumentError(
-            f"score_metric returned {received} for {expected[0]} queries with {per_query} documents "
+            f"{name} returned {received} for {expected[0]} queries with {per_query} documents "
             f"each; expected shape {expected}, as {suggestion} returns it."
         )
     return scores

@@ -185,7 +185,7 @@ class Distillation(Loss):
     def _in_batch(self, batch: EmbeddedBatch, teacher: Tensor) -> Tensor:
         """Return the cross-entropy of the best candidate among the documents of other queries, summed over queries."""
         gathered = gather_documents(batch, across_devices=False)
-        n, scores = batch.per_query, score_all(self.in_batch_metric, batch, gathered)
+        n, scores = batch.per_query, score_all(self.in_batch_metric, batch, gathered, "in_batch_metric")
         rows = torch.arange(len(batch.queries), device=scores.device)
         positives = rows * n + teacher.argmax(dim=1)
         columns = torch.arange(len(gathered.documents), device=scores.device)

@@ -88,10 +88,12 @@ def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredD
     )
 
 
-def score_all(score_metric: ScoreMetric, batch: EmbeddedBatch, gathered: GatheredDocuments) -> Tensor:
-    """Score each query of this process against all gathered documents: ``(b, columns)``."""
+def score_all(
+    score_metric: ScoreMetric, batch: EmbeddedBatch, gathered: GatheredDocuments, name: str = "score_metric"
+) -> Tensor:
+    """Score each query of this process against all gathered documents: ``(b, columns)``; `name` is the argument's."""
     columns = len(gathered.documents)
-    return score(score_metric, batch.queries, gathered.documents, columns, "latelier.scores.colbert_scores")
+    return score(score_metric, batch.queries, gathered.documents, columns, "latelier.scores.colbert_scores", name)
 
 
 def false_negatives(
