@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
-from latelier.models.checkpoints.location import DEFAULT_MODEL, resolve_name
+from latelier.models.checkpoints.location import DEFAULT_MODEL, HUB_NAME, check_name, resolve_name
 from latelier.models.inspection import check_plain
 from latelier.models.recipe import UNTRAINED
 from latelier.utils.describing import short
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_untrusted"]
 
-_HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
 _MOVED = "If the model is elsewhere now, open the index with it: Retriever(model, index), or --model."
 # Files of plain models; a repository also has pickles, other formats and pictures.
 _FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
@@ -43,11 +41,17 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
     ColBERT
         The model.
 
+    Raises
+    ------
+    ModelLoadError
+        If there is no such model, or it cannot be read.
+
     Examples
     --------
     >>> load(device="cpu").embedding_size
     384
     """
+    check_name(str(model_name_or_path))  # before torch is imported, which takes seconds
     from latelier.models.colbert import ColBERT
 
     return ColBERT(model_name_or_path, device=device, recipe=UNTRAINED, **kwargs)
@@ -103,14 +107,14 @@ def _find(name: str, revision: str | None) -> Path:
     # Opening \\host\share on Windows sends the user's credentials there, so such a name is rejected before any access.
     if name.startswith(("//", "\\\\", "\\/", "/\\")) or "\0" in name:
         raise InvalidArgumentError("its name is that of a network share.")
-    named = resolve_name(name) if _HUB_NAME.fullmatch(name) else name
+    named = resolve_name(name) if HUB_NAME.fullmatch(name) else name
     if Path(named).is_absolute():
         if not Path(named).is_dir():
             raise ModelLoadError(name, FileNotFoundError(f"there is no such folder on this machine. {_MOVED}"))
         return Path(named)
     if PureWindowsPath(name).is_absolute():
         raise ModelLoadError(name, FileNotFoundError(f"it is a folder of another machine. {_MOVED}"))
-    if not _HUB_NAME.fullmatch(name):
+    if not HUB_NAME.fullmatch(name):
         raise InvalidArgumentError("its name is neither an absolute path nor a name on the Hugging Face hub.")
     from huggingface_hub import snapshot_download
 

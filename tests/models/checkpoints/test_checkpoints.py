@@ -1,6 +1,10 @@
 """Checkpoints of other libraries give the embeddings that a calculation by hand gives, and that they gave before."""
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,6 +203,29 @@ def test_a_missing_model_says_what_to_do(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelLoadError, match=r"could not load the model .*empty.*the folder has none of config\.json"):
         ColBERT(tmp_path / "empty", device="cpu")
+
+
+def test_a_name_that_can_only_be_a_folder_is_not_asked_of_the_hub(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name in ("./absent", str(tmp_path / "absent"), "a/b/absent", "./file", "../absent"):
+        looked_for = re.escape(str(Path(name).absolute()))
+        with pytest.raises(ModelLoadError, match=f"'{re.escape(name)}': there is no folder {looked_for}\\. Give a"):
+            ColBERT(name, device="cpu")
+    assert caplog.text == ""  # the loader would warn of a revision that it could not resolve
+
+
+def test_the_name_of_a_missing_folder_is_an_error_before_torch_is_imported():
+    code = """if True:
+        import sys
+        from latelier.models import load
+        try:
+            load("./absent")
+        except OSError as error:
+            print("there is no folder" in str(error), "torch" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
 
 
 def test_the_pooled_model_is_the_mean_of_our_tokens(minilm):

