@@ -87,9 +87,32 @@ def test_forward_in_every_spelling(fresh):
         torch.testing.assert_close(fresh(texts=TEXTS, **options)["embeddings"], expected)
 
 
+def test_query_mode_may_stand_behind_the_texts(fresh):
+    for query_mode in (True, False):
+        expected = fresh(texts=TEXTS, query_mode=query_mode)["embeddings"]
+        torch.testing.assert_close(fresh(TEXTS, query_mode)["embeddings"], expected)
+        torch.testing.assert_close(fresh.forward(TEXTS, query_mode)["embeddings"], expected)
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_queries_and_documents_in_every_spelling(fresh, task):
+    encode, is_query = getattr(fresh, f"encode_{task}"), task == "query"
+    expected = fresh.encode(TEXTS, task=task)
+    for name in ("inputs", "texts", "sentences"):
+        assert_same(encode(**{name: TEXTS}), expected)
+    for flag in ({"task": task}, {"is_query": is_query}, {"query_mode": is_query}):
+        assert_same(encode(TEXTS, **flag), expected)
+    assert fresh.encode_document(sentences=[]) == []
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda m: m.encode_document(TEXTS, task="query"), "encode_document received the task 'query'; use encode_que"),
+        (lambda m: m.encode_query(TEXTS, is_query=False), "encode_query received the task 'document'; use encode_docu"),
+        (lambda m: m.encode_query(TEXTS, task="passage"), "unknown task 'passage'; expected 'query' or 'document'"),
+        (lambda m: m.encode_query(TEXTS, sentences=TEXTS), "inputs and sentences are names of one argument"),
+        (lambda m: m.encode_query(), "received no texts to encode"),
         (lambda m: m.tokenize(TEXTS, True, task="document"), "is_query=True and task='document' contradict each other"),
         (lambda m: m.tokenize(TEXTS, task="passage"), "unknown task 'passage'"),
         (lambda m: m(texts=TEXTS, query_mode=True, is_query=False), "query_mode=True, is_query=False .* contradict"),

@@ -295,9 +295,9 @@ class ColBERT(Overrides):
     def forward(
         self,
         input: Any = None,
+        query_mode: bool | None = None,
         *,
         texts: str | Sequence[str] | None = None,
-        query_mode: bool | None = None,
         is_query: bool | None = None,
         task: str | None = None,
         truncation: bool = True,

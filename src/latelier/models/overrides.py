@@ -1,15 +1,18 @@
-"""`Overrides`: methods of sentence-transformers that `ColBERT` replaces: saving, adapters, loading and workers."""
+"""`Overrides`: methods of sentence-transformers that `ColBERT` replaces, for encoding, saving, loading and workers."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 
-from latelier.models import encoding, workers
+from latelier.errors import InvalidArgumentError
+from latelier.models import encoding, options, workers
 from latelier.models.construction import Construction
 from latelier.models.text_encoder import TextEncoder
 from latelier.modules import AttentionPooling
@@ -21,10 +24,31 @@ __all__ = ["Overrides"]
 _OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}
 
 
+def _in_every_spelling(method: Callable[..., Any], task: str) -> Callable[..., Any]:
+    """Return `encode_query` or `encode_document` with every name that `ColBERT.encode` has for the texts and the task.
+
+    Its signature and its docstring are those of sentence-transformers.
+    """
+
+    @wraps(method)
+    def encode(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        texts = {"inputs": inputs, **{name: kwargs.pop(name, None) for name in ("texts", "sentences")}}
+        query_mode, is_query, asked = (kwargs.pop(name, None) for name in ("query_mode", "is_query", "task"))
+        asked = options.resolve_task(query_mode, is_query, asked, default=task)
+        if asked != task:
+            raise InvalidArgumentError(f"encode_{task} received the task {asked!r}; use encode_{asked}.")
+        return method(self, options.one_name(texts, "texts to encode"), *args, **kwargs)
+
+    return encode
+
+
 class Overrides(MultiVectorEncoder):
     """Base class of `ColBERT`, with no method that sentence-transformers does not have."""
 
     _construction: Construction
+
+    encode_query = _in_every_spelling(MultiVectorEncoder.encode_query, "query")
+    encode_document = _in_every_spelling(MultiVectorEncoder.encode_document, "document")
 
     def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
