@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.integrations.found_documents import SCORE_KEY, find_documents, place_metadata, result_text
+from latelier.integrations.opened_retriever import OpenedRetriever
 from latelier.integrations.search_options import merge_search_options
 from latelier.retrieve import Retriever
 from latelier.retrieve.opening import given_model
@@ -32,13 +32,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("Searching from LangChain", "langchain") from error
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 __all__ = ["LangChainReranker", "LangChainRetriever"]
 
 
-class LangChainRetriever(BaseRetriever):
+class LangChainRetriever(OpenedRetriever, BaseRetriever):
     """A `latelier.retrieve.Retriever` as a retriever of LangChain.
 
     Each document has the text, the stored metadata, and the id as str. Its metadata also has ``latelier_id``, the exact
@@ -86,7 +83,6 @@ class LangChainRetriever(BaseRetriever):
     retriever: Retriever = Field(repr=False)
     k: int = Field(default=10, ge=1)
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
-    _is_owner: bool = PrivateAttr(default=False)
 
     @field_validator("retriever", mode="before")
     @classmethod
@@ -96,57 +92,6 @@ class LangChainRetriever(BaseRetriever):
                 f"received {describe(value)} as the retriever; LangChainRetriever.open(folder) opens a folder."
             )
         return value
-
-    @classmethod
-    def open(
-        cls,
-        path: str | PathLike[str],
-        *,
-        model: str | PathLike[str] | None = None,
-        device: str | None = None,
-        backend: Literal["auto", "onnx", "torch"] = "auto",
-        **fields: Any,
-    ) -> Self:
-        """Open a folder that a `Retriever` has filled, for reading; `close` or a ``with`` block closes it.
-
-        Parameters
-        ----------
-        path, model, device, backend
-            As for `Retriever.open`.
-        **fields
-            ``k``, ``search_kwargs`` and the other arguments of `LangChainRetriever`.
-
-        Returns
-        -------
-        LangChainRetriever
-            Ready to search.
-
-        Raises
-        ------
-        LatelierError
-            As `Retriever.open` does.
-        """
-        opened = Retriever.open(path, model=model, device=device, backend=backend, read_only=True)
-        try:
-            retriever = cls(retriever=opened, **fields)
-        except BaseException:
-            opened.close()
-            raise
-        retriever._is_owner = True
-        return retriever
-
-    def close(self) -> None:
-        """Close the index that `open` has opened; a retriever that was given stays open."""
-        if self._is_owner:
-            self.retriever.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search_kwargs: Any

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from os import PathLike
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.integrations.found_documents import (
@@ -20,6 +19,7 @@ from latelier.integrations.found_documents import (
     place_metadata,
     result_text,
 )
+from latelier.integrations.opened_retriever import OpenedRetriever
 from latelier.integrations.search_options import add_filter, merge_search_options
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.opening import given_model
@@ -40,13 +40,10 @@ except ImportError as error:
 
 from latelier.integrations.llamaindex_filters import llamaindex_filter
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 __all__ = ["LlamaIndexReranker", "LlamaIndexRetriever"]
 
 
-class LlamaIndexRetriever(BaseRetriever):
+class LlamaIndexRetriever(OpenedRetriever, BaseRetriever):
     """A `latelier.retrieve.Retriever` as a retriever of LlamaIndex.
 
     Each node has the text, the stored metadata, and the id as str. Its metadata also has ``latelier_id``, the exact id;
@@ -110,58 +107,6 @@ class LlamaIndexRetriever(BaseRetriever):
         self.similarity_top_k = check_count("similarity_top_k", similarity_top_k)
         self.filters = filters
         self.search_options = merge_search_options(search_options)
-        self._is_owner = False
-
-    @classmethod
-    def open(
-        cls,
-        path: str | PathLike[str],
-        *,
-        model: str | PathLike[str] | None = None,
-        device: str | None = None,
-        backend: Literal["auto", "onnx", "torch"] = "auto",
-        **options: Any,
-    ) -> Self:
-        """Open a folder that a `Retriever` has filled, for reading; `close` or a ``with`` block closes it.
-
-        Parameters
-        ----------
-        path, model, device, backend
-            As for `Retriever.open`.
-        **options
-            ``similarity_top_k`` and the other arguments of `LlamaIndexRetriever`.
-
-        Returns
-        -------
-        LlamaIndexRetriever
-            Ready to search.
-
-        Raises
-        ------
-        LatelierError
-            As `Retriever.open` does.
-        """
-        opened = Retriever.open(path, model=model, device=device, backend=backend, read_only=True)
-        try:
-            retriever = cls(opened, **options)
-        except BaseException:
-            opened.close()
-            raise
-        retriever._is_owner = True
-        return retriever
-
-    def close(self) -> None:
-        """Close the index that `open` has opened; a retriever that was given stays open."""
-        if self._is_owner:
-            self.retriever.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         condition = None if self.filters is None else llamaindex_filter(self.filters)
