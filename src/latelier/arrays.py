@@ -40,8 +40,10 @@ __all__ = [
 ]
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
+"""An array of numpy or a tensor of torch."""
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
+"""Names of the dtypes that token vectors may be converted to."""
 # float64 is accepted, for gradient checks, but is not a target of `TokenEmbeddings.to`.
 _ACCEPTED = {*DTYPES, "float64"}
 # Rows that are quantised at a time: a few hundred kilobytes, which stay in the cache from one step to the next.

@@ -28,8 +28,8 @@ from latelier.utils import check_flag, is_count
 
 __all__ = ["Loss", "LossOptions", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
 
-# (queries, documents, *, queries_mask, documents_mask) to scores, as in latelier.scores and sentence-transformers.
 ScoreMetric: TypeAlias = Callable[..., Tensor]
+"""(queries, documents, *, queries_mask, documents_mask) to scores, as in latelier.scores and sentence-transformers."""
 
 
 class LossOptions(NamedTuple):

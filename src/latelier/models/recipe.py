@@ -76,6 +76,7 @@ class Recipe:
 
 
 UNTRAINED = Recipe(query_marker="", document_marker="", query_expansion=False, skiplist=(), projection=None)
+"""The recipe of `ColBERT.from_dense`: the token vectors of the encoder as they are."""
 
 
 def untrained_recipe(projection: Any, size: int | None, others: Mapping[str, Any]) -> Recipe:

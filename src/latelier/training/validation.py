@@ -19,8 +19,8 @@ _ONE_IN = 10  # at most one query in ten is used for validation
 _NAME = "validation"
 # Name in reports to key of the evaluator's result.
 _MEASURES = {"success@1": f"{_NAME}_maxsim_accuracy@1", "ndcg@10": f"{_NAME}_maxsim_ndcg@10"}
-# The trainer's key of the measure that chooses the best checkpoint.
 BEST = f"eval_{_MEASURES['ndcg@10']}"
+"""The trainer's key of the measure that chooses the best checkpoint."""
 
 
 def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:

