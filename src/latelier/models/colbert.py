@@ -98,7 +98,7 @@ class ColBERT(Overrides):
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
-        with location.loading(name) as found:
+        with location.loading(name, kwargs) as found:
             super().__init__(found, device=location.load_device(device, kwargs), **kwargs)
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
         self.truncate_dim = options.resolve_truncation(truncate_dim, None, self.embedding_size)

@@ -2,10 +2,12 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from folders import PUNCTUATION, append, bare, by_hand, dense_with_head, head, pylate, stanford, write, write_dense
@@ -213,6 +215,18 @@ def test_a_name_that_can_only_be_a_folder_is_not_asked_of_the_hub(tmp_path, monk
         with pytest.raises(ModelLoadError, match=f"'{re.escape(name)}': there is no folder {looked_for}\\. Give a"):
             ColBERT(name, device="cpu")
     assert caplog.text == ""  # the loader would warn of a revision that it could not resolve
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as closed:  # its port is free again after the block
+        port = closed.getsockname()[1]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    with pytest.raises(ModelLoadError, match=rf"not on this machine, and http://127\.0\.0\.1:{port} cannot be reached"):
+        ColBERT("nobody/nothing", device="cpu", cache_folder=str(tmp_path))
+    with pytest.raises(ModelLoadError) as caught:
+        ColBERT("nobody/nothing", device="cpu", cache_folder=str(tmp_path), local_files_only=True)
+    assert "cannot be reached" not in str(caught.value)
 
 
 def test_the_name_of_a_missing_folder_is_an_error_before_torch_is_imported():

@@ -138,7 +138,8 @@ def _check_connection(name: str, options: Mapping[str, Any]) -> None:
         return
     folder = options.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
     names = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
-    cached = (try_to_load_from_cache(each, file, cache_dir=folder) for each in names for file in _KNOWN_FILES)
+    version = {"cache_dir": folder, "revision": options.get("revision")}
+    cached = (try_to_load_from_cache(each, file, **version) for each in names for file in _KNOWN_FILES)
     if any(isinstance(path, str) for path in cached):
         return
     try:
