@@ -44,7 +44,7 @@ def run_file(beir, run, tmp_path_factory):
 
 def test_evaluate_encodes_the_collection_and_removes_its_index(beir, run, tmp_path, monkeypatch, run_file):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result = run("evaluate", beir, "--device", "cpu", "-k", 4, "--json")
+    result = run("evaluate", beir, "--device", "cpu", "--json")
     facts = json.loads(result.stdout)
     expected = evaluation.evaluate(evaluation.read_run(run_file), QRELS)
     assert facts["measures"] == pytest.approx(expected)
@@ -132,6 +132,33 @@ def test_as_many_documents_are_found_as_the_measures_need(run, many, tmp_path):
     assert len(evaluation.read_run(output)["q"]) == 100
 
 
+def test_default_measures_fit_the_number_of_documents(run, many):
+    folder, index = many
+    for k, names in (2, ["nDCG@2", "RR@2", "Success@1", "R@2"]), (120, ["nDCG@10", "RR@10", "Success@1", "R@100"]):
+        result = run("evaluate", folder, "--index", index, "--device", "cpu", "-k", k)
+        assert [line.split()[0] for line in result.stdout.splitlines()] == [*names, "(mean"], result.output
+
+
+def test_too_few_documents_for_a_measure_are_an_error_before_a_model_is_loaded(run, many):
+    folder, index = many
+    for arguments in (("--index", index), ()):
+        result = run("evaluate", folder, *arguments, "--model", "./absent", "-k", 2, "--measure", "R@3")
+        assert (result.exit_code, "Invalid value for -k: 2 documents per query are too few" in result.stderr) == (
+            2,
+            True,
+        )
+
+
+def test_an_id_of_the_index_that_the_output_cannot_hold_is_found_before_anything_is_encoded(beir, run, tmp_path, tiny):
+    index, options = tmp_path / "index", ("--model", "./absent", "--output")
+    with Retriever(tiny, index, device="cpu") as retriever:
+        retriever.add([("fruit", "Pears."), ("white space", "Plums.")])
+    result = run("evaluate", beir, "--index", index, *options, tmp_path / "run.trec")
+    assert (result.exit_code, "document id 'white space' cannot be written to a TREC" in result.stderr) == (1, True)
+    result = run("evaluate", beir, "--index", index, *options, tmp_path / "run.jsonl")
+    assert (result.exit_code, "there is no folder" in result.stderr) == (1, True)
+
+
 def test_an_id_that_the_output_cannot_hold_is_found_before_anything_is_encoded(beir, run, tmp_path):
     folder = tmp_path / "beir"
     shutil.copytree(beir, folder)
@@ -211,6 +238,13 @@ def test_hostile_query_ids_are_printed_escaped(run, tmp_path):
         (("evaluate", "{beir}", "--run", "{tmp}/none"), 1, "there is no file"),
         (("evaluate", "{beir}", "--run", "{tmp}/bad"), 1, "bad:1: 2 columns"),
         (("evaluate", "{beir}", "--split", "dev"), 1, "splits available: test"),
+        (
+            ("evaluate", "{run}", "--run", "{run}", "--split", "dev"),
+            2,
+            "--split: it has no effect on {run}, which is a",
+        ),
+        (("compare", "{run}", "{run}", "--qrels", "{run}", "--split", "test"), 2, "--split: it has no effect on {run}"),
+        (("evaluate", "{tmp}/none", "--run", "{run}", "--split", "dev"), 1, "there is no file"),
         (("evaluate", "{tmp}"), 1, "has no corpus.jsonl"),
         (("evaluate", "{beir}", "--run", "{run}", "--measure", "nDGC"), 1, "did you mean 'nDCG'"),
         (("evaluate", "no-data", "--measure", "nDGC"), 1, "did you mean 'nDCG'"),
@@ -229,7 +263,7 @@ def test_refused(beir, run, run_file, tmp_path, arguments, status, message):
     (tmp_path / "empty").write_text("")
     result = run(*(argument.format(beir=beir, run=run_file, tmp=tmp_path) for argument in arguments))
     assert (result.exit_code, result.stdout) == (status, "")
-    assert message in result.stderr
+    assert message.format(run=run_file) in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -242,7 +276,7 @@ def test_faulty_lines_are_listed_or_skipped(beir, run, run_file, tmp_path):
     assert (result.exit_code, result.stdout) == (1, "")
     assert "qrels/test.tsv:6: unknown document id 'no such document'" in result.stderr
     with pytest.warns(UserWarning, match=r"test\.tsv:6: unknown document id"):
-        result = run("evaluate", folder, "--device", "cpu", "--on-problem", "warn", "-k", 4)
+        result = run("evaluate", folder, "--device", "cpu", "--on-problem", "warn")
     assert result.stdout == f"{evaluation.evaluate(evaluation.read_run(run_file), QRELS)}\n"
 
 

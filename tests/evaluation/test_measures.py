@@ -68,6 +68,14 @@ def test_parameters_and_aliases_keep_the_spelling_that_was_asked_for():
     assert evaluate(run, qrels, "MRR") == {"MRR": 1.0}
 
 
+def test_what_stands_after_the_sign_may_be_a_recall():
+    run, qrels = {"q": {"x": 3.0, "a": 2.0, "b": 1.0}}, {"q": {"a": 1, "b": 1, "c": 1, "d": 1}}
+    result = evaluate(run, qrels, ["IPrec@0.1", "IPrec@0", "IPrec(rel=1)@0.5", "IPrec@0.6", "IPrec@1"])
+    # The largest precision at this recall or above: 2 of 3 documents, at a recall of 0.5.
+    assert list(result.values()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0, 0])
+    assert largest_cutoff(["IPrec@0.1"]) is None
+
+
 def test_prints_as_a_table():
     result = Evaluation({"nDCG@10": 0.51234, "R@100": 1.0}, {"q": {"nDCG@10": 0.51234, "R@100": 1.0}})
     assert str(result) == "nDCG@10  0.5123\nR@100    1.0000\n(mean of 1 query)"
@@ -82,6 +90,10 @@ def test_prints_as_a_table():
         ("nDCG@ten", "cannot read measure 'nDCG@ten'"),
         ("nDCG@0", "cannot read measure 'nDCG@0': the cutoff must be at least 1"),
         ("nDCG(cutoff=-1)", "cannot read measure .*: the cutoff must be at least 1"),
+        ("nDCG@0.5", "cannot read measure 'nDCG@0.5': the cutoff must be at least 1"),
+        ("nDCG@10.5", "cannot read measure 'nDCG@10.5': invalid param cutoff=10.5"),
+        ("IPrec@10", "cannot read measure 'IPrec@10': the recall must be from 0 to 1"),
+        ("IPrec", "cannot read measure 'IPrec': invalid param recall"),
         ("nDCG(rel=)@10", "cannot read measure 'nDCG\\(rel=\\)@10'"),
         ("P(foo=2)@5", "cannot read measure .*unsupported params found: \\['foo'\\]"),
         ("P", "cannot read measure 'P'.*cutoff"),

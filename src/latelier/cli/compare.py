@@ -14,6 +14,7 @@ __all__ = ["compare"]
 
 
 def compare(
+    context: typer.Context,
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The baseline's run: TREC or JSON Lines.")],
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run to compare with it.")],
     *,
@@ -41,8 +42,10 @@ def compare(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import evaluation
     from latelier.cli.output import print_json, printable
+    from latelier.cli.unused_options import refuse_unused_split
     from latelier.evaluation.measures import DEFAULT_MEASURES
 
+    refuse_unused_split(context, qrels)
     runs = evaluation.read_run(run_a), evaluation.read_run(run_b)
     judged = evaluation.read_qrels(qrels, split)
     names = (run_a.stem, run_b.stem) if run_a.stem != run_b.stem else (str(run_a), str(run_b))

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latelier.cli.index import Kind
+from latelier.cli.index_location import open_source
 from latelier.cli.search import Fusion, Mode
 
 if TYPE_CHECKING:
-    from latelier.evaluation import Run
+    from latelier.evaluation import Collection, Run
+    from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
 __all__ = ["evaluate"]
@@ -52,10 +54,14 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Which qrels of the folder: test, dev, train, ...")] = "test",
     measure: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Measure; repeatable. Default: nDCG@10, RR@10, Success@1 and R@100."),
+        typer.Option(
+            metavar="NAME",
+            help="Measure; repeatable. Default: nDCG@10, RR@10, Success@1 and R@100, with cutoffs of at most -k.",
+        ),
     ] = None,
     k: Annotated[
-        int, typer.Option("-k", min=1, help="Documents to find for each query; more if a measure has a larger cutoff.")
+        int,
+        typer.Option("-k", min=1, help="Documents to find for each query; more if a --measure has a larger cutoff."),
     ] = 100,
     mode: Annotated[
         Mode | None, typer.Option(help="As in latelier search: vectors (default), keywords, hybrid or rerank.")
@@ -88,38 +94,36 @@ def evaluate(
       latelier evaluate ./scifact --index ./scifact-index --mode hybrid --measure nDCG@10
       latelier evaluate qrels.txt --run bm25.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    import time
-
     from latelier import evaluation
     from latelier.cli.output import print_json, printable, quiet_loading, show_progress
-    from latelier.evaluation.measures import DEFAULT_MEASURES, largest_cutoff
-    from latelier.evaluation.run_files import check_run_file
+    from latelier.evaluation.measures import default_measures, largest_cutoff
+    from latelier.retrieve.stored_documents import StoredDocuments
     from latelier.utils.reading import number_or_text
 
-    measures = measure or DEFAULT_MEASURES
+    measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
     given: dict[str, Any] = {"mode": mode and mode.value, "fusion": fusion and fusion.value, "weights": weights}
     given["effort"] = effort and number_or_text(effort)
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     facts: dict[str, Any] = {"data": str(data)}
-    _refuse_unused(context, mode or Mode.VECTORS, index, run)
+    _refuse_unused(context, data, mode or Mode.VECTORS, index, run)
     if run is not None:
         qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
     else:
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem.value)
-        if output is not None:
-            check_run_file(output, collection.queries, collection.documents)
-        with _retriever(index, model, kind, device) as retriever:
-            k = _enough(context, k, widest, len(collection.documents) if index is None else len(retriever))
-            if index is None:
-                retriever.add(collection.texts().items(), show_progress=show_progress())
-            begin = time.perf_counter()
-            found = retriever.run(collection.queries, k, **options)
-            milliseconds = 1000 * (time.perf_counter() - begin) / max(len(collection.queries), 1)
-            _check_not_empty(found, len(retriever), options.get("mode", "vectors"))
-            facts |= {"documents": len(retriever), "milliseconds per query": round(milliseconds, 2)}
         qrels = collection.qrels
+        with _open_index(index, kind) as searched:
+            # What can fail is checked before a model is loaded and anything is encoded.
+            if output is not None:
+                _check_output(output, collection, None if index is None else searched)
+            documents = len(collection.documents) if index is None else len(StoredDocuments(searched))
+            k = _enough(context, k, widest, documents)
+            with _retriever(index, searched, model, device) as retriever:
+                if index is None:
+                    retriever.add(collection.texts().items(), show_progress=show_progress())
+                found, measured = _timed_run(retriever, collection.queries, k, options)
+        facts |= measured
     if output is not None:
         evaluation.write_run(found, output)
     result = evaluation.evaluate(found, qrels, measures)
@@ -129,16 +133,26 @@ def evaluate(
         typer.echo(printable(str(result), lines=True))
 
 
-def _refuse_unused(context: typer.Context, mode: Mode, index: str | None, run: Path | None) -> None:
+def _refuse_unused(context: typer.Context, data: Path, mode: Mode, index: str | None, run: Path | None) -> None:
     """Check that the options of a search have an effect."""
-    from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode
+    from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode, refuse_unused_split
 
     if run is not None:
+        refuse_unused_split(context, data)
         refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
         return
     refuse_unused_in_mode(context, mode.value)
     if index is not None:
         refuse_unused(context, ("kind",), "has no effect beside --index, which has a kind already")
+
+
+def _check_output(output: Path, collection: Collection, index: Index | None) -> None:
+    """Check that a run over an existing index, or over the documents of the collection, can be written."""
+    from latelier.evaluation.run_files import check_run_file
+    from latelier.retrieve.stored_documents import StoredDocuments
+
+    ids = collection.documents if index is None else map(str, StoredDocuments(index).ids())
+    check_run_file(output, collection.queries, ids)
 
 
 def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, documents: int) -> int:
@@ -157,6 +171,19 @@ def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, docu
     return cutoff
 
 
+def _timed_run(
+    retriever: Retriever, queries: dict[str, str], k: int, options: dict[str, Any]
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Return the run of some queries, and what is reported of it."""
+    import time
+
+    begin = time.perf_counter()
+    found = retriever.run(queries, k, **options)
+    milliseconds = 1000 * (time.perf_counter() - begin) / max(len(queries), 1)
+    _check_not_empty(found, len(retriever), options.get("mode", "vectors"))
+    return found, {"documents": len(retriever), "milliseconds per query": round(milliseconds, 2)}
+
+
 def _check_not_empty(run: Run, documents: int, mode: str) -> None:
     """Check that a query has a hit: without any, there is nothing to measure."""
     from latelier.errors import LatelierError
@@ -171,19 +198,25 @@ def _check_not_empty(run: Run, documents: int, mode: str) -> None:
 
 
 @contextmanager
-def _retriever(index: str | None, model: str | None, kind: Kind, device: str | None) -> Iterator[Retriever]:
-    """Yield a retriever over an existing index, or over a new, temporary one."""
+def _open_index(index: str | None, kind: Kind) -> Iterator[Index]:
+    """Yield an existing index, or a new, temporary one."""
     from tempfile import TemporaryDirectory
 
     from latelier import indexes
-    from latelier.cli.opened_retriever import open_retriever
-    from latelier.retrieve import Retriever
 
     if index is not None:
-        with open_retriever(index, model=model, device=device) as retriever:
-            yield retriever
+        with open_source(index) as opened:
+            yield opened
         return
-    with TemporaryDirectory(prefix="latelier-evaluate-") as folder:
-        made = indexes.Flat(folder) if kind is Kind.FLAT else indexes.IVF(folder)
-        with made, Retriever(model, made, device=device) as retriever:
-            yield retriever
+    make = indexes.Flat if kind is Kind.FLAT else indexes.IVF
+    with TemporaryDirectory(prefix="latelier-evaluate-") as folder, make(folder) as made:
+        yield made
+
+
+def _retriever(given: str | None, index: Index, model: str | None, device: str | None) -> Retriever:
+    """Return a retriever over an index with the model that it names, or over a new one with the default model."""
+    from latelier.retrieve import Retriever
+
+    return (
+        Retriever(model, index, device=device) if given is None else Retriever.open(index, model=model, device=device)
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import typer
 
-__all__ = ["is_given", "refuse_unused", "refuse_unused_in_mode"]
+__all__ = ["is_given", "refuse_unused", "refuse_unused_in_mode", "refuse_unused_split"]
 
 # The modes of a search that use an option; other options have an effect in every mode.
 _MODES = {
@@ -75,3 +76,22 @@ def refuse_unused_in_mode(context: typer.Context, mode: str) -> None:
     for name, modes in _MODES.items():
         if name in context.params and mode not in modes:
             refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")
+
+
+def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
+    """Raise an error if ``--split`` is on the command line and the qrels are those of a file, which has no splits.
+
+    Parameters
+    ----------
+    context
+        The call of a command that reads qrels.
+    qrels
+        A file, or a folder in BEIR's layout.
+
+    Raises
+    ------
+    typer.BadParameter
+        If they are a file.
+    """
+    if qrels.exists() and not qrels.is_dir():
+        refuse_unused(context, ("split",), f"has no effect on {qrels}, which is a file, not a folder with splits")

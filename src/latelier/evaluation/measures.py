@@ -20,7 +20,7 @@ from latelier.evaluation.trec import Qrels, Run, check_relevance, check_table, r
 from latelier.utils.describing import describe
 from latelier.utils.html import bar, fragment, table
 
-__all__ = ["DEFAULT_MEASURES", "Evaluation", "evaluate", "evaluate_named", "largest_cutoff"]
+__all__ = ["DEFAULT_MEASURES", "Evaluation", "default_measures", "evaluate", "evaluate_named", "largest_cutoff"]
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
 _FORM = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>.*)\))?(?:@(?P<cutoff>\S+))?")
@@ -142,6 +142,18 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) 
     )
 
 
+def default_measures(k: int) -> list[str]:
+    """Return the default measures for a run of `k` documents per query: larger cutoffs become `k`.
+
+    Examples
+    --------
+    >>> default_measures(5)
+    ['nDCG@5', 'RR@5', 'Success@1', 'R@5']
+    """
+    pairs = (name.split("@") for name in DEFAULT_MEASURES)
+    return [f"{name}@{min(int(cutoff), k)}" for name, cutoff in pairs]
+
+
 def largest_cutoff(measures: Iterable[str] = DEFAULT_MEASURES) -> tuple[str, int] | None:
     """Return which measure needs the most documents of each query, and how many.
 
@@ -209,10 +221,15 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
     try:
         call = ast.parse(f"f({form['arguments'] or ''})", mode="eval").body
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}  # type: ignore[attr-defined]
+        at = kind.AT_PARAM  # what stands after @: the cutoff, or the recall of IPrec@0.1
         if form["cutoff"] is not None:
-            arguments[kind.AT_PARAM] = ast.literal_eval(form["cutoff"])
-        if kind.AT_PARAM is not None and arguments.get(kind.AT_PARAM, 1) < 1:
+            arguments[at] = ast.literal_eval(form["cutoff"])
+        if at == "cutoff" and arguments.get(at, 1) < 1:
             raise ValueError("the cutoff must be at least 1")  # with 0, pytrec_eval ends the process
+        if at == "recall" and at in arguments:
+            arguments[at] = float(arguments[at])
+            if not 0 <= arguments[at] <= 1:
+                raise ValueError("the recall must be from 0 to 1")
         measure = kind(**arguments)
         measure.validate_params()
     except (SyntaxError, ValueError, TypeError, AssertionError) as error:

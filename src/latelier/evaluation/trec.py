@@ -351,7 +351,7 @@ def check_trec_ids(what: str, ids: Iterable[str]) -> None:
         if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
             raise InvalidArgumentError(
                 f"{what} {id_!r} cannot be written to a TREC file, as white space separates its columns; give a str "
-                "without white space, or write JSON."
+                "without white space, or write JSON Lines: to a file whose name ends in .jsonl."
             )
 
 
