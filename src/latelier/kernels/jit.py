@@ -8,7 +8,7 @@ NamedTuple in Python, at each call. A kernel that reads fields by name makes the
 ``documents = CodedDocuments(*documents)``. Calls between kernels do not have this cost.
 
 numba detects changes in the file of a kernel, but not in other files that it is compiled from: after a change to
-`simd`, `conversion`, `instruction_sets`, `multiply`, the `lookup`, `masks` and `memory` of
+`simd`, `conversion`, `instruction_sets`, `multiply`, the `bits`, `lookup` and `memory` of
 `latelier.indexes.ivf.kernels`, or an inner kernel that other files import, delete the ``__pycache__`` of both folders
 of kernels, or the folder that ``NUMBA_CACHE_DIR`` names.
 """

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from latelier.indexes.ivf.kernels.masks import lowest_bit
+from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, constant, splat

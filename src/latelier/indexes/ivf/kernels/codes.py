@@ -27,7 +27,8 @@ import numpy as np
 
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
 from latelier.indexes.ivf.kernels.bit_planes import merge_planes, take_plane
-from latelier.indexes.ivf.kernels.memory import bits_of, copy_bytes, float_of, read_half
+from latelier.indexes.ivf.kernels.bits import bits_of, float_of
+from latelier.indexes.ivf.kernels.memory import copy_bytes, read_half
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import ROWS
 

@@ -1,4 +1,4 @@
-"""Access to memory by address, for documents scattered over memory maps, and conversion of floats to bits and back.
+"""Access to memory by address, for documents scattered over memory maps.
 
 Array views are avoided, since numba takes seconds to compile their error paths. Addresses are not checked: the caller
 must keep the memory alive and stay within it.
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from latelier.kernels import simd as vectors
 from latelier.kernels.simd import constant
 
-__all__ = ["bits_of", "copy_bytes", "float_of", "prefetch", "read_half", "read_word"]
+__all__ = ["copy_bytes", "prefetch", "read_half", "read_word"]
 
 _BYTE = ir.IntType(8)
 
@@ -64,25 +64,3 @@ def _read(bits: int) -> Any:
 
 
 read_half, read_word = _read(16), _read(32)
-
-
-@intrinsic
-def bits_of(typing_context: Any, number: Any) -> Any:
-    """Return the bits of a float32 as uint32."""
-    signature = types.uint32(types.float32)
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return signature, generate
-
-
-@intrinsic
-def float_of(typing_context: Any, bits: Any) -> Any:
-    """Return the float32 with the given bits, uint32."""
-    signature = types.float32(types.uint32)
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return signature, generate

@@ -9,8 +9,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.dots import centroid_dots
-from latelier.indexes.ivf.kernels.masks import lowest_bit
 from latelier.indexes.ivf.kernels.selection import nth_highest, sort_falling
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, declare, shuffle, splat

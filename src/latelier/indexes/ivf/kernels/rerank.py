@@ -17,6 +17,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
+from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.codes import (
     TokenAddresses,
     load_row,
@@ -25,7 +26,6 @@ from latelier.indexes.ivf.kernels.codes import (
     token_addresses,
 )
 from latelier.indexes.ivf.kernels.dots import as_multiplied
-from latelier.indexes.ivf.kernels.masks import lowest_bit
 from latelier.indexes.ivf.kernels.memory import prefetch
 from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery
 from latelier.kernels.instruction_sets import has_wide_rows
