@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.catalog.values import as_prefixes
 from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport
 from latelier.indexes.search_mode import Fusion, Mode, Tokenizer
 from latelier.indexes.why_not_report import WhyNotReport
@@ -58,7 +59,6 @@ class Index(ABC):
 
     path: Path | None
 
-    @abstractmethod
     def add(
         self,
         ids: Id | Iterable[Id],
@@ -93,8 +93,8 @@ class Index(ABC):
         InvalidArgumentError
             If the arguments differ in length, or an id, a text or metadata cannot be stored.
         """
+        self._write((ids, embeddings, texts, metadata), replace=False, prefixes=[], show_progress=show_progress)
 
-    @abstractmethod
     def update(
         self,
         ids: Id | Iterable[Id],
@@ -123,6 +123,14 @@ class Index(ABC):
         DuplicateIdError
             If an id is given twice in this call.
         """
+        prefixes = as_prefixes(remove_prefixes)
+        self._write((ids, embeddings, texts, metadata), replace=True, prefixes=prefixes, show_progress=show_progress)
+
+    @abstractmethod
+    def _write(
+        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
+    ) -> None:
+        """Store documents, given as ids, embeddings, texts and metadata; see `add` and, for the others, `update`."""
 
     @abstractmethod
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:

@@ -78,7 +78,7 @@ def rank_with_keywords(
     # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the vectors.
     with storage.held():
         snapshot = storage.snapshot()
-        vectors = None if mode.name == "keywords" else check_queries(queries, snapshot.dim, mode)
+        vectors = check_queries(queries, snapshot.dim, mode)
         allowed = None if filter is None else storage.select(filter, parameters, timeout)[1]
         depth = k if vectors is None else mode.depth
         by_keywords = storage.rank_by_keywords(mode.texts, depth, allowed)
@@ -131,22 +131,24 @@ def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     return [list(islice(hits, len(ranking.numbers))) for ranking in rankings]
 
 
-def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings:
-    """Return the vectors of the queries of a search in a mode that uses both, packed.
+def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings | None:
+    """Return the vectors of the queries of a search, packed; None for ``"keywords"``, which uses none.
 
     Raises
     ------
     InvalidArgumentError
-        If there are none, or not as many as texts.
+        If there are none, or not as many as the texts of a mode that needs both.
     EmbeddingsError
         See `latelier.indexes.inputs.prepare_queries`.
     """
-    if queries is None:
+    if mode.name == "keywords":
+        return None
+    if queries is None and mode.name != "vectors":
         raise InvalidArgumentError(
             f"mode={mode.name!r} needs the vectors of the queries too; only 'keywords' does not."
         )
     vectors = prepare_queries(queries, dim)
-    if len(vectors) != len(mode.texts):
+    if mode.name != "vectors" and len(vectors) != len(mode.texts):
         raise InvalidArgumentError(
             f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."
         )

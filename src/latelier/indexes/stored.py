@@ -276,32 +276,6 @@ class StoredIndex(Index):
         """See `Index.settings`."""
         return self._storage.settings
 
-    def add(
-        self,
-        ids: Id | Iterable[Id],
-        embeddings: Any,
-        texts: str | Iterable[str | None] | None = None,
-        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
-        *,
-        show_progress: bool = False,
-    ) -> None:
-        """See `Index.add`."""
-        self._write((ids, embeddings, texts, metadata), replace=False, show_progress=show_progress)
-
-    def update(
-        self,
-        ids: Id | Iterable[Id],
-        embeddings: Any,
-        texts: str | Iterable[str | None] | None = None,
-        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
-        *,
-        remove_prefixes: Iterable[str] = (),
-        show_progress: bool = False,
-    ) -> None:
-        """See `Index.update`."""
-        prefixes = as_prefixes(remove_prefixes)
-        self._write((ids, embeddings, texts, metadata), replace=True, prefixes=prefixes, show_progress=show_progress)
-
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
         known, begins = as_ids(ids), as_prefixes(prefixes)
@@ -431,9 +405,9 @@ class StoredIndex(Index):
     # Implementation.
 
     def _write(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str] = (), show_progress: bool
+        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
     ) -> None:
-        """Store documents, given as ids, embeddings, texts and metadata, in one transaction, and run maintenance."""
+        """Store documents in one transaction, and run maintenance."""
         self._insert(given, replace=replace, prefixes=prefixes, show_progress=show_progress)
         self.after_write()
 

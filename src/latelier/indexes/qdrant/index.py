@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ from latelier.indexes.catalog.filters.evaluation import read_filter
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, check_known, is_single_id
-from latelier.indexes.inputs import prepare_queries
+from latelier.indexes.hybrid_search import check_queries
 from latelier.indexes.ivf.search_parameters import Effort
 from latelier.indexes.qdrant.collection import CollectionConfiguration, QdrantCollection
 from latelier.indexes.qdrant.connection import QdrantConnection, check_place
@@ -176,48 +176,6 @@ class Qdrant(Index):
         """See `Index.settings`."""
         return CollectionSettings(self._collection)
 
-    def add(
-        self,
-        ids: Id | Iterable[Id],
-        embeddings: Any,
-        texts: str | Iterable[str | None] | None = None,
-        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
-        *,
-        show_progress: bool = False,
-    ) -> None:
-        """Add documents; see `Index.add`.
-
-        All arguments are read and checked before the first request. A write of more documents than one request holds
-        (128, or half a million numbers) becomes visible request by request; if the connection breaks, the error says
-        how many are stored.
-
-        Raises
-        ------
-        StorageError
-            If Qdrant does not answer; documents of earlier requests stay stored.
-        """
-        write_documents(self._points, self._collection, (ids, embeddings, texts, metadata), show_progress=show_progress)
-
-    def update(
-        self,
-        ids: Id | Iterable[Id],
-        embeddings: Any,
-        texts: str | Iterable[str | None] | None = None,
-        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
-        *,
-        remove_prefixes: Iterable[str] = (),
-        show_progress: bool = False,
-    ) -> None:
-        """Replace or insert documents; see `Index.update` and, about errors of the connection, `add`."""
-        write_documents(
-            self._points,
-            self._collection,
-            (ids, embeddings, texts, metadata),
-            replace=True,
-            prefixes=as_prefixes(remove_prefixes),
-            show_progress=show_progress,
-        )
-
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
         known, begins = as_ids(ids), as_prefixes(prefixes)
@@ -279,7 +237,7 @@ class Qdrant(Index):
         k, seconds = check_count("k", k), check_timeout(filter_timeout)
         chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
         wanted = choose_candidates(k, effort, candidates)
-        vectors = None if chosen.name == "keywords" else self._check_queries(queries, chosen)
+        vectors = self._check_queries(queries, chosen)
         if chosen.name != "vectors":
             self._check_keywords()
         nothing: list[list[Hit]] = [[] for _ in (chosen.texts if vectors is None else vectors)]
@@ -425,21 +383,19 @@ class Qdrant(Index):
 
     # Implementation.
 
-    def _check_queries(self, queries: Any, mode: SearchMode) -> TokenEmbeddings:
-        if queries is None and mode.name != "vectors":
-            raise InvalidArgumentError(
-                f"mode={mode.name!r} needs the vectors of the queries too; only 'keywords' does not."
-            )
+    def _write(
+        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
+    ) -> None:
+        write_documents(
+            self._points, self._collection, given, replace=replace, prefixes=prefixes, show_progress=show_progress
+        )
+
+    def _check_queries(self, queries: Any, mode: SearchMode) -> TokenEmbeddings | None:
         try:
-            vectors = prepare_queries(queries, self._collection.dim)
+            return check_queries(queries, self._collection.dim, mode)
         except EmbeddingsError:
             self._collection.read()  # others may have changed the dim
-            vectors = prepare_queries(queries, self.dim)  # None if it is empty: any dim is allowed
-        if mode.name != "vectors" and len(vectors) != len(mode.texts):
-            raise InvalidArgumentError(
-                f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."
-            )
-        return vectors
+            return check_queries(queries, self.dim, mode)  # None if it is empty: any dim is allowed
 
     def _condition(self, filter: str | Sequence[str], parameters: Parameters) -> models.Filter | bool:
         """Return the condition of a filter, as a Qdrant filter, or True or False."""

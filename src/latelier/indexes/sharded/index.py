@@ -8,7 +8,7 @@ through `latelier.indexes.sharded.writing`, and reads through `latelier.indexes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -222,32 +222,6 @@ class Sharded(Index):
         budgets = [report.budget for report in reports if report.budget is not None]
         tables, working = sum(report.tables for report in reports), sum(report.working for report in reports)
         return MemoryReport(sum(budgets) if budgets else None, tables, working, dict(kept), dict(read))
-
-    def add(
-        self,
-        ids: Id | Iterable[Id],
-        embeddings: Any,
-        texts: str | Iterable[str | None] | None = None,
-        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
-        *,
-        show_progress: bool = False,
-    ) -> None:
-        """See `Index.add`."""
-        self._write((ids, embeddings, texts, metadata), replace=False, prefixes=[], show_progress=show_progress)
-
-    def update(
-        self,
-        ids: Id | Iterable[Id],
-        embeddings: Any,
-        texts: str | Iterable[str | None] | None = None,
-        metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
-        *,
-        remove_prefixes: Iterable[str] = (),
-        show_progress: bool = False,
-    ) -> None:
-        """See `Index.update`."""
-        prefixes = as_prefixes(remove_prefixes)
-        self._write((ids, embeddings, texts, metadata), replace=True, prefixes=prefixes, show_progress=show_progress)
 
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
@@ -472,11 +446,11 @@ class Sharded(Index):
         )
 
     def _write(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: list[str], show_progress: bool
+        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
     ) -> None:
         batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         with self._writer.begin() as (write, view):
-            write.replace, write.prefixes = replace, prefixes
+            write.replace, write.prefixes = replace, list(prefixes)
             read = batches.read(view.dim, lambda embeddings, _: {"vectors": embeddings.vectors})
             for batch in forks.iterate_outside(read):
                 offsets = np.concatenate([[0], np.cumsum(batch.lengths)])

@@ -15,7 +15,6 @@ from latelier.indexes.base import Parameters
 from latelier.indexes.catalog.filters.bounds import check_timeout
 from latelier.indexes.catalog.keyword_statistics import KeywordStatistics
 from latelier.indexes.hybrid_search import check_queries, combine_sides
-from latelier.indexes.inputs import prepare_queries
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Hit
 from latelier.indexes.search_mode import SearchMode
@@ -51,11 +50,7 @@ def search_view(
         Options of the shards' own search.
     """
     k, seconds = check_count("k", k), check_timeout(timeout)
-    vectors, statistics = None, None
-    if mode.name == "vectors":
-        vectors = prepare_queries(queries, view.dim)
-    elif mode.name != "keywords":
-        vectors = check_queries(queries, view.dim, mode)
+    vectors, statistics = check_queries(queries, view.dim, mode), None
     if mode.name != "vectors":
         if view.tokenizer is not None and view.documents and not view.has_texts:
             raise without_texts()
