@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from latelier.embeddings import TokenEmbeddings
@@ -88,9 +89,12 @@ class _Texts:
             return replace(report, unexamined=(f"truncation and quantisation: {reason}",))
         found: list[tuple[Cause, tuple[Change, ...]]] = []
         unexamined = []
-        for name, examine in (("truncation", self._truncation), ("quantisation", self._quantisation)):
+        for name, examine in (
+            ("truncation", partial(self._truncation, report, text)),
+            ("quantisation", partial(self._quantisation, report)),
+        ):
             try:
-                found += examine(report, text)
+                found += examine()
             except LatelierError as error:
                 unexamined.append(f"{name}: {error}")
         return replace(
@@ -120,7 +124,7 @@ class _Texts:
             return []
         return [(cause, tuple(truncation_changes(self.model, self.index, self.query, text, cause, report.last_score)))]
 
-    def _quantisation(self, report: WhyNotReport, text: str) -> list[tuple[Cause, tuple[Change, ...]]]:
+    def _quantisation(self, report: WhyNotReport) -> list[tuple[Cause, tuple[Change, ...]]]:
         rank = report.exact_rank
         if rank is None or rank <= report.k or not rounds_vectors(self.index):
             return []

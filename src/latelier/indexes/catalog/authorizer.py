@@ -7,8 +7,8 @@ calls it when a statement is compiled, but not when `sqlite3` runs a compiled st
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
-from types import TracebackType
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 __all__ = ["Authorizer"]
 
@@ -19,37 +19,29 @@ _OPERATORS = ("->", "->>")
 
 
 class Authorizer:
-    """A callback for `sqlite3.Connection.set_authorizer`.
-
-    Within ``with authorizer.restricted_to(functions):``, statements can only read documents and call `functions`.
-    """
+    """A callback for `sqlite3.Connection.set_authorizer`."""
 
     def __init__(self) -> None:
-        self._restricted = False
-        self._functions: Collection[str] = ()
+        self._functions: Collection[str] | None = None
 
-    def restricted_to(self, functions: Collection[str]) -> Authorizer:
-        """Return this object, as a context that denies everything except reading documents and calling `functions`."""
+    @contextmanager
+    def restricted_to(self, functions: Collection[str]) -> Iterator[None]:
+        """Deny everything except reading documents and calling `functions`, within a ``with`` block."""
         self._functions = functions
-        return self
-
-    def __enter__(self) -> None:
-        self._restricted = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._restricted = False
+        try:
+            yield
+        finally:
+            self._functions = None
 
     def __call__(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         """Return ``SQLITE_OK`` or ``SQLITE_DENY``; what `first` and `second` name depends on `action`."""
         allowed = (
-            not self._restricted
+            self._functions is None
             or action == sqlite3.SQLITE_SELECT
             or (action == sqlite3.SQLITE_READ and first in _TABLES)
-            or (action == sqlite3.SQLITE_FUNCTION and self._is_callable(str(second).lower()))
+            or (
+                action == sqlite3.SQLITE_FUNCTION
+                and str(second).lower() in (*self._functions, *_OPERATORS, *_TABLE_FUNCTIONS)
+            )
         )
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
-
-    def _is_callable(self, name: str) -> bool:
-        return name in self._functions or name in _OPERATORS or name in _TABLE_FUNCTIONS
