@@ -134,3 +134,10 @@ def _examples_write_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytes
     """Run docstring examples in a temporary folder: they may save to relative paths."""
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+
+
+@pytest.fixture(autouse=True)
+def _examples_of_shards_run_on_ray(request: pytest.FixtureRequest) -> None:
+    """Run the example of `Sharded` on the tests' Ray, or skip it where Ray is not installed."""
+    if isinstance(request.node, pytest.DoctestItem) and request.node.name == "latelier.indexes.sharded.index.Sharded":
+        request.getfixturevalue("ray_session")

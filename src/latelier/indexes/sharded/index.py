@@ -109,10 +109,11 @@ class Sharded(Index):
     >>> import tempfile
     >>> from latelier import indexes
     >>> folder = tempfile.mkdtemp()
-    >>> index = indexes.Sharded(folder, shards=2, index="flat")  # doctest: +SKIP
-    >>> index.add(["a", "b"], [np.eye(2), -np.eye(2)])  # doctest: +SKIP
-    >>> index.search(np.array([[0.5, -1.0]]), k=1)  # doctest: +SKIP
+    >>> index = indexes.Sharded(folder, shards=2, index="flat")
+    >>> index.add(["a", "b"], [np.eye(2), -np.eye(2)])
+    >>> index.search(np.array([[0.5, -1.0]]), k=1)
     [[Hit(id='b', score=1.0)]]
+    >>> index.close()
     """
 
     kind = "sharded"
