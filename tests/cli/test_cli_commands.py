@@ -171,7 +171,7 @@ def test_index_with_a_model_of_ones_own(run, tmp_path, tiny, records_file):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["search", "./absent", "fruit"], 1, "Error: there is no index in"),
+        (["search", "./absent", "fruit"], 1, "absent; create one with latelier index SOURCE --index FOLDER, or in Py"),
         (["info", "./absent"], 1, "Error: there is no index in"),
         (["index", "./absent.txt", "--index", "x"], 2, "there is no file './absent.txt'."),
         (["index", "-"], 2, "Missing option '--index'"),

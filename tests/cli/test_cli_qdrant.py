@@ -139,7 +139,7 @@ def test_indexes_of_a_server_have_the_names_of_their_collections(run, collection
     from latelier.serve import create_app
 
     with ExitStack() as stack:
-        named = open_named([collection], stack, device="cpu", read_only=False)
+        named = open_named(named_locations([collection]), stack, device="cpu", read_only=False)
         assert list(named) == ["records"]
         with testclient.TestClient(create_app(named), base_url="http://localhost") as client:
             body = {"query": "unhealthy fruit", "k": 1}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP, open_source
+from latelier.cli.index_location import INDEX_HELP, open_index
 
 __all__ = ["check"]
 
@@ -33,7 +33,7 @@ def check(
     from latelier.cli.output import print_json, printable
     from latelier.errors import CorruptedIndexError
 
-    with open_source(index) as opened:
+    with open_index(index) as opened:
         files = opened.verify()
         facts = index_facts(opened, index)
         recall, failure = None, ""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.index_location import open_source
+from latelier.cli.index_location import open_index
 from latelier.cli.target_index import BitsOption, KindOption, ShardsOption, open_target
 
 __all__ = ["copy"]
@@ -42,6 +42,6 @@ def copy(
     from latelier import indexes
     from latelier.cli.output import print_transfer, show_progress
 
-    with open_source(source) as given, open_target(target, kind, nbits, shards, like=given) as filled:
+    with open_index(source) as given, open_target(target, kind, nbits, shards, like=given) as filled:
         report = indexes.copy_documents(given, filled, settings=settings, show_progress=show_progress())
     print_transfer(report, json_output)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latelier.cli.index import Kind
-from latelier.cli.index_location import open_source
+from latelier.cli.index_location import open_index
 from latelier.cli.search import Fusion, Mode
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def evaluate(
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem.value)
         qrels = collection.qrels
-        with _open_index(index, kind) as searched:
+        with _searched_index(index, kind) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
             if output is not None:
                 _check_output(output, collection, None if index is None else searched)
@@ -198,14 +198,14 @@ def _check_not_empty(run: Run, documents: int, mode: str) -> None:
 
 
 @contextmanager
-def _open_index(index: str | None, kind: Kind) -> Iterator[Index]:
+def _searched_index(index: str | None, kind: Kind) -> Iterator[Index]:
     """Yield an existing index, or a new, temporary one."""
     from tempfile import TemporaryDirectory
 
     from latelier import indexes
 
     if index is not None:
-        with open_source(index) as opened:
+        with open_index(index) as opened:
             yield opened
         return
     make = indexes.Flat if kind is Kind.FLAT else indexes.IVF

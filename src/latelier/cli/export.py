@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.index_location import open_source
+from latelier.cli.index_location import open_index
 
 __all__ = ["export"]
 
@@ -51,7 +51,7 @@ def export(
     from latelier import indexes
     from latelier.cli.output import print_transfer, show_progress
 
-    with open_source(index) as source:
+    with open_index(index) as source:
         report = indexes.export_documents(
             source,
             folder,

@@ -20,7 +20,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError
 if TYPE_CHECKING:
     from latelier.indexes import Index, Qdrant
 
-__all__ = ["INDEX_HELP", "QdrantLocation", "open_source", "parse_folder", "parse_location"]
+__all__ = ["INDEX_HELP", "QdrantLocation", "open_index", "parse_folder", "parse_location"]
 
 INDEX_HELP = "Folder of the index, or qdrant:..., see latelier copy --help."
 
@@ -146,13 +146,17 @@ def parse_folder(text: str) -> Path:
     return location
 
 
-def open_source(text: str, max_memory: str | None = None) -> Index:
-    """Open an index for reading.
+def open_index(
+    location: str | Path | QdrantLocation, *, read_only: bool = True, max_memory: str | None = None
+) -> Index:
+    """Open an existing index.
 
     Parameters
     ----------
-    text
-        See `parse_location`.
+    location
+        Where it is, as the user types it or parsed; see `parse_location`.
+    read_only
+        Open a folder for reading only; Qdrant has no such mode.
     max_memory
         Memory budget of an index in a folder.
 
@@ -165,11 +169,11 @@ def open_source(text: str, max_memory: str | None = None) -> Index:
     """
     from latelier import indexes
 
-    location = parse_location(text)
-    if isinstance(location, QdrantLocation):
-        location.refuse_budget(max_memory)
-        return location.open_existing()
-    return indexes.open(location, read_only=True, max_memory=max_memory)
+    place = parse_location(location) if isinstance(location, str) else location
+    if isinstance(place, QdrantLocation):
+        place.refuse_budget(max_memory)
+        return place.open_existing()
+    return indexes.open(place, read_only=read_only, max_memory=max_memory)
 
 
 def _server(text: str) -> QdrantLocation:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP, open_source
+from latelier.cli.index_location import INDEX_HELP, open_index
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
@@ -33,7 +33,7 @@ def info(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json
 
-    with open_source(index) as opened:
+    with open_index(index) as opened:
         facts = index_facts(opened, index)
     if json_output:
         print_json(facts)

@@ -37,13 +37,14 @@ def mcp(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from contextlib import ExitStack
 
-    from latelier.cli.named_indexes import open_named
+    from latelier.cli.named_indexes import named_locations, open_named
     from latelier.cli.output import quiet_loading
     from latelier.cli.secret import given_secret
     from latelier.cli.unused_options import refuse_unused
     from latelier.errors import MissingExtraError
 
     try:
+        from latelier.serve.listening import listen
         from latelier.serve.mcp import create_mcp_server
         from latelier.serve.mcp_http import serve_mcp
         from latelier.serve.tokens import check_token
@@ -52,11 +53,13 @@ def mcp(
     if http:
         token = given_secret(token, _VARIABLE)
         check_token("token", token)
+        listen("127.0.0.1", port).close()  # a port in use is an error before models are loaded
     else:
         refuse_unused(context, ("token", "port"), "has no effect without --http")
+    locations = named_locations(folders)
     quiet_loading()
     with ExitStack() as stack:
-        retrievers = open_named(folders, stack, model=model, device=device, read_only=not writable)
+        retrievers = open_named(locations, stack, read_only=not writable, model=model, device=device)
         server = create_mcp_server(retrievers, writable=writable)
         if http:
             serve_mcp(server, port=port, token=token)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latelier.cli.index_location import QdrantLocation, parse_location
-from latelier.cli.opened_retriever import open_retriever
+from latelier.cli.index_location import QdrantLocation, open_index, parse_location
 from latelier.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -48,25 +47,39 @@ def named_locations(arguments: Iterable[str]) -> dict[str, Path | QdrantLocation
     return locations
 
 
-def open_named(arguments: Iterable[str], stack: ExitStack, **options: Any) -> dict[str, Retriever]:
-    """Open indexes.
+def open_named(
+    locations: Mapping[str, Path | QdrantLocation],
+    stack: ExitStack,
+    *,
+    read_only: bool,
+    max_memory: str | None = None,
+    **options: Any,
+) -> dict[str, Retriever]:
+    """Open indexes, first all of them and then their models, which takes much longer.
 
     Parameters
     ----------
-    arguments
-        See `named_locations`, also about errors.
+    locations
+        Where the indexes are, by name.
     stack
         Closes them.
+    read_only, max_memory
+        As of `latelier.cli.index_location.open_index`, also about errors.
     **options
-        Those of `latelier.cli.opened_retriever.open_retriever`.
+        ``model``, ``device`` and ``backend``, as of `latelier.retrieve.Retriever.open`.
 
     Returns
     -------
     dict
         Retrievers by name.
     """
-    locations = named_locations(arguments)
-    return {name: stack.enter_context(open_retriever(location, **options)) for name, location in locations.items()}
+    from latelier.retrieve import Retriever
+
+    opened = {
+        name: stack.enter_context(open_index(location, read_only=read_only, max_memory=max_memory))
+        for name, location in locations.items()
+    }
+    return {name: Retriever.open(index, **options) for name, index in opened.items()}
 
 
 def _named(argument: str) -> tuple[str, str]:

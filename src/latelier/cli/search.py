@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP, open_source
+from latelier.cli.index_location import INDEX_HELP, open_index
 
 __all__ = ["search"]
 
@@ -129,7 +129,7 @@ def search(
     options |= {"mode": mode.value, "fusion": fusion.value, "weights": weights, "depth": depth}
     options |= {"parameters": filter_values(parameter), "filter": filter, "filter_timeout": filter_timeout or None}
     if mode is Mode.KEYWORDS and not explain:  # needs no model, which takes most of the time of other searches
-        with open_source(index, max_memory) as opened:
+        with open_index(index, max_memory=max_memory) as opened:
             results, explanations = find_results(None, opened, checked_queries(text), k, **options)[0], {}
     else:
         computing: dict[str, Any] = {"model": model, "device": device, "backend": backend.value}

@@ -11,6 +11,7 @@ from latelier.cli.search import Backend
 __all__ = ["serve"]
 
 _READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
+_DEMO = "python"  # the name of the demo's index
 
 
 def serve(
@@ -57,6 +58,8 @@ def serve(
 
     try:
         from latelier.serve import Access, serve
+        from latelier.serve.app import check_names
+        from latelier.serve.listening import listen
     except ImportError as error:
         raise MissingExtraError("Serving", "serve") from error
     quiet_loading()
@@ -64,18 +67,27 @@ def serve(
         raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
     access = Access(given_secret(read_token, _READ), given_secret(write_token, _WRITE), tuple(origin or ()))
     access.check_host(host)
-    if read_only and any(isinstance(each, QdrantLocation) for each in named_locations(folders or ()).values()):
+    locations = named_locations(folders or ())
+    check_names([*locations, _DEMO] if demo else locations)
+    if demo and _DEMO in locations:
+        raise InvalidArgumentError(
+            f"--demo serves the documentation of Python by the name {_DEMO!r}, which another index has; name that one: "
+            "NAME=INDEX"
+        )
+    if read_only and any(isinstance(each, QdrantLocation) for each in locations.values()):
         raise InvalidArgumentError(
             "received --read-only with a collection of Qdrant, which has no such mode; leave it out, and give "
             "--read-token without --write-token: then nobody writes."
         )
+    access.check_changes(bool(locations) and not read_only)  # the demo's index takes none
+    listen(host, port).close()  # a port in use is an error before models are loaded
     with ExitStack() as stack:
-        options = {"model": model, "device": device, "read_only": read_only, "max_memory": max_memory}
-        retrievers = open_named(folders or (), stack, backend=backend.value, **options)
+        options = {"model": model, "device": device, "backend": backend.value}
+        retrievers = open_named(locations, stack, read_only=read_only, max_memory=max_memory, **options)
         if demo:
             from latelier.demo.session import Session
 
-            retrievers["python"] = stack.enter_context(Session(device, show_progress=True)).retriever
+            retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=True)).retriever
         serve(retrievers, host=host, port=port, access=access, on_start=_announce, log=log)
 
 

@@ -96,6 +96,25 @@ class Access:
             "--read-token (and --write-token, if they may write), or leave the host out to serve this machine only."
         )
 
+    def check_changes(self, possible: bool) -> None:
+        """Check that a write token has a use.
+
+        Parameters
+        ----------
+        possible
+            Whether an index of the server takes changes.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is a write token and no index takes changes.
+        """
+        if self.write_token is not None and not possible:
+            raise InvalidArgumentError(
+                "received a write token, but every index is open for reading only, so nobody can write; leave the "
+                "write token out, or open an index for writing (on the command line: without --read-only)."
+            )
+
 
 def is_loopback(host: str) -> bool:
     """Whether only programs on this machine can reach an address.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from latelier.serve.middleware import BodyLimit, LoopbackHost, Observed, SafeHea
 from latelier.serve.routes import router
 from latelier.serve.service import Service
 
-__all__ = ["create_app"]
+__all__ = ["check_names", "create_app"]
 
 _PAGE = Path(__file__).parent / "page"
 
@@ -72,13 +72,9 @@ def create_app(
     >>> answer["results"][0][0]["text"]
     'Bananas are healthy.'
     """
-    _check_names(retrievers)
+    check_names(retrievers)
     access, limits, metrics = access or Access(), limits or Limits(), Metrics()
-    if access.write_token is not None and not any(map(_takes_changes, retrievers.values())):
-        raise InvalidArgumentError(
-            "received a write token, but every index is open for reading only, so nobody can write; leave the write "
-            "token out, or open an index for writing (on the command line: without --read-only)."
-        )
+    access.check_changes(any(map(_takes_changes, retrievers.values())))
     services = {name: Service(name, retriever, limits, metrics) for name, retriever in retrievers.items()}
 
     @asynccontextmanager
@@ -119,6 +115,29 @@ def create_app(
     return app
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Check the names that indexes get in addresses.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is none, or one is not of letters, digits, ``.``, ``_`` and ``-``.
+
+    Examples
+    --------
+    >>> check_names(["papers", "notes-2024"])
+    """
+    names = list(names)
+    if not names:
+        raise InvalidArgumentError("received no retriever; expected at least one.")
+    for name in names:
+        if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
+            raise InvalidArgumentError(
+                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'. Give it "
+                "another name, on the command line as NAME=FOLDER."
+            )
+
+
 def _add_health(app: FastAPI, metrics: Metrics) -> None:
     @app.get("/health/live")
     async def live() -> dict[str, str]:
@@ -148,14 +167,3 @@ def _add_page(app: FastAPI) -> None:
 
 def _takes_changes(retriever: Retriever) -> bool:
     return not getattr(retriever.index, "read_only", False)  # not every kind of index has this mode
-
-
-def _check_names(retrievers: Mapping[str, Retriever]) -> None:
-    if not retrievers:
-        raise InvalidArgumentError("received no retriever; expected at least one.")
-    for name in retrievers:
-        if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
-            raise InvalidArgumentError(
-                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'. Give it "
-                "another name, on the command line as NAME=FOLDER."
-            )

@@ -230,8 +230,8 @@ def test_a_path_that_is_too_long_is_a_storage_error(tmp_path, name):
 
 def test_a_foreign_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    for use in (indexes.Flat, indexes.open):
-        with pytest.raises(IndexFormatError, match=r"is not an index: it holds notes.txt. Choose a new or an empty"):
+    for use, cure in (indexes.Flat, "Choose a new or an empty folder"), (indexes.open, "Give the folder of an index"):
+        with pytest.raises(IndexFormatError, match=rf"is not an index: it holds notes\.txt\. {cure}\.$"):
             use(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(IndexFormatError, match=r"notes.txt is a file; an index is a folder"):

@@ -10,7 +10,16 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.catalog.rows import CATALOG, damaged
 from latelier.utils.describing import describe
 
-__all__ = ["FileId", "OpenedFolder", "as_folder", "check_index_folder", "closed_error", "replaced_error", "sync_folder"]
+__all__ = [
+    "FileId",
+    "OpenedFolder",
+    "as_folder",
+    "check_index_folder",
+    "closed_error",
+    "no_index",
+    "replaced_error",
+    "sync_folder",
+]
 
 # Device and inode of a file, which are the same for every path to it.
 FileId: TypeAlias = "tuple[int, int]"
@@ -67,11 +76,20 @@ def check_index_folder(folder: Path, *, create: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise IndexFormatError(f"{folder} is a file; an index is a folder.")
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not found and not create:
+        raise no_index(folder)
     if found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        raise IndexFormatError(f"{folder} is not an index: it holds {shown}. Choose a new or an empty folder.")
-    if not create:
-        raise IndexFormatError(f"there is no index in {folder}; create one with indexes.Flat(path).")
+        cure = "Choose a new or an empty folder" if create else "Give the folder of an index"
+        raise IndexFormatError(f"{folder} is not an index: it holds {shown}. {cure}.")
+
+
+def no_index(folder: Path) -> IndexFormatError:
+    """Return the error for a folder in which there is no index."""
+    return IndexFormatError(
+        f"there is no index in {folder}; create one with latelier index SOURCE --index FOLDER, or in Python with "
+        "Retriever(index=folder) or indexes.Flat(folder)."
+    )
 
 
 def _check_side_files(folder: Path) -> None:

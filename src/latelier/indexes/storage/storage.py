@@ -25,7 +25,7 @@ from latelier.indexes.catalog import document_rows, schema
 from latelier.indexes.catalog.connection import Connection, make_catalog
 from latelier.indexes.catalog.filters.cache import selection_key
 from latelier.indexes.catalog.filters.evaluation import matching_numbers, read_filter
-from latelier.indexes.catalog.folder import check_index_folder
+from latelier.indexes.catalog.folder import check_index_folder, no_index
 from latelier.indexes.catalog.keyword_search import rank_by_keywords, searched_words
 from latelier.indexes.catalog.keyword_statistics import KeywordStatistics, read_statistics
 from latelier.indexes.catalog.keywords import (
@@ -453,7 +453,7 @@ def stored_settings(path: Path) -> dict[str, Any]:
     finally:
         pool.close()
     if configuration is None:
-        raise IndexFormatError(f"there is no index in {path}; create one with indexes.Flat(path).")
+        raise no_index(path)
     return configuration
 
 
