@@ -211,7 +211,7 @@ def test_a_fresh_model_says_once_that_it_wants_training(tiny, caplog):
     assert "need training. To search without training, use ColBERT.from_dense" in messages[0]
     assert not any("Converting" in record.message for record in caplog.records)
     caplog.clear()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         ColBERT.from_dense(tiny, device="cpu")
     ours = [r.message for r in caplog.records if r.name.startswith(("latelier", "sentence_transformers"))]
     assert ours == []

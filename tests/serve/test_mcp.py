@@ -1,6 +1,7 @@
 """The tools, called by the package's own client; once over standard input and output of a real process."""
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from anyio import run
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+from latelier.indexes.catalog.metadata import StoredMetadata
 from latelier.retrieve import Retriever
 from latelier.serve.mcp import create_mcp_server
 
@@ -114,6 +116,18 @@ def test_metadata_that_is_nested_too_deeply_is_not_stored(retriever):
     with_client(create_mcp_server({"records": retriever}, writable=True), session)
 
 
+def test_metadata_that_older_versions_stored_at_any_depth_is_answered_as_text(retriever):
+    vectors, stored = retriever.model.encode_document(["A deep one."]), {**deep(300), "shallow": [1]}
+    retriever.index.add(["deep"], vectors, ["A deep one."], [StoredMetadata(stored)])
+
+    async def session(client):
+        (found,) = value(await client.call_tool("search", {"query": "a deep one", "k": 1}))
+        (same,) = value(await client.call_tool("get", {"ids": ["deep"]}))
+        assert found["metadata"] == same["metadata"] == {"deep": "[" * 299 + "1" + "]" * 299, "shallow": [1]}
+
+    with_client(create_mcp_server({"records": retriever}), session)
+
+
 @pytest.mark.parametrize("mode", ["vectors", "keywords", "hybrid", "rerank"])
 def test_documents_that_cannot_be_explained_are_found_without_citations(shallow, mode):
     with Retriever(shallow, device="cpu") as pooled:
@@ -152,3 +166,18 @@ def test_a_child_process_serves_over_standard_input_and_output(folder, shallow):
 
     server = stdio_client(StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ)))
     assert with_client(server, session) == "The moon is far away from the earth."
+
+
+def test_a_child_process_logs_nothing_when_the_model_is_loaded_and_when_it_encodes(folder, shallow, tmp_path):
+    shutil.copytree(folder, tmp_path / "own")
+    command = ["-c", "from latelier.cli import main; main()", "mcp", str(tmp_path / "own"), "--writable"]
+    command += ["--model", shallow, "--device", "cpu"]
+
+    async def session(client):
+        pear = {"id": "pear", "text": "Pears are ripe.", "metadata": {}}
+        return value(await client.call_tool("add", {"documents": [pear]}))
+
+    parameters = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
+    with (tmp_path / "log").open("w") as log:
+        assert with_client(stdio_client(parameters, errlog=log), session) == "done; the index has 4 documents now"
+    assert (tmp_path / "log").read_text() == ""

@@ -94,7 +94,8 @@ def load_untrusted(name: str, device: str | torch.device | None = None, **option
         model = load(
             str(folder), device, trust_remote_code=False, local_files_only=True, model_kwargs=only_weights, **options
         )
-        model.encode_query(["a"])  # files that do not fit together raise here rather than in a search
+        # Files that do not fit together raise here rather than in a search.
+        model.encode_query(["a"], show_progress_bar=False)
         return model
     except LatelierError:
         raise

@@ -205,7 +205,9 @@ class QueryModel:
         """Return the token vectors of some queries, as numpy arrays."""
         if self.encoder is not None:
             return TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
-        packed: Any = self.loaded.encode_query(list(texts), packed=True, compute_dtype=self.compute_dtype)
+        # By default, sentence-transformers shows a bar if the program logs at the level INFO.
+        options = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
+        packed: Any = self.loaded.encode_query(list(texts), packed=True, **options)
         vectors: TokenEmbeddings = packed.to("numpy")
         return vectors
 
@@ -306,4 +308,5 @@ class QueryModel:
         """Return the token vectors of documents by the model itself, or by an encoder without a model."""
         if self.encoder is not None and self._load is None:
             return self.encoder.encode_documents(texts)
-        return list(self.loaded.encode_document(list(texts), compute_dtype=self.compute_dtype))
+        options = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
+        return list(self.loaded.encode_document(list(texts), **options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -34,6 +35,8 @@ _MOST_HITS = 50
 # Matched words that are at most so many characters apart are one citation.
 _GAP = 30
 _MOST_CITATIONS = 3
+# Lists and dicts in one another in a value of the metadata; more are answered as a JSON text.
+_MOST_LEVELS = 100
 
 Id = str | int
 Mode = Literal["vectors", "keywords", "hybrid", "rerank"]
@@ -112,7 +115,10 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     """
     if not retrievers:
         raise InvalidArgumentError("received no retriever; expected at least one.")
-    server: MCPServer[Any] = MCPServer("latelier", version=version("latelier"), instructions=_INSTRUCTIONS)
+    # At its default level, INFO, which it sets for the whole process, loaders of models log what they do.
+    server: MCPServer[Any] = MCPServer(
+        "latelier", version=version("latelier"), instructions=_INSTRUCTIONS, log_level="WARNING"
+    )
     tools = _Tools(retrievers)
     reading = (tools.list_indexes, tools.search, tools.get, tools.explain, tools.why_not)
     writing = (tools.add, tools.update, tools.remove) if writable else ()
@@ -174,7 +180,7 @@ class _Tools:
     ) -> list[Document]:
         """Return the whole texts and the metadata of documents."""
         records = StoredDocuments(self._retriever(index).index).get(ids)
-        return [Document(id=record.id, text=record.text, metadata=record.metadata) for record in records]
+        return [Document(id=record.id, text=record.text, metadata=_flat(record.metadata)) for record in records]
 
     def explain(self, query: str, id: Id, index: IndexName = None) -> str:
         """Show which words of the query matched which words of a document, and what each added to its score."""
@@ -237,13 +243,31 @@ def _explanations(retriever: Retriever, query: str, ids: Sequence[Id]) -> dict[I
     return dict(zip(ids, explained, strict=True))
 
 
+def _flat(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata with JSON texts in place of values that are nested too deeply.
+
+    pydantic encodes 255 levels. New metadata has at most 100, what older versions have stored may have more.
+    """
+    return {
+        key: json.dumps(value, ensure_ascii=False) if _is_deeper(value, _MOST_LEVELS) else value
+        for key, value in metadata.items()
+    }
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
 def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
     return FoundDocument(
         id=result.id,
         score=result.score,
         text=None if result.text is None else result.text[:_SHOWN],
         is_cut=len(result.text or "") > _SHOWN,
-        metadata=result.metadata,
+        metadata=_flat(result.metadata),
         cited=[] if explanation is None else _citations(explanation),
     )
 

@@ -105,25 +105,30 @@ def loading(name: str | None, options: Mapping[str, Any]) -> Iterator[str | None
     try:
         if found is not None and not is_folder(Path(found)):
             _check_connection(found, options)
-        with _without_conversion_warning():
+        with _without_conversion_messages():
             yield found
     except (OSError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
 
 
 @contextmanager
-def _without_conversion_warning() -> Iterator[None]:
-    """Drop sentence-transformers' warning "Converting SentenceTransformer model ...": it is intended here."""
-    logger = logging.getLogger("sentence_transformers.base.model")
+def _without_conversion_messages() -> Iterator[None]:
+    """Drop what sentence-transformers logs when it converts a dense model: that is intended here.
+
+    The head that it appends, which "requires training", is replaced; `Construction.report` says what needs training.
+    """
+    loggers = [logging.getLogger(f"sentence_transformers.{part}.model") for part in ("base", "multi_vector_encoder")]
 
     def keep(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Converting ")
+        return not record.getMessage().startswith(("Converting ", "Appended a randomly-initialised projection "))
 
-    logger.addFilter(keep)
+    for logger in loggers:
+        logger.addFilter(keep)
     try:
         yield
     finally:
-        logger.removeFilter(keep)
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 def _check_connection(name: str, options: Mapping[str, Any]) -> None:
