@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import latelier
-from latelier.kernels import jit, ward
+from latelier.kernels import jit
 
 
 def test_what_cannot_be_cached_is_compiled_all_the_same():
@@ -30,23 +30,50 @@ def test_inner_kernels_are_compiled_into_others_and_interpreted_in_python():
     assert len(names["quarter"].signatures) == 1
 
 
-def test_a_file_run_by_itself_leaves_nothing_in_the_cache_that_others_could_not_load(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    use = "import doctest; from latelier.kernels import ward; assert doctest.testmod(ward).failed == 0"
-    for command in (["-m", "doctest", ward.__file__], ["-c", use]):
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=environment)
+# A module of kernels that is compiled in no time.
+MODULE = '''
+"""
+>>> double(21)
+42
+"""
+from latelier.kernels.jit import kernel
+
+@kernel()
+def double(x):
+    return 2 * x
+'''
+USE = """
+import doctest, sys
+import latelier
+latelier.__path__.append(sys.argv[1])
+from latelier import quick
+assert doctest.testmod(quick) == (0, 1)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run Python in a process of its own with the module `quick` and a cache in the same folder."""
+    (tmp_path / "quick.py").write_text(MODULE)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(*arguments):
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
 
+    return run
 
-def test_a_cache_that_names_a_class_of_an_older_version_is_compiled_anew(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    use = "import doctest; from latelier.kernels import ward; assert doctest.testmod(ward).failed == 0"
 
-    def run():
-        done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=300, env=environment)
-        assert done.returncode == 0, done.stdout + done.stderr
+def test_a_file_run_by_itself_leaves_nothing_in_the_cache_that_others_could_not_load(tmp_path, run):
+    run("-m", "doctest", tmp_path / "quick.py")
+    assert not list(tmp_path.rglob("*.nbi"))
+    run("-c", USE, tmp_path)
+    assert list(tmp_path.rglob("*.nbi"))
 
-    run()
+
+def test_a_cache_that_names_a_class_of_an_older_version_is_compiled_anew(tmp_path, run):
+    run("-c", USE, tmp_path)
     indexes = list(tmp_path.rglob("*.nbi"))
     for path in indexes:
         with path.open("rb") as file:
@@ -54,7 +81,7 @@ def test_a_cache_that_names_a_class_of_an_older_version_is_compiled_anew(tmp_pat
         gone = b"clatelier.kernels.ward\nNoSuchClass\n."  # what pickle writes for a class, by name
         path.write_bytes(pickle.dumps(version) + gone)
     assert indexes
-    run()
+    run("-c", USE, tmp_path)
     assert all(b"NoSuchClass" not in path.read_bytes() for path in indexes)
 
 
