@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -19,11 +20,9 @@ TOKEN = "t" * 20
 
 
 @pytest.fixture
-def own_folder(shallow, tmp_path):
+def own_folder(folder, tmp_path):
     """An index that the test may change."""
-    with Retriever(shallow, tmp_path / "records", device="cpu") as retriever:
-        retriever.add([("first", "The first document.")])
-    return tmp_path / "records"
+    return shutil.copytree(folder, tmp_path / "records")
 
 
 def metric(url, name):
@@ -41,23 +40,22 @@ def test_a_server_answers_and_stops_when_it_is_asked_to(folder, shallow, start):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_server_closes_its_indexes_and_says_what_stopped_it(own_folder, shallow, start, number, status):
-    server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
-    document = {"id": "second", "text": "The second document."}
-    assert httpx.post(server.url + DOCUMENTS, json={"documents": [document]}, timeout=60).status_code == 201
+def test_a_stopped_server_closes_its_indexes_and_says_what_stopped_it(own_folder, start, number, status):
+    server = start(own_folder, "--device", "cpu", "--no-log")
+    assert httpx.delete(f"{server.url}{DOCUMENTS}/moon", timeout=60).status_code == 200
     assert (own_folder / "catalog.sqlite-wal").exists()
     server.process.send_signal(number)
     assert server.process.wait(60) == status
     assert not (own_folder / "catalog.sqlite-wal").exists()
 
 
-def test_a_write_token_for_an_index_that_takes_no_changes_is_refused(folder, shallow, start):
+def test_a_write_token_for_an_index_that_takes_no_changes_is_refused(folder, start):
     with pytest.raises(AssertionError, match="received a write token, but every index is open for reading only"):
-        start(folder, "--model", shallow, "--device", "cpu", "--read-only", "--write-token", TOKEN)
+        start(folder, "--device", "cpu", "--read-only", "--write-token", TOKEN)
 
 
 def test_64_clients_at_once_get_their_own_answers(folder, shallow, start):
-    server = start(folder, "--model", shallow, "--device", "cpu", "--no-log")
+    server = start(folder, "--device", "cpu", "--no-log")
     with Retriever.open(folder, model=shallow, device="cpu", read_only=True) as retriever:
         texts = [f"{word} {number}" for number in range(16) for word in ("moon", "bananas", "kings", "earth")]
         expected = [[result.id for result in found] for found in retriever.search(texts)]
@@ -73,8 +71,8 @@ def test_64_clients_at_once_get_their_own_answers(folder, shallow, start):
     assert metric(server.url, "latelier_batch_queries_count") < 64 * 3  # many were searched together
 
 
-def test_after_kill_9_every_acknowledged_document_is_there(own_folder, shallow, start):
-    server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+def test_after_kill_9_every_acknowledged_document_is_there(own_folder, start):
+    server = start(own_folder, "--device", "cpu", "--no-log")
     acknowledged, enough = [], threading.Event()
 
     def write(writer):
@@ -100,7 +98,7 @@ def test_after_kill_9_every_acknowledged_document_is_there(own_folder, shallow, 
     with indexes.open(own_folder) as index:
         assert set(acknowledged) <= set(index.ids())
         assert index.verify().is_whole
-    again = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+    again = start(own_folder, "--device", "cpu", "--no-log")
     body = {"ids": acknowledged[-1:]}
     assert httpx.post(f"{again.url}{DOCUMENTS}/get", json=body).status_code == 200
 
@@ -119,21 +117,21 @@ def test_a_stopping_server_finishes_what_it_has_accepted(own_folder, shallow, st
         server.process.terminate()
         assert [answer.result().status_code for answer in answers] == [201] * 3
     with indexes.open(own_folder, read_only=True) as index:
-        assert len(index) == 1 + 3 * 40
+        assert len(index) == 3 + 3 * 40
 
 
-def test_other_machines_are_served_with_a_token_only(folder, shallow, start):
+def test_other_machines_are_served_with_a_token_only(folder, start):
     with pytest.raises(AssertionError, match="without a read token"):
-        start(folder, "--model", shallow, "--host", "0.0.0.0")
-    server = start(folder, "--model", shallow, "--host", "0.0.0.0", "--read-token", TOKEN, "--device", "cpu")
+        start(folder, "--host", "0.0.0.0")
+    server = start(folder, "--host", "0.0.0.0", "--read-token", TOKEN, "--device", "cpu")
     url, headers = server.url.replace("0.0.0.0", "127.0.0.1"), {"authorization": f"Bearer {TOKEN}"}
     assert httpx.get(f"{url}/v1/indexes").status_code == 401
     assert httpx.get(f"{url}/v1/indexes", headers=headers).status_code == 200
     assert httpx.delete(f"{url}{DOCUMENTS}/moon", headers=headers).status_code == 403
 
 
-def test_a_port_in_use_is_a_clear_error(folder, shallow, start):
-    server = start(folder, "--model", shallow, "--device", "cpu")
+def test_a_port_in_use_is_a_clear_error(folder, start):
+    server = start(folder, "--device", "cpu")
     port = server.url.rpartition(":")[2]
     with pytest.raises(AssertionError, match=r"cannot listen on 127\.0\.0\.1"):
-        start(folder, "--model", shallow, "--device", "cpu", "--port", port)
+        start(folder, "--device", "cpu", "--port", port)
