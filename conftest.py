@@ -11,6 +11,8 @@ os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when haystack is firs
 # for one another leave the core to others. Read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Ray runs its processes at the lowest priority: tests that wait for them would also wait for every other test.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import gc
 import json
