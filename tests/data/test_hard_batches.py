@@ -75,6 +75,10 @@ def test_what_cannot_be_is_refused(options, message):
         order_by_neighbours(mined([[1, 2, 3]] * 4), **options)
     with pytest.raises(InvalidArgumentError, match="teacher"):
         order_by_neighbours(TrainingSet(["q"], [["a", "b"]], [[1.0, 0.0]]))
+    with pytest.raises(
+        InvalidArgumentError, match=r"received \[\('q', 'a'\)\] \(list\) as mined; expected a TrainingSet"
+    ):
+        order_by_neighbours([("q", "a")])
 
 
 @pytest.mark.parametrize(("drop_last", "last"), [(True, [2, 3]), (False, [4])])

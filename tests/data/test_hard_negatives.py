@@ -1,5 +1,6 @@
 """Hard negatives against a ranking written out, and what is left out of it."""
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
@@ -115,6 +116,17 @@ def test_tables_of_another_form_are_refused(index, queries, qrels, message):
         mine_hard_negatives(Compass(), index, queries, qrels)
 
 
+def test_a_model_and_an_index_of_another_kind_are_refused(index):
+    with pytest.raises(
+        InvalidArgumentError, match=r"received 'a-model' \(str\) as model; expected a late-interaction mo"
+    ):
+        mine_hard_negatives("a-model", index, {"q": "2"}, {"q": {"d0": 1}})
+    with pytest.raises(
+        InvalidArgumentError, match=r"received None as index; expected an index that holds the documents"
+    ):
+        mine_hard_negatives(Compass(), None, {"q": "2"}, {"q": {"d0": 1}})
+
+
 def test_unknown_ids_are_named(index):
     with pytest.raises(InvalidArgumentError, match="query 'x' has relevance judgements, but no text"):
         mined(index, {"x": {"d0": 1}})
@@ -143,3 +155,25 @@ def test_a_cross_encoder_teacher(tiny):
 def test_what_cannot_teach_is_refused():
     with pytest.raises(InvalidArgumentError, match="received a teacher of type str; expected a CrossEncoder or a late"):
         teacher_scores("teacher", TrainingSet(["q"], [["x"]]))
+    with pytest.raises(
+        InvalidArgumentError, match=r"received \[\('q', 'x'\)\] \(list\) as examples; expected a Training"
+    ):
+        teacher_scores("teacher", [("q", "x")])
+
+
+@pytest.mark.parametrize(
+    ("predicted", "message"),
+    [
+        (np.ones((3, 2)), r"returned shape \(3, 2\); expected one number for each of 3 pairs\. .* NLI"),
+        (torch.ones(3, 2), r"returned shape \(3, 2\); expected one number for each of 3 pairs"),
+        (None, "the teacher's predict returned None; expected one number"),
+        ([1.0], "the teacher's predict returned 1 scores for 3 pairs; expected one for each"),
+    ],
+)
+def test_predictions_that_are_no_scores_are_refused(predicted, message):
+    class Teacher:
+        def predict(self, pairs, **options):
+            return predicted
+
+    with pytest.raises(InvalidArgumentError, match=message):
+        teacher_scores(Teacher(), TrainingSet(["q"], [["x", "y", "z"]]))

@@ -278,7 +278,7 @@ def test_candidates_that_are_no_number_are_refused(candidates):
 
 
 def test_sources_that_are_none_are_refused():
-    with pytest.raises(InvalidArgumentError, match=r"received 3 \(int\) as row; expected a path, a data set"):
+    with pytest.raises(InvalidArgumentError, match=r"received 3 \(int\) as training data; expected a path, a data set"):
         load_training_set(3)
 
 

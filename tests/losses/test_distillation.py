@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from naive_losses import Lexicon, embed, features, naive_distillation, score_each, vocabulary_texts
@@ -115,6 +116,10 @@ def test_labels_may_be_integers_or_lists():
     expected = naive_distillation(scores, labels).item()
     assert Distillation(model)(batch, labels).item() == pytest.approx(expected, rel=1e-5)
     assert Distillation(model)(batch, torch.tensor(labels)).item() == pytest.approx(expected, rel=1e-5)
+    rows = [torch.tensor(labels[0]), np.array(labels[1]), labels[2]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Distillation(model)(batch, rows).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

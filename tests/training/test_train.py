@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from latelier.data import TrainingSet
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.models import ColBERT
 from latelier.training import TrainingOptions, train
 from latelier.training.run import build_model
@@ -63,6 +63,7 @@ def test_options_of_named_models_do_not_go_with_a_model(model, tmp_path, option)
             {"options": TrainingOptions},
             r"as options; expected TrainingOptions\(...\), such as TrainingOptions\(epochs=2",
         ),
+        ({"on_progress": 5}, r"received 5 \(int\) as on_progress; expected a function, or None"),
         ({"model": 3}, r"received 3 \(int\) as model; expected .* Give all else by name: options=TrainingOptions\("),
         ({"model": TrainingOptions()}, r"\(TrainingOptions\) as model; expected .*: options=TrainingOptions\("),
     ],
@@ -71,6 +72,11 @@ def test_arguments_of_another_type_are_refused_before_anything_is_written(tmp_pa
     with pytest.raises(InvalidArgumentError, match=message):
         train(PAIRS, tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_output_with_an_impossible_name_is_refused(model, tmp_path):
+    with pytest.raises(StorageError, match=r"cannot write '.*o\\x00': "):
+        train(PAIRS, tmp_path / "o\0", model)
 
 
 @pytest.mark.parametrize(

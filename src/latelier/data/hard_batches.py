@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from latelier.data.training_set import TrainingSet
+from latelier.data.training_set import TrainingSet, check_training_set
 from latelier.errors import InvalidArgumentError
 from latelier.utils import check_count
 
@@ -56,6 +56,7 @@ def order_by_neighbours(
     >>> ordered.queries, ordered.documents
     (['d', 'b', 'a', 'c'], [['D'], ['B'], ['A'], ['C']])
     """
+    check_training_set(mined, "mined")
     if mined.scores is not None:
         raise InvalidArgumentError("the rows have a teacher's scores; give rows from mine_hard_negatives.")
     for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):

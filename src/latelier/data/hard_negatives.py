@@ -81,8 +81,7 @@ def mine_hard_negatives(
     Raises
     ------
     InvalidArgumentError
-        If a number is out of range, `queries`, `qrels` or `documents` have another form, or a query or a document has
-        no text.
+        If a number is out of range, another argument has another form, or a query or a document has no text.
     UnknownIdError
         If a positive is not in the index.
 
@@ -102,6 +101,7 @@ def mine_hard_negatives(
     """
     first, last = _check(negatives, ranks, margin, batch_size)
     check_count("seed", seed, 0, optional=True)
+    _check_model_and_index(model, index)
     _check_tables(queries, qrels, documents)
     rng = None if seed is None else random.Random(seed)
     wanted = [id_ for id_, judged in qrels.items() if any(value > 0 for value in judged.values())]
@@ -145,6 +145,17 @@ def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_siz
             f"received margin={short(margin)}; expected a number from 0 to less than 1, or None."
         )
     return first, last
+
+
+def _check_model_and_index(model: object, index: object) -> None:
+    if not callable(getattr(model, "encode_query", None)):
+        raise InvalidArgumentError(
+            f"received {describe(model)} as model; expected a late-interaction model, such as ColBERT(name)."
+        )
+    if not isinstance(index, Index):
+        raise InvalidArgumentError(
+            f"received {describe(index)} as index; expected an index that holds the documents, such as indexes.Flat()."
+        )
 
 
 def _check_tables(

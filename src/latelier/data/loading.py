@@ -125,8 +125,9 @@ def _numbered(source: Any, name: str) -> Iterator[tuple[str, Any]]:
         try:
             rows = iter(source)
         except TypeError as error:
+            what = "training data" if name == "row" else name
             raise InvalidArgumentError(
-                f"received {describe(source)} as {name}; expected a path, a data set, or an iterable of dicts."
+                f"received {describe(source)} as {what}; expected a path, a data set, or an iterable of dicts."
             ) from error
         yield from ((f"{name} {i}" if name == "row" else f"{name}[{i}]", row) for i, row in enumerate(rows))
 

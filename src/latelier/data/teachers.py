@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from latelier.data.training_set import TrainingSet
+from latelier.arrays import is_array
+from latelier.data.training_set import TrainingSet, check_training_set
 from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_scores_pairwise
+from latelier.utils.describing import describe
 
 __all__ = ["teacher_scores"]
 
@@ -39,7 +41,7 @@ def teacher_scores(
     Raises
     ------
     InvalidArgumentError
-        If the teacher is neither of these.
+        If the teacher is neither of these, or does not give one number for each pair.
 
     Examples
     --------
@@ -52,10 +54,11 @@ def teacher_scores(
     >>> scores[0] > scores[1]
     True
     """
+    check_training_set(examples, "examples")
     pairs = [(q, d) for q, documents in zip(examples.queries, examples.documents, strict=True) for d in documents]
     options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     if callable(getattr(teacher, "predict", None)):
-        flat = [float(score) for score in teacher.predict(pairs, **options)] if pairs else []
+        flat = _numbers(teacher.predict(pairs, **options), len(pairs)) if pairs else []
     elif callable(getattr(teacher, "encode_query", None)) and callable(getattr(teacher, "encode_document", None)):
         flat = _late_interaction(teacher, pairs, options)
     else:
@@ -65,6 +68,23 @@ def teacher_scores(
     width = examples.width
     scores = [flat[start : start + width] for start in range(0, len(flat), max(width, 1))]
     return TrainingSet(examples.queries, examples.documents, scores, examples.rows)
+
+
+def _numbers(predicted: Any, pairs: int) -> list[float]:
+    """Return what a teacher's ``predict`` returned as one number for each pair."""
+    try:
+        numbers = [float(score) for score in predicted]
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a row of a tensor
+        received = f"shape {tuple(predicted.shape)}" if is_array(predicted) else describe(predicted)
+        raise InvalidArgumentError(
+            f"the teacher's predict returned {received}; expected one number for each of {pairs} pairs. A cross-encoder"
+            " with several labels, such as one for NLI, has no single score."
+        ) from error
+    if len(numbers) != pairs:
+        raise InvalidArgumentError(
+            f"the teacher's predict returned {len(numbers)} scores for {pairs} pairs; expected one for each."
+        )
+    return numbers
 
 
 def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:

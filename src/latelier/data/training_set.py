@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.utils import count_entries, is_count
-from latelier.utils.describing import short
+from latelier.utils.describing import describe, short
 from latelier.utils.reading import check_unicode
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["TrainingSet"]
+__all__ = ["TrainingSet", "check_training_set"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,3 +184,11 @@ class TrainingSet:
             raise InvalidArgumentError(f"{where} has scores that are not numbers: {error}.") from error
         if not finite:
             raise InvalidArgumentError(f"{where} has scores with NaN or infinity; give numbers.")
+
+
+def check_training_set(value: object, name: str) -> None:
+    """Raise `InvalidArgumentError` unless the argument of this name is a `TrainingSet`."""
+    if not isinstance(value, TrainingSet):
+        raise InvalidArgumentError(
+            f"received {describe(value)} as {name}; expected a TrainingSet, as load_training_set(rows) makes it."
+        )

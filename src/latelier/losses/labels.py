@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import describe
 
@@ -51,8 +52,13 @@ def as_numbers(labels: Any) -> Tensor:
     --------
     >>> as_numbers([1.0, 0.0])
     tensor([1., 0.])
+    >>> as_numbers([torch.tensor([1.0, 0.0]), (0.5, 0.0)])
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.0000]])
     """
     try:
+        if isinstance(labels, (list, tuple)) and any(map(is_array, labels)):
+            labels = torch.stack([torch.as_tensor(row) for row in labels])  # torch reads no list of tensors
         numbers = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidArgumentError(f"received {describe(labels)} as labels; expected numbers: {error}.") from error

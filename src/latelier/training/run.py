@@ -98,7 +98,7 @@ def train(
     """
     _require_trainer()
     options = TrainingOptions() if options is None else options
-    _check(model, options)
+    _check(model, options, on_progress)
     rows = _read(data)
     if validation is None:
         training, validation = split_validation(rows, options.validation_queries, options.seed)
@@ -150,7 +150,9 @@ def _require_trainer() -> None:
         raise MissingExtraError("Training", "train") from error
 
 
-def _check(model: object, options: object) -> None:
+def _check(model: object, options: object, on_progress: object) -> None:
+    if on_progress is not None and not callable(on_progress):
+        raise InvalidArgumentError(f"received {describe(on_progress)} as on_progress; expected a function, or None.")
     if not isinstance(options, TrainingOptions):
         raise InvalidArgumentError(
             f"received {describe(options)} as options; expected TrainingOptions(...), such as "
@@ -170,13 +172,15 @@ def _read(data: str | os.PathLike[str] | TrainingSet) -> TrainingSet:
 def _prepare(output: Path) -> None:
     """Make the output folder and check that it can be written, before hours of training."""
     try:
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise InvalidArgumentError(f"{output} holds something already; give a new folder or an empty one.")
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output):
-            pass
-    except OSError as error:
-        raise StorageError(f"cannot write {output}: {error}.") from error
+        is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+        if is_free:
+            output.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=output):
+                pass
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise StorageError(f"cannot write {str(output)!r}: {error}.") from error
+    if not is_free:
+        raise InvalidArgumentError(f"{output} holds something already; give a new folder or an empty one.")
 
 
 def _mine(
