@@ -168,13 +168,14 @@ def test_a_child_process_serves_over_standard_input_and_output(folder, shallow):
     assert with_client(server, session) == "The moon is far away from the earth."
 
 
-def test_a_child_process_logs_nothing_when_the_model_is_loaded_and_when_it_encodes(folder, shallow, tmp_path):
+def test_a_child_process_logs_nothing_where_all_is_well(folder, shallow, tmp_path):
     shutil.copytree(folder, tmp_path / "own")
     command = ["-c", "from latelier.cli import main; main()", "mcp", str(tmp_path / "own"), "--writable"]
     command += ["--model", shallow, "--device", "cpu"]
 
     async def session(client):
         pear = {"id": "pear", "text": "Pears are ripe.", "metadata": {}}
+        assert value(await client.call_tool("search", {"query": "ripe pears"}))
         return value(await client.call_tool("add", {"documents": [pear]}))
 
     parameters = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
