@@ -1,6 +1,9 @@
 """Arguments of an index: every accepted form means the same, all others raise an error before anything changes."""
 
+import copy
 import enum
+import pickle
+import uuid
 
 import numpy as np
 import pytest
@@ -412,3 +415,32 @@ def test_tensors_that_numpy_cannot_hold_are_refused(matrix):
     index.add("b", torch.eye(4))
     with pytest.raises(EmbeddingsError, match=r"query 0 came with a torch tensor of .*; expected a dense one"):
         index.search([matrix])
+
+
+def test_parameters_without_a_filter_are_refused(index):
+    index.add("a", FINE, texts="one")
+    for parameters in ((1,), {"year": 1}):
+        for options in ({}, {"mode": "keywords", "texts": "one"}):
+            with pytest.raises(InvalidArgumentError, match=r"received parameters=.* without a filter; give both"):
+                index.search(FINE, parameters=parameters, **options)
+    assert len(index.search(FINE, parameters={})[0]) == len(index.search(FINE, parameters=())[0]) == 1
+
+
+def test_a_list_as_the_value_of_a_parameter_is_refused_with_a_hint():
+    index = indexes.Flat()
+    index.add("a", FINE, metadata={"year": 2020})
+    with pytest.raises(InvalidArgumentError, match=r"a list takes one \? for each of its values: x IN \(\?, \?\)"):
+        index.search(FINE, filter="year IN (?)", parameters=([2020, 2021],))
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.deepcopy, copy.copy])
+def test_an_index_is_neither_pickled_nor_copied(index, duplicate):
+    with pytest.raises(TypeError, match="cannot be copied or pickled: open its folder again where it is needed"):
+        duplicate(index)
+
+
+@pytest.mark.parametrize("id", [1.5, uuid.UUID(int=1)])
+def test_what_is_no_id_is_refused_before_its_matrix(id):
+    message = f"received {type(id).__name__} as ids; give one per document, a str or an int"
+    with pytest.raises(InvalidArgumentError, match=message):
+        indexes.Flat().add(id, FINE)

@@ -420,6 +420,13 @@ class Index(ABC):
     @abstractmethod
     def __contains__(self, id: object) -> bool: ...
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise an error: an index holds connections and locks of its process."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: open its folder again where it is needed, or copy its "
+            "documents with indexes.copy_documents(index, other)."
+        )
+
     def __enter__(self) -> Self:
         return self
 

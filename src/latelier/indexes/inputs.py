@@ -100,6 +100,7 @@ class DocumentBatches:
                 raise InvalidArgumentError(f"received an array without dimensions as {name}; give one per document.")
         if is_single_id(ids):
             ids, texts, metadata = [ids], None if texts is None else [texts], None if metadata is None else [metadata]
+        columns = [_Column("ids", ids)]  # before the others are compared with it
         if isinstance(ids, Sized) and len(ids) == 1:
             embeddings = [embeddings] if is_array(embeddings) else embeddings
             texts = [texts] if isinstance(texts, str) else texts
@@ -111,7 +112,7 @@ class DocumentBatches:
                 "a single text or dict of metadata needs a single id; for several ids, give lists."
             )
         self._embeddings = embeddings
-        columns = [_Column("ids", ids), _Column("texts", texts), _Column("metadata", metadata)]
+        columns += [_Column("texts", texts), _Column("metadata", metadata)]
         _compare_lengths(columns, embeddings)
         self._columns = columns
         self._dtype = dtype
@@ -322,9 +323,10 @@ class _Column:
 
     def __init__(self, name: str, values: Any) -> None:
         if values is None and name == "ids":
-            raise InvalidArgumentError("received None as ids; give one id per document.")
+            raise InvalidArgumentError("received None as ids; give one id per document, a str or an int.")
         if values is not None and (not isinstance(values, Iterable) or isinstance(values, _BYTES)):
-            raise InvalidArgumentError(f"received {type(values).__name__} as {name}; give one per document.")
+            each = ", a str or an int" if name == "ids" else ""
+            raise InvalidArgumentError(f"received {type(values).__name__} as {name}; give one per document{each}.")
         self.name = name
         self.length: int | None = len(values) if isinstance(values, Sized) else None
         self._values = None if values is None else iter(values)

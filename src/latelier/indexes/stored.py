@@ -15,7 +15,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, Parameters, PathLike
 from latelier.indexes.catalog import forks
-from latelier.indexes.catalog.filters.bounds import check_timeout
+from latelier.indexes.catalog.filters.bounds import check_limits
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.catalog.settings import UserSettings
@@ -435,7 +435,7 @@ class StoredIndex(Index):
         mode: SearchMode | None = None,
     ) -> list[list[Hit]]:
         """Check the arguments of a search, select the documents to search, call `search`, and return its hits."""
-        k, seconds = check_count("k", k), check_timeout(filter_timeout)
+        k, seconds = check_count("k", k), check_limits(filter, parameters, filter_timeout)
         search = search if self._gpu is None else self._gpu.search
         if mode is not None and mode.name != "vectors":
             given = (queries, k, mode, filter, parameters, seconds)

@@ -130,7 +130,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
         index.search(matrices([1]))
 
 
-@pytest.mark.parametrize("path", [["x"], False, 5, "a\0b", b"a\0b"])
+@pytest.mark.parametrize("path", [["x"], False, 5, "", "a\0b", b"a\0b"])
 def test_a_path_that_is_none_is_refused(path):
     for use in (indexes.Flat, indexes.IVF, indexes.open):
         with pytest.raises(InvalidArgumentError, match="as a path; give the folder of the index"):

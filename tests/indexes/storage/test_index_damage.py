@@ -203,3 +203,19 @@ def test_a_full_disk_leaves_the_index_as_it_was(tmp_path, size):
         assert len(list((folder / "segments").iterdir())) == 1
         index.add("c", np.ones((2**18, 4)))
         assert len(index) == 3
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs fork and resource limits")
+def test_a_full_disk_while_the_keyword_index_is_made_is_not_called_damage(folder):
+    import resource
+
+    def make_keywords():
+        with indexes.open(folder) as index:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14))
+            with pytest.raises(StorageError, match="SQLite failed on the catalog of the index"):
+                index.compact(keywords=True)
+            return len(index.search(texts="a", mode="keywords")[0])
+
+    assert in_child(make_keywords) == 1
+    with indexes.open(folder) as index:
+        assert index.verify().is_whole

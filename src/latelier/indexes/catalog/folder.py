@@ -37,7 +37,8 @@ def as_folder(path: object) -> Path:
     StorageError
         If the operating system cannot look up the path.
     """
-    if isinstance(path, (str, os.PathLike)) and "\0" not in os.fsdecode(path) and _is_encodable(path):
+    # An empty text, as from a variable that is not set, would be the working directory.
+    if isinstance(path, (str, os.PathLike)) and path != "" and "\0" not in os.fsdecode(path) and _is_encodable(path):
         # Absolute, since connections and segments are opened later too, when the working directory may have changed.
         folder = Path(os.fsdecode(path)).absolute()
         try:

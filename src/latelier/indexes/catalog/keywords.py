@@ -69,8 +69,10 @@ FTS5_TABLES = {
 _FTS5_CONFIG = [("version", 4)]
 # Texts in memory at a time while the keyword index is made.
 _TEXTS_PER_STEP = 64
-# Parts of SQLite's messages about damage of the table.
+# Parts of SQLite's messages about damage of the table; and of the one for a table that could not be made, as on a full
+# disk, which also names FTS5.
 _DAMAGE = ("malformed", "vtable constructor failed", "fts5", "constraint failed")
+_NOT_MADE = "error creating shadow table"
 
 
 def has_fts5() -> bool:
@@ -304,7 +306,7 @@ def translate_damage() -> Iterator[None]:
         reason = str(error)
         if "no such module" in reason or "no such tokenizer" in reason:
             raise _missing_fts5() from error
-        if any(sign in reason for sign in _DAMAGE):
+        if _NOT_MADE not in reason and any(sign in reason for sign in _DAMAGE):
             raise keyword_damage(reason) from error
         raise
 

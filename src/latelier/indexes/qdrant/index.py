@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, Parameters, PathLike
-from latelier.indexes.catalog.filters.bounds import check_timeout
+from latelier.indexes.catalog.filters.bounds import check_limits
 from latelier.indexes.catalog.filters.evaluation import read_filter
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.catalog.keywords import check_compaction, check_expected, check_options
@@ -234,7 +234,7 @@ class Qdrant(Index):
         >>> [hit.id for hit in index.search(np.eye(4)[:2], k=2, effort="exact")[0]]
         ['a', 'b']
         """
-        k, seconds = check_count("k", k), check_timeout(filter_timeout)
+        k, seconds = check_count("k", k), check_limits(filter, parameters, filter_timeout)
         chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
         wanted = choose_candidates(k, effort, candidates)
         vectors = self._check_queries(queries, chosen)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from latelier.indexes.base import Parameters
-from latelier.indexes.catalog.filters.bounds import check_timeout
+from latelier.indexes.catalog.filters.bounds import check_limits
 from latelier.indexes.catalog.keyword_statistics import KeywordStatistics
 from latelier.indexes.hybrid_search import check_queries, combine_sides
 from latelier.indexes.ranking import Ranking
@@ -49,7 +49,7 @@ def search_view(
     options
         Options of the shards' own search.
     """
-    k, seconds = check_count("k", k), check_timeout(timeout)
+    k, seconds = check_count("k", k), check_limits(filter, parameters, timeout)
     vectors, statistics = check_queries(queries, view.dim, mode), None
     if mode.name != "vectors":
         if view.tokenizer is not None and view.documents and not view.has_texts:

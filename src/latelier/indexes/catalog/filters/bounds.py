@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import short
 
-__all__ = ["MOST_BYTES", "check_timeout", "deadline", "limit_lengths"]
+__all__ = ["MOST_BYTES", "check_limits", "deadline", "limit_lengths"]
 
 # Maximum length of one value, in bytes.
 MOST_BYTES = 64 << 20
@@ -22,14 +22,16 @@ _LIMITS = {"SQLITE_LIMIT_LENGTH": MOST_BYTES, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH"
 _STEPS = 1000
 
 
-def check_timeout(timeout: object) -> float | None:
-    """Return the argument ``filter_timeout`` as a float, or None.
+def check_limits(filter: object, parameters: object, timeout: object) -> float | None:
+    """Return the argument ``filter_timeout`` of a search as a float, or None.
 
     Raises
     ------
     InvalidArgumentError
-        If it is neither None nor a number above 0.
+        If it is neither None nor a number above 0, or there are parameters without a filter.
     """
+    if filter is None and not (parameters is None or (isinstance(parameters, Sized) and not len(parameters))):
+        raise InvalidArgumentError(f"received parameters={short(parameters)} without a filter; give both, or neither.")
     if timeout is None:
         return None
     if isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool) and timeout > 0:

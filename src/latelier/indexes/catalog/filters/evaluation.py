@@ -162,6 +162,8 @@ def _json_value(key: str) -> str:
 def _explain(reason: str, filter: Filter) -> str:
     if "too big" in reason:
         reason += f"; a value may have up to {MOST_BYTES >> 20} MiB"
+    if "type 'list'" in reason or "type 'tuple'" in reason:
+        reason += "; a list takes one ? for each of its values: x IN (?, ?)"
     if "stack overflow" in reason or "too large (maximum depth" in reason:
         reason += "; nest less, and write many alternatives as x IN (...)"
     return f"the filter {shorten(filter.expression, 200)!r} cannot be evaluated: {shorten(reason, 300)}."
