@@ -1,6 +1,11 @@
 """Run as a program: a Ray cluster of two nodes on this machine, of which one dies and comes back."""
 
+import os
 import sys
+
+# A node that has died is found within a second: a live one has ten seconds for each answer.
+os.environ |= {"RAY_health_check_period_ms": "300", "RAY_health_check_initial_delay_ms": "0"}
+os.environ |= {"RAY_health_check_failure_threshold": "3"}
 
 import numpy as np
 import ray
