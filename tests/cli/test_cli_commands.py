@@ -300,3 +300,9 @@ def test_bold_is_for_terminals_unless_no_color_is_set(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     assert bold("x") == "x"
+
+
+def test_the_list_of_commands_cuts_no_summary(run):
+    shown = run("--help").stdout
+    assert "Show why a search misses a document, and what would find it." in shown
+    assert not [line for line in shown.partition("Commands:")[2].splitlines() if line.endswith("...")]

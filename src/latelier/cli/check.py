@@ -19,10 +19,10 @@ def check(
     queries: Annotated[int, typer.Option(min=1, help="Documents of the index to use as queries.")] = 20,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Check an index: the recall of its searches against exact scores, and all files against their checksums.
+    """Check the recall of an index, and its files by their checksums.
 
-    Prints what the index holds as well, and an effort if another one is better. Loads no model. The exit status is 1 if
-    a file is damaged.
+    The recall is that of searches against exact scores. Prints what the index holds as well, and an effort if another
+    one is better. Loads no model. The exit status is 1 if a file is damaged.
 
     \b
     Example:

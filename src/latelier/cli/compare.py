@@ -30,7 +30,7 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the test.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with every query.")] = False,
 ) -> None:
-    """Compare two runs query by query, with a test of whether they differ beyond chance.
+    """Test whether two runs differ beyond chance, query by query.
 
     Prints, for each measure, both means, the mean difference with its 95% interval, the effect size, the p-value of a
     paired randomisation test, the same corrected by Holm's procedure for the number of measures, and how many queries

@@ -24,10 +24,10 @@ def copy(
     ] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Add the documents of an index to another one, of any kind, without encoding them again.
+    """Copy an index to another one, of any kind, without encoding.
 
-    A new index gets the keyword index and the settings of the source, so searches load the same model. If it is
-    interrupted, the same command goes on.
+    The other one need not be empty. A new one gets the keyword index and the settings of the source, so searches load
+    the same model. If it is interrupted, the same command goes on.
 
     \b
     SOURCE and TARGET are each a folder or a collection of Qdrant:

@@ -32,10 +32,10 @@ def export(
     ] = "64MiB",
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write the documents of an index into a folder: vectors, texts, metadata and settings.
+    """Write the documents of an index, with vectors, to a folder.
 
-    The folder can be imported into an index of any kind, and read by other programs: safetensors and JSON Lines. If it
-    is interrupted, the same command goes on.
+    Vectors, texts, metadata and settings are written, as safetensors and JSON Lines. The folder can be imported into an
+    index of any kind, and read by other programs. If it is interrupted, the same command goes on.
 
     \b
     INDEX is a folder or a collection of Qdrant:

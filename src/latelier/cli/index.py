@@ -222,7 +222,8 @@ def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
     found = f"all {len(documents.skipped):,} found were skipped" if documents.skipped else "there is none"
     raise InvalidArgumentError(
         f"nothing to index in the folder {str(documents.folder)!r}: looked for files {wanted} in it and its "
-        f"sub-folders, without hidden ones, and {found}. --glob '*.rst' reads other files."
+        f"sub-folders, without hidden ones, and {found}. --glob '*.rst' reads others, each as one "
+        "document; give a .jsonl, .csv or .parquet file by its own name."
     )
 
 

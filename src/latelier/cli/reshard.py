@@ -14,7 +14,9 @@ def reshard(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     shards: Annotated[int, typer.Argument(metavar="N", min=1, help="New number of shards.")],
 ) -> None:
-    """Divide the documents of a sharded index among N shards, while others go on reading and writing.
+    """Divide the documents of a sharded index among N shards.
+
+    Meanwhile, others go on reading and writing.
 
     \b
     Example:

@@ -41,7 +41,7 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     log: Annotated[bool, typer.Option("--log/--no-log", help="Write a line per request to standard error.")] = True,
 ) -> None:
-    """Serve indexes over HTTP: a page to search with, and a REST interface under /v1.
+    """Serve indexes over HTTP: a search page, and REST under /v1.
 
     \b
     Example:

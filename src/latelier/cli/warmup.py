@@ -10,7 +10,7 @@ __all__ = ["warmup"]
 
 
 def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Compile the CPU kernels now; later processes load them from a cache.
+    """Compile the CPU kernels into a cache, for all later processes.
 
     \b
     Example:

@@ -56,7 +56,7 @@ def why_not(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Show why a search does not find a document, and what would find it.
+    """Show why a search misses a document, and what would find it.
 
     Prints the causes, and changes of the search or of the index that were tested.
 

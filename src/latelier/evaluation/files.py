@@ -69,7 +69,7 @@ class Problems:
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: my-folder has 1 problem:
       corpus.jsonl:3: the text is empty
-    Repair the files, or pass on_problem="warn" to skip these lines.
+    Repair the files, or skip these lines: on_problem="warn", or --on-problem warn.
     """
 
     def __init__(self, on_problem: OnProblem) -> None:
@@ -96,5 +96,5 @@ class Problems:
             warnings.warn(f"{found}; these lines are skipped:\n{places}", stacklevel=3)
             return
         raise InvalidArgumentError(
-            f'{found}:\n{places}\nRepair the files, or pass on_problem="warn" to skip these lines.'
+            f'{found}:\n{places}\nRepair the files, or skip these lines: on_problem="warn", or --on-problem warn.'
         )
