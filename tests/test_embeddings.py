@@ -414,7 +414,7 @@ def test_positions_outside_are_index_errors():
     [
         ("", InvalidArgumentError, "is a folder; give a file"),
         ("missing", InvalidArgumentError, "there is no file '.*missing'"),
-        ("null\0", InvalidArgumentError, r"there is no file '.*null\\x00'"),
+        ("half\ud800", InvalidArgumentError, r"there is no file '.*half\\ud800'"),
         ("n" * 300, StorageError, "cannot read .*nnn"),
     ],
 )
@@ -425,8 +425,10 @@ def test_paths_without_a_file(tmp_path, name, error, message):
         with pytest.raises(StorageError, match=r"could not write '.*': .*; an existing file is unchanged"):
             TokenEmbeddings.from_list(matrices([2])).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
-        TokenEmbeddings.load(5)
+    for path, received in ((5, r"5 \(int\)"), ("", "''"), ("a\0", r"'a\\x00'")):
+        for call in (TokenEmbeddings.load, TokenEmbeddings.from_list([[[1.0]]]).save):
+            with pytest.raises(InvalidArgumentError, match=f"received {received} as path; give a "):
+                call(path)
 
 
 def test_foreign_and_damaged_files_are_rejected(tmp_path):

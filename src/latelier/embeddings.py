@@ -393,10 +393,10 @@ class TokenEmbeddings(Sequence[Any]):
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:  # ValueError: a surrogate in the name
             raise StorageError(f"could not write {str(path)!r}: {error}; an existing file is unchanged.") from error
         finally:
-            with suppress(OSError, ValueError):  # ValueError: a null character in the name
+            with suppress(OSError, ValueError):
                 temporary.unlink()
 
     @classmethod

@@ -33,6 +33,7 @@ REFUSED_CALLS = {
         "from_dense has no argument 'recipe'",
     ),
     "no model": (lambda m, _: ColBERT(device="cpu"), "received no model; give the name or the folder of one"),
+    "export to a null character": (lambda m, _: m.export("a\0"), r"received 'a\\x00' as the folder; give a path"),
     "save to None": (lambda m, _: m.save(None), "received None as the folder; give a str or a pathlib.Path"),
     "save, misspelled": (lambda m, path: m.save(path, safe_serialisation=True), "did you mean 'safe_serialization'"),
     "save_pretrained": (lambda m, path: m.save_pretrained(path, layot="pylate"), "save has no argument 'layot'"),
@@ -97,3 +98,10 @@ def test_whether_a_text_is_too_long_depends_on_its_prompt(shallow):
         model.encode(["a", ("a b c", "d e")], **options)
     with pytest.raises(InvalidArgumentError, match="cannot make features of these inputs"):
         model.tokenize([None], truncation=False)
+
+
+def test_an_empty_path_is_not_the_current_folder(fresh, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="received '' as the folder; give a path that is not empty"):
+        fresh.save("")
+    assert not list(tmp_path.iterdir())

@@ -75,8 +75,10 @@ def test_arguments_of_another_type_are_refused_before_anything_is_written(tmp_pa
 
 
 def test_an_output_with_an_impossible_name_is_refused(model, tmp_path):
-    with pytest.raises(StorageError, match=r"cannot write '.*o\\x00': "):
-        train(PAIRS, tmp_path / "o\0", model)
+    with pytest.raises(StorageError, match=r"cannot write '.*o\\ud800': "):
+        train(PAIRS, tmp_path / "o\ud800", model)
+    with pytest.raises(InvalidArgumentError, match="received '' as output; give a path that is not empty"):
+        train(PAIRS, "", model)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def _prepare(output: Path) -> None:
             output.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=output):
                 pass
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+    except (OSError, ValueError) as error:  # ValueError: a surrogate in the name
         raise StorageError(f"cannot write {str(output)!r}: {error}.") from error
     if not is_free:
         raise InvalidArgumentError(f"{output} holds something already; give a new folder or an empty one.")

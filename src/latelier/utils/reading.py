@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.utils.describing import describe
+from latelier.utils.describing import describe, short
 
 __all__ = [
     "LONGEST_LINE",
@@ -42,7 +42,8 @@ def as_path(path: object, name: str = "path") -> Path:
     Raises
     ------
     InvalidArgumentError
-        If it is neither a str nor a path.
+        If it is neither a str nor a path, or an empty str, which would be the current folder, or holds a null
+        character, which no name can have.
 
     Examples
     --------
@@ -51,6 +52,11 @@ def as_path(path: object, name: str = "path") -> Path:
     latelier.errors.InvalidArgumentError: received 5 (int) as path; give a str or a pathlib.Path.
     """
     if isinstance(path, (str, Path)) or (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
+        text = os.fspath(path)
+        if not text or "\0" in text:
+            raise InvalidArgumentError(
+                f"received {short(text)} as {name}; give a path that is not empty and has no null character."
+            )
         return Path(path)
     raise InvalidArgumentError(f"received {describe(path)} as {name}; give a str or a pathlib.Path.")
 
