@@ -39,7 +39,7 @@ def test_forms_of_documents(item, document):
         (("a", ""), "the text of 'a' is empty: nothing to index"),
         (("a", None), "the text of 'a' is of type NoneType; expected str"),
         ({"id": "a", "title": "", "text": ""}, "the text of 'a' is empty"),
-        ({"id": "a", "body": "x"}, "it has no 'text'; its keys are 'body'"),
+        ({"id": "a", "body": "x"}, "it has no 'text'; its keys are 'id', 'body'"),
         ({"id": "a", "_id": "b", "text": "x"}, "it has both 'id' 'a' and '_id' 'b'"),
         ({"id": True, "text": "x"}, "True .* as an id"),
         (("", "x"), "'' .* as an id"),

@@ -1,5 +1,8 @@
 """What a retriever is not to be given: every mistake is one of our errors, and says what is accepted."""
 
+import copy
+import pickle
+
 import pytest
 
 from latelier import indexes
@@ -109,10 +112,15 @@ def test_models_indexes_and_options_of_other_types(model):
 
 def test_options_that_the_index_does_not_have(retriever):
     for call in (lambda **given: retriever.search("fruit", **given), lambda **given: retriever.run({}, **given)):
-        with pytest.raises(
-            InvalidArgumentError, match=r"a search of Flat has no option 'effort'; it has none of its own"
-        ):
+        message = "a search of Flat has no option 'effort'; it has none of its own, and every index has depth, filter"
+        with pytest.raises(InvalidArgumentError, match=message):
             call(effort=2.0)
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.deepcopy])
+def test_a_retriever_is_neither_pickled_nor_copied(retriever, duplicate):
+    with pytest.raises(TypeError, match="Retriever cannot be copied or pickled: open its folder again"):
+        duplicate(retriever)
 
 
 def test_options_of_the_index_reach_its_search(model):

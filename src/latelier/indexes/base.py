@@ -22,6 +22,7 @@ from latelier.indexes.catalog.values import as_prefixes
 from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport
 from latelier.indexes.search_mode import Fusion, Mode, Tokenizer
 from latelier.indexes.why_not_report import WhyNotReport
+from latelier.utils.not_copied import NotCopied
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,7 +33,7 @@ Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
-class Index(ABC):
+class Index(NotCopied, ABC):
     """Documents as token vectors, searched by MaxSim.
 
     Parameters
@@ -419,13 +420,6 @@ class Index(ABC):
 
     @abstractmethod
     def __contains__(self, id: object) -> bool: ...
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raise an error: an index holds connections and locks of its process."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled: open its folder again where it is needed, or copy its "
-            "documents with indexes.copy_documents(index, other)."
-        )
 
     def __enter__(self) -> Self:
         return self

@@ -107,15 +107,15 @@ def parse_document(item: Any) -> InputDocument:
 
 
 def _parse_record(record: dict[str, Any]) -> InputDocument:
+    if "text" not in record:
+        keys = cut(", ".join(map(short, record)) or "none", 200)
+        raise InvalidArgumentError(f"it has no 'text'; its keys are {keys}.")
     names = [name for name in ("id", "_id") if name in record]
     if len(names) > 1:
         raise InvalidArgumentError(
             f"it has both 'id' {short(record['id'])} and '_id' {short(record['_id'])}; give one."
         )
     id_ = as_id(record.pop(names[0])) if names else None
-    if "text" not in record:
-        keys = cut(", ".join(map(short, record)) or "none", 200)
-        raise InvalidArgumentError(f"it has no 'text'; its keys are {keys}.")
     text, title = record.pop("text"), record.pop("title", None)
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")

@@ -32,15 +32,20 @@ def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
     --------
     >>> from latelier import indexes
     >>> check_index_options(indexes.IVF(), {"effort": 2.0})
-    >>> check_index_options(indexes.Flat(), {"effort": 2.0})
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: a search of Flat has no option 'effort'; it has none of its own.
+    >>> try:
+    ...     check_index_options(indexes.Flat(), {"effort": 2.0})
+    ... except InvalidArgumentError as error:
+    ...     print(str(error).split(", and")[0])
+    a search of Flat has no option 'effort'; it has none of its own
     """
     known = _parameters(type(index).search) - _parameters(Index.search)
     for name in options:
         if name not in known:
             named = f"its own are {', '.join(sorted(known))}" if known else "it has none of its own"
-            raise InvalidArgumentError(f"a search of {type(index).__name__} has no option {short(name)}; {named}.")
+            every = ", ".join(sorted({"k"} | _parameters(Index.search) - {"texts"}))
+            raise InvalidArgumentError(
+                f"a search of {type(index).__name__} has no option {short(name)}; {named}, and every index has {every}."
+            )
 
 
 def own_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`Retriever`: a model and an index behind one interface that takes texts.
 
 Documents are encoded and stored in chunks, so memory stays bounded, and an interrupted call keeps the finished chunks.
-The model's name and options are stored with the index.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from latelier.retrieve.searching import find_results, find_run
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.retrieve.why_not import explain_miss
+from latelier.utils.not_copied import NotCopied
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Retriever"]
 
 
-class Retriever:
+class Retriever(NotCopied):
     """Text in, ranked documents out.
 
     Parameters
