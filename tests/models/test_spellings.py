@@ -135,6 +135,12 @@ def test_queries_and_documents_in_every_spelling(fresh, task):
         (lambda m: m.encode("a", compute_dtype={}), r"received compute_dtype={}; expected one of"),
         (lambda m: m.encode([["a"], ["b", 3]]), r"texts\[1\]\[1\] is 3 \(int\); expected str"),
         (lambda m: m.encode([["a"], [["b"]]]), r"texts\[1\]\[0\] is a list"),
+        (lambda m: m.tokenize(None), "received None to make features of; give texts, as str, in a list"),
+        (
+            lambda m: m.tokenize(text for text in TEXTS),
+            r"\(generator\) to make features of; give texts, as str, in a list",
+        ),
+        (lambda m: m.encode({"a": TEXTS}.values()), "cannot make features of these inputs: .* as str, in a list"),
         (lambda m: m.preprocess(GROUPS, task="document"), "received lists of texts; .* tuples for pairs"),
         (lambda m: m.scores(["a"], [["b", "c"]], tqdm_bar=False), "received lists of texts"),
     ],

@@ -20,6 +20,7 @@ from latelier.models.text_encoder import TextEncoder
 from latelier.models.token_offsets import text_ranges
 from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.utils import resolve_length
+from latelier.utils.describing import describe
 
 __all__ = ["check_preprocessing", "check_task_is_known", "scored_ranges", "scored_tokens", "tokenizing"]
 
@@ -28,7 +29,7 @@ _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
 
 
 def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping[str, Any]) -> None:
-    """Raise an error for options that the encoder would ignore, and for groups of texts.
+    """Raise an error for options that the encoder would ignore, and for groups of texts, None and generators.
 
     An encoder that is neither `Transformer` nor `TextEncoder` is the user's own, and may have options of its own.
     """
@@ -38,6 +39,8 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping
         check("preprocess", options, _OPTIONS.union(model.get_model_kwargs()))
     if "max_length" in options and isinstance(model[0], (TextEncoder, Transformer)):
         resolve_length("max_length", options["max_length"], None, length_limit(model[0]))
+    if inputs is None or isinstance(inputs, Iterator):
+        raise InvalidArgumentError(f"received {describe(inputs)} to make features of; give texts, as str, in a list.")
     if isinstance(inputs, (list, tuple)) and any(map(is_group, inputs)):
         raise InvalidArgumentError(
             "received lists of texts; features are made of a flat list, with tuples for pairs that the encoder "
@@ -57,7 +60,9 @@ def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
     except LatelierError:
         raise
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"cannot make features of these inputs: {error} Give texts, as str.") from error
+        raise InvalidArgumentError(
+            f"cannot make features of these inputs: {error} Give texts, as str, in a list."
+        ) from error
 
 
 def check_task_is_known(model: MultiVectorEncoder, task: str | None) -> None:
