@@ -7,17 +7,18 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP, open_index
+from latelier.cli.index_location import open_index
+from latelier.cli.options import IndexArgument, JsonOption
 
 __all__ = ["check"]
 
 
 def check(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
+    index: IndexArgument,
     *,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of hits to compare.")] = 10,
     queries: Annotated[int, typer.Option(min=1, help="Documents of the index to use as queries.")] = 20,
-    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Check the recall of an index, and its files by their checksums.
 

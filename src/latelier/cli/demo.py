@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latelier.cli.options import DeviceOption
+
 if TYPE_CHECKING:
     from latelier.demo.session import Session
     from latelier.retrieve import Explanation, Result
@@ -21,7 +23,7 @@ def demo(
         str | None, typer.Argument(metavar="QUERY", help="A question; default: five prepared ones, then yours.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of results per question.")] = 3,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
     """Search Python's own documentation by meaning.

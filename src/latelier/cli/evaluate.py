@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.index import Kind
 from latelier.cli.index_location import open_index
-from latelier.cli.search import Fusion, Mode
+from latelier.cli.options import DeviceOption, EffortOption, Fusion, Kind, Mode
 
 if TYPE_CHECKING:
     from latelier.evaluation import Collection, Run
@@ -71,16 +70,14 @@ def evaluate(
         tuple[float, float] | None,
         typer.Option(metavar="VECTORS KEYWORDS", help="Weights of --mode hybrid. Default: 0.5 0.5."),
     ] = None,
-    effort: Annotated[
-        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
-    ] = None,
+    effort: EffortOption = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the run: JSON Lines to a .jsonl file, otherwise TREC.")
     ] = None,
     on_problem: Annotated[
         OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
     ] = OnProblem.ERROR,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with the values of every query.")] = False,
 ) -> None:
     """Measure how well the documents of a collection are found.

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP
-from latelier.cli.search import Backend
+from latelier.cli.options import (
+    DeviceOption,
+    IndexArgument,
+    JsonOption,
+    QueryArgument,
+    QueryBackend,
+    QueryBackendOption,
+    QueryModelOption,
+)
 
 if TYPE_CHECKING:
     from latelier.retrieve import Explanation
@@ -17,8 +24,8 @@ __all__ = ["explain"]
 
 
 def explain(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
+    index: IndexArgument,
+    text: QueryArgument,
     document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")],
     *,
     html: Annotated[
@@ -27,14 +34,10 @@ def explain(
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the heat map as a picture: .png, .svg or .pdf.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
-    ] = None,
-    backend: Annotated[
-        Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
-    ] = Backend.AUTO,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    model: QueryModelOption = None,
+    backend: QueryBackendOption = QueryBackend.AUTO,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Show which words of a document matched which words of a query.
 

@@ -13,19 +13,13 @@ import typer
 
 from latelier.cli.index_location import parse_folder
 from latelier.cli.new_index import discarded_if_empty, holds_files
+from latelier.cli.options import DeviceOption, Kind, MemoryOption
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
 
 __all__ = ["index"]
-
-
-class Kind(str, Enum):
-    """Kinds of index that the command makes."""
-
-    FLAT = "flat"
-    IVF = "ivf"
 
 
 class Backend(str, Enum):
@@ -53,11 +47,6 @@ BackendOption: TypeAlias = Annotated[
 ComputeDtypeOption: TypeAlias = Annotated[
     ComputeDtype,
     typer.Option(help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index."),
-]
-
-
-MaxMemory: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
 ]
 
 
@@ -139,13 +128,13 @@ def index(
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    device: DeviceOption = None,
     shards: Shards = None,
     replicas: Replicas = None,
     workers: Workers = None,
     backend: BackendOption = None,
     compute_dtype: ComputeDtypeOption = ComputeDtype.AUTO,
-    max_memory: MaxMemory = None,
+    max_memory: MemoryOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")] = 32,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

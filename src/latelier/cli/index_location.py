@@ -20,9 +20,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError
 if TYPE_CHECKING:
     from latelier.indexes import Index, Qdrant
 
-__all__ = ["INDEX_HELP", "QdrantLocation", "open_index", "parse_folder", "parse_location"]
-
-INDEX_HELP = "Folder of the index, or qdrant:..., see latelier copy --help."
+__all__ = ["QdrantLocation", "open_index", "parse_folder", "parse_location"]
 
 _FORMS = "qdrant:FOLDER, qdrant+http://HOST:PORT/COLLECTION or qdrant+https://HOST:PORT/COLLECTION"
 _KEY = "QDRANT_API_KEY"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP, open_index
+from latelier.cli.index_location import open_index
+from latelier.cli.options import IndexArgument, JsonOption
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
@@ -21,8 +22,8 @@ _SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
 
 
 def info(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
-    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    index: IndexArgument,
+    json_output: JsonOption = False,
 ) -> None:
     """Show what an index holds, without loading its model.
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from latelier.cli.options import DeviceOption, ServedModelOption
+
 __all__ = ["mcp"]
 
 _VARIABLE = "LATELIER_MCP_TOKEN"
@@ -26,8 +28,8 @@ def mcp(
     ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port, with --http.")] = 8000,
     token: Annotated[str | None, typer.Option(envvar=_VARIABLE, help="Secret that clients send, with --http.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of all these indexes; default: each index's own.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    model: ServedModelOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """Serve indexes to agents, over the Model Context Protocol.
 

@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP, open_index
+from latelier.cli.index_location import open_index
+from latelier.cli.options import (
+    CandidatesOption,
+    DepthOption,
+    DeviceOption,
+    EffortOption,
+    FilterTimeoutOption,
+    Fusion,
+    IndexArgument,
+    MemoryOption,
+    Mode,
+    NprobeOption,
+    QueryArgument,
+    QueryBackend,
+    QueryBackendOption,
+    QueryModelOption,
+    RerankOption,
+    WeightsOption,
+)
 
 __all__ = ["search"]
 
 
-class Backend(str, Enum):
-    """What encodes the query."""
-
-    AUTO = "auto"
-    ONNX = "onnx"
-    TORCH = "torch"
-
-
-class Mode(str, Enum):
-    """How vectors and keywords are used."""
-
-    VECTORS = "vectors"
-    KEYWORDS = "keywords"
-    HYBRID = "hybrid"
-    RERANK = "rerank"
-
-
-class Fusion(str, Enum):
-    """How ``--mode hybrid`` combines vectors and keywords."""
-
-    RELATIVE = "relative"
-    RRF = "rrf"
-
-
-Depth: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Of hybrid: documents that each side contributes; of rerank: that keywords find; at least k. "
-        "Default: 2k, at least 100.",
-    ),
-]
-
-
 def search(
     context: typer.Context,
-    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
+    index: IndexArgument,
+    text: QueryArgument,
     *,
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents.")] = 10,
     filter: Annotated[
@@ -62,9 +44,7 @@ def search(
             metavar="VALUE", help="Value of a ? in the filter, in order; repeatable. '\"1\"' is a text, 1 a number."
         ),
     ] = None,
-    filter_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
-    ] = 10.0,
+    filter_timeout: FilterTimeoutOption = 10.0,
     mode: Annotated[
         Mode,
         typer.Option(
@@ -74,30 +54,17 @@ def search(
     fusion: Annotated[
         Fusion, typer.Option(help="Of hybrid: relative (weighted sum of scaled scores) or rrf (reciprocal ranks).")
     ] = Fusion.RELATIVE,
-    weights: Annotated[tuple[float, float], typer.Option(metavar="VECTORS KEYWORDS", help="Weights of hybrid.")] = (
-        0.5,
-        0.5,
-    ),
-    depth: Depth = None,
-    effort: Annotated[
-        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
-    ] = None,
-    nprobe: Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")] = None,
-    candidates: Annotated[int | None, typer.Option(min=1, help="IVF: documents that enter the sign stage.")] = None,
-    rerank: Annotated[
-        int | None, typer.Option(min=1, help="IVF: documents scored by their codes after the sign stage.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
-    ] = None,
-    backend: Annotated[
-        Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
-    ] = Backend.AUTO,
-    max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
-    ] = None,
+    weights: WeightsOption = (0.5, 0.5),
+    depth: DepthOption = None,
+    effort: EffortOption = None,
+    nprobe: NprobeOption = None,
+    candidates: CandidatesOption = None,
+    rerank: RerankOption = None,
+    model: QueryModelOption = None,
+    backend: QueryBackendOption = QueryBackend.AUTO,
+    max_memory: MemoryOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which words matched.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Find the documents of an index that match a query best.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.search import Backend
+from latelier.cli.options import DeviceOption, QueryBackend, QueryBackendOption, ServedModelOption
 
 __all__ = ["serve"]
 
@@ -31,14 +31,12 @@ def serve(
     origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="Origin whose web pages may use the server; repeatable.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model of all these indexes; default: each index's own.")] = None,
-    backend: Annotated[
-        Backend, typer.Option(help="What encodes the queries; auto: the exported encoder (onnx) if there is one.")
-    ] = Backend.AUTO,
+    model: ServedModelOption = None,
+    backend: QueryBackendOption = QueryBackend.AUTO,
     max_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory budget of each index, such as 512MB or 1GB.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    device: DeviceOption = None,
     log: Annotated[bool, typer.Option("--log/--no-log", help="Write a line per request to standard error.")] = True,
 ) -> None:
     """Serve indexes over HTTP: a search page, and REST under /v1.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from latelier.cli.index import Kind
 from latelier.cli.index_location import QdrantLocation, parse_location
+from latelier.cli.options import Kind
 
 if TYPE_CHECKING:
     from latelier.indexes import Index

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from latelier.cli.options import DeviceOption
+
 __all__ = ["Start", "train"]
 
 
@@ -46,7 +48,7 @@ def train(
         int, typer.Option(min=0, help="Maximum number of validation queries (at most 10% of the data).")
     ] = 200,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the validation split and the order.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
+    device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train a late-interaction model and save it.

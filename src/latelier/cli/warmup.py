@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from latelier.cli.options import JsonOption
 
 __all__ = ["warmup"]
 
 
-def warmup(json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+def warmup(json_output: JsonOption = False) -> None:
     """Compile the CPU kernels into a cache, for all later processes.
 
     \b

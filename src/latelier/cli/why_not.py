@@ -7,16 +7,32 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.index_location import INDEX_HELP
-from latelier.cli.search import Backend, Depth, Fusion, Mode
+from latelier.cli.options import (
+    CandidatesOption,
+    DepthOption,
+    DeviceOption,
+    EffortOption,
+    FilterTimeoutOption,
+    Fusion,
+    IndexArgument,
+    JsonOption,
+    Mode,
+    NprobeOption,
+    QueryArgument,
+    QueryBackend,
+    QueryBackendOption,
+    QueryModelOption,
+    RerankOption,
+    WeightsOption,
+)
 
 __all__ = ["why_not"]
 
 
 def why_not(
     context: typer.Context,
-    index: Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The query.")],
+    index: IndexArgument,
+    text: QueryArgument,
     document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")],
     *,
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents of the search.")] = 10,
@@ -27,34 +43,21 @@ def why_not(
         list[str] | None,
         typer.Option(metavar="VALUE", help="Value of a ? in the filters, in order; repeatable. As in latelier search."),
     ] = None,
-    filter_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
-    ] = 10.0,
+    filter_timeout: FilterTimeoutOption = 10.0,
     mode: Annotated[
         Mode, typer.Option(help="Mode of the search: vectors, keywords, hybrid or rerank; see latelier search.")
     ] = Mode.VECTORS,
     fusion: Annotated[Fusion, typer.Option(help="Of hybrid: relative or rrf.")] = Fusion.RELATIVE,
-    weights: Annotated[tuple[float, float], typer.Option(metavar="VECTORS KEYWORDS", help="Weights of hybrid.")] = (
-        0.5,
-        0.5,
-    ),
-    depth: Depth = None,
-    effort: Annotated[
-        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
-    ] = None,
-    nprobe: Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")] = None,
-    candidates: Annotated[int | None, typer.Option(min=1, help="IVF: documents that enter the sign stage.")] = None,
-    rerank: Annotated[
-        int | None, typer.Option(min=1, help="IVF: documents scored by their codes after the sign stage.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
-    ] = None,
-    backend: Annotated[
-        Backend, typer.Option(help="What encodes the query; auto: the exported encoder (onnx) if there is one.")
-    ] = Backend.AUTO,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    weights: WeightsOption = (0.5, 0.5),
+    depth: DepthOption = None,
+    effort: EffortOption = None,
+    nprobe: NprobeOption = None,
+    candidates: CandidatesOption = None,
+    rerank: RerankOption = None,
+    model: QueryModelOption = None,
+    backend: QueryBackendOption = QueryBackend.AUTO,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Show why a search misses a document, and what would find it.
 
