@@ -34,7 +34,11 @@ __all__ = [
 ]
 
 Run: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Query id to document id to score."""
+
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Query id to document id to relevance."""
+
 _TABLE = "{query id: {document id: number}}"
 _KINDS = {int: "an integer", float: "a number"}
 

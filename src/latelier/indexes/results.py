@@ -10,6 +10,7 @@ from latelier.utils.html import bar, fragment, table
 __all__ = ["CheckReport", "Damage", "Hit", "Id", "Record", "VerifyReport"]
 
 Id: TypeAlias = "str | int"
+"""The id of a document; 1 and "1" are two ids."""
 
 
 class Hit(NamedTuple):
