@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Index", "Parameters", "PathLike"]
 
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+"""The values of a filter's placeholders: a list for ``?``, a dict for ``:name``."""
+
 PathLike: TypeAlias = "str | os.PathLike[str]"
+"""A path, as a str or as an object such as `pathlib.Path`."""
 
 
 class Index(NotCopied, ABC):
