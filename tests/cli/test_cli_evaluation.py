@@ -1,6 +1,7 @@
 """`latelier evaluate` and `latelier compare`: their numbers are those of the library, and what they refuse."""
 
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_a_search_without_a_hit_says_why(beir, run, tmp_path, tiny):
     assert result.exit_code == 1
     assert "--mode vectors found no document for 3 queries, as the index is empty; add the documents" in result.stderr
     assert not output.exists()
+
+
+def test_an_index_without_the_ids_of_the_collection_is_an_error(beir, run, tmp_path, tiny):
+    with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
+        retriever.add(list(DOCUMENTS.values()))
+    result = run("evaluate", beir, "--index", tmp_path / "index", "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.search(
+        r"the index has other ids, such as '[0-3]', than the collection, such as 'fruit'; give an", result.stderr
+    )
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def evaluate(
             with _retriever(index, searched, model, device) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=show_progress())
-                found, measured = _timed_run(retriever, collection.queries, k, options)
+                found, measured = _timed_run(retriever, collection, k, options)
         facts |= measured
     if output is not None:
         evaluation.write_run(found, output)
@@ -169,15 +169,16 @@ def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, docu
 
 
 def _timed_run(
-    retriever: Retriever, queries: dict[str, str], k: int, options: dict[str, Any]
+    retriever: Retriever, collection: Collection, k: int, options: dict[str, Any]
 ) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """Return the run of some queries, and what is reported of it."""
+    """Return the run of the queries, and what is reported of it."""
     import time
 
     begin = time.perf_counter()
-    found = retriever.run(queries, k, **options)
-    milliseconds = 1000 * (time.perf_counter() - begin) / max(len(queries), 1)
+    found = retriever.run(collection.queries, k, **options)
+    milliseconds = 1000 * (time.perf_counter() - begin) / max(len(collection.queries), 1)
     _check_not_empty(found, len(retriever), options.get("mode", "vectors"))
+    _check_ids(found, collection)
     return found, {"documents": len(retriever), "milliseconds per query": round(milliseconds, 2)}
 
 
@@ -192,6 +193,19 @@ def _check_not_empty(run: Run, documents: int, mode: str) -> None:
     else:
         reason = "the index is empty; add the documents of the collection with latelier index"
     raise LatelierError(f"nothing to measure: --mode {mode} found no document for {len(run):,} queries, as {reason}.")
+
+
+def _check_ids(run: Run, collection: Collection) -> None:
+    """Check that a document that was found is one of the collection: an index of other ids would get only zeros."""
+    from latelier.errors import LatelierError
+    from latelier.utils.describing import short
+
+    found = [id for scores in run.values() for id in scores]
+    if not any(id in collection.documents for id in found):
+        raise LatelierError(
+            f"nothing to measure: the index has other ids, such as {short(found[0])}, than the collection, such as "
+            f"{short(next(iter(collection.documents)))}; give an index of its corpus.jsonl."
+        )
 
 
 @contextmanager

@@ -69,10 +69,12 @@ def train(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json, printable, quiet_loading, show_progress
     from latelier.data import load_training_set
-    from latelier.training import TrainingOptions
-    from latelier.training import train as run_training
 
     quiet_loading()
+    data = load_training_set(file, queries=queries, documents=documents)
+    from latelier.training import TrainingOptions  # after the data, as it imports for seconds
+    from latelier.training import train as run_training
+
     options = TrainingOptions(
         start=start.value,
         dims=dims,
@@ -87,7 +89,7 @@ def train(
         seed=seed,
     )
     report = run_training(
-        load_training_set(file, queries=queries, documents=documents),
+        data,
         output,
         model,
         options=options,
