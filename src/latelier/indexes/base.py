@@ -130,11 +130,11 @@ class Index(NotCopied, ABC):
         prefixes = as_prefixes(remove_prefixes)
         self._write((ids, embeddings, texts, metadata), replace=True, prefixes=prefixes, show_progress=show_progress)
 
-    @abstractmethod
     def _write(
         self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
     ) -> None:
         """Store documents, given as ids, embeddings, texts and metadata; see `add` and, for the others, `update`."""
+        raise NotImplementedError(f"{type(self).__name__} implements neither `_write` nor `add` and `update`.")
 
     @abstractmethod
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:

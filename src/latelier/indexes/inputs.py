@@ -243,7 +243,12 @@ class _Reader(NamedTuple):
                 f"the documents {ids[0]!r} to {ids[-1]!r} have {packed.num_tokens} tokens, and had {reserved} before; "
                 "do not change embeddings while they are added."
             )
-        arrays = self.encode(packed, place)
+        try:
+            arrays = self.encode(packed, place)
+        except EmbeddingsError as error:
+            row = int(np.abs(packed.vectors).max(axis=1).argmax())
+            largest = int(np.searchsorted(packed.offsets, row, side="right")) - 1
+            raise EmbeddingsError(f"{name(largest)}: {error}") from error
         if not self.are_finite(arrays):
             check_finite(packed, given.embeddings, name)
         for array, rows in arrays.items():
