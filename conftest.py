@@ -142,7 +142,7 @@ def _examples_write_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytes
 
 
 @pytest.fixture(autouse=True)
-def _examples_of_shards_run_on_ray(request: pytest.FixtureRequest) -> None:
-    """Run the example of `Sharded` on the tests' Ray, or skip it where Ray is not installed."""
-    if isinstance(request.node, pytest.DoctestItem) and request.node.name == "latelier.indexes.sharded.index.Sharded":
+def _examples_of_ray_run_on_that_of_the_tests(request: pytest.FixtureRequest) -> None:
+    """Run the examples of `Sharded` and `EncodingWorkers` on the tests' Ray, or skip them where it is not installed."""
+    if isinstance(request.node, pytest.DoctestItem) and request.node.name.endswith((".Sharded", ".EncodingWorkers")):
         request.getfixturevalue("ray_session")

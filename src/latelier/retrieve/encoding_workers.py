@@ -74,10 +74,10 @@ class EncodingWorkers:
     >>> from latelier.retrieve import EncodingWorkers, Retriever
     >>> retriever = Retriever(device="cpu")
     >>> texts = ["Bananas are healthy.", "The moon is far away."]
-    >>> with EncodingWorkers(retriever.model) as workers:  # doctest: +SKIP
+    >>> with EncodingWorkers(retriever.model) as workers:
     ...     retriever.add(texts, workers=workers, chunk_size=1)
     ...     [vectors.lengths.tolist() for vectors in workers.encode([texts])]
-    [[6, 7]]
+    [[6, 8]]
     """
 
     def __init__(
