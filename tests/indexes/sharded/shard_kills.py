@@ -1,6 +1,7 @@
 """Rounds of killing the processes of a sharded index: of shards, and of the one that writes, at random moments."""
 
 import contextlib
+import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from kill_rounds import apply, carry_out, plan, stored
 
 from latelier import indexes
@@ -87,13 +89,9 @@ def kill_shards_under_writes(index, seed, kills):
     return outcomes
 
 
-def announce(word):
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
-
-
-def work(folder, seed, state, address):
+def work(folder, seed, state, address, sender):
     """In the process that will be killed: announce each operation, carry it out, report it."""
+    announce = sender.send
     rng = random.Random(seed)
     require_ray("Testing").init(address=address, log_to_driver=False, logging_level="ERROR")
     with indexes.open(folder) as index:
@@ -119,16 +117,31 @@ def run_program(name, *arguments):
     assert done.returncode == 0, done.stderr
 
 
+def process_server():
+    """Return a context of multiprocessing whose processes are forked from one that has imported what they need."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["commit_writer"])
+    with pytest.MonkeyPatch.context() as patch:  # before Python 3.12.8, it finds modules in this variable only
+        patch.setenv("PYTHONPATH", own_environment()["PYTHONPATH"])
+        multiprocessing.forkserver.ensure_running()
+    return processes
+
+
 def kill_a_writer(folder, seed, state, delay):
     """Start a process that writes, kill it, and return the states of before and after its last operation."""
     address = require_ray("Testing").get_runtime_context().gcs_address
-    code = f"import shard_kills; shard_kills.work({str(folder)!r}, {seed}, {state!r}, {address!r})"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=own_environment())
-    assert child.stdout.readline() == "opened\n"
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = process_server().Process(target=work, args=(str(folder), seed, state, address, sender))
+    child.start()
+    sender.close()
+    assert receiver.recv() == "opened"
     time.sleep(delay)
     child.kill()
-    lines = child.stdout.read().split()
-    child.wait()
+    lines = []
+    with contextlib.suppress(EOFError):
+        while True:
+            lines.append(receiver.recv())
+    child.join()
     rng, before = random.Random(seed), state
     for _ in range(lines.count("done")):
         before = apply(before, *plan(rng, before))

@@ -2,13 +2,12 @@
 
 import importlib
 import itertools
-import multiprocessing
 import sys
 
 import pytest
 from commit_writer import write_and_die
 from kill_rounds import apply, carry_out, stored
-from shard_kills import QUERY, kill, shard_pids
+from shard_kills import QUERY, kill, process_server, shard_pids
 
 from latelier import indexes
 from latelier.errors import StorageError
@@ -112,8 +111,7 @@ def test_a_change_of_the_keyword_index_that_is_interrupted(tmp_path):
 def test_the_writer_killed_at_each_step(tmp_path):
     folder, outcomes = tmp_path / "index", []
     address = require_ray("Testing").get_runtime_context().gcs_address
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["commit_writer"])
+    processes = process_server()
     with indexes.Sharded(folder, shards=2, index="flat") as index:
         carry_out(index, "add", FIRST, 1)
     state = apply({}, "add", FIRST, 1)

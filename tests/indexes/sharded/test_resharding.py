@@ -1,13 +1,11 @@
 """Documents divided among another number of shards: nothing else changes, and others go on reading and writing."""
 
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 from index_helpers import matrices
-from shard_kills import own_environment
+from shard_kills import process_server
 from test_sharded import TEXTS, documents
 
 from latelier import indexes
@@ -163,9 +161,10 @@ def test_a_killed_division_leaves_the_index_as_it_is(tmp_path):
     with indexes.Sharded(tmp_path / "index", shards=2, index="flat") as index:
         index.add(list(range(20)), matrices([2] * 20))
         address = require_ray("Testing").get_runtime_context().gcs_address
-        code = f"import test_resharding; test_resharding.die({str(tmp_path / 'index')!r}, {address!r})"
-        child = subprocess.run([sys.executable, "-c", code], env=own_environment(), check=False)
-        assert child.returncode == -9
+        child = process_server().Process(target=die, args=(str(tmp_path / "index"), address))
+        child.start()
+        child.join()
+        assert child.exitcode == -9
         assert (index.shards, index.ids(), generations(index)) == (2, list(range(20)), ["0", "1"])
         index.add("more", matrices([1])[0])
         index.reshard(3)

@@ -125,7 +125,7 @@ def test_shards_killed_under_writes(tmp_path, kind):
 @pytest.mark.slow
 def test_shards_and_replicas_killed_many_times(tmp_path):
     with indexes.Sharded(tmp_path / "index", shards=2, index="flat", replicas=2) as index:
-        outcomes = kill_shards_under_writes(index, seed=2, kills=25)
+        outcomes = kill_shards_under_writes(index, seed=2, kills=12)
         assert outcomes["searches"] > 0
         assert index.verify().is_whole
         assert ids_of_second_replicas(index) == index.ids()

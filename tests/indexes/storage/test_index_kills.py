@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL"
 
 
 # `make soak` kills hundreds.
-@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [10, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_killed_writers_leave_the_last_commit(kind, kills, tmp_path, monkeypatch):
     monkeypatch.setattr(indexes.IVF, "_thresholds", EARLY)
