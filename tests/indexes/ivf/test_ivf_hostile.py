@@ -450,7 +450,7 @@ def test_vectors_of_any_size_are_found_as_unit_vectors_are(nbits, size):
 
 def test_numbers_too_large_to_be_scored_are_rejected_before_anything_is_stored():
     index = indexes.IVF()
-    with pytest.raises(EmbeddingsError, match="document 'b': .* takes numbers up to"):
+    with pytest.raises(EmbeddingsError, match=r"document 'b': .* takes numbers up to"):
         index.add(["a", "b"], [np.eye(4), np.full((2, 4), 3.4e38)])
     assert len(index) == 0
 
