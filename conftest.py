@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Ray runs its processes at the lowest priority: tests that wait for them would also wait for every other test.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Ray says two seconds later that a process has died, and tests kill a hundred of them. Not much less than half a second:
-# that is how long the process takes to run again, and calls until then fail too.
+# Ray says two seconds later that a process has died, and tests kill a hundred of them. Not much less than half a
+# second, which is how long a process takes to run again: calls until then fail too.
 os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "500")
 os.environ.setdefault("RAY_core_worker_internal_heartbeat_ms", "50")
 
