@@ -91,8 +91,7 @@ def test_numpy_finds_what_the_kernels_find(make, monkeypatch):
                 np.testing.assert_allclose([hit.score for hit in mine], [scores[hit.id] for hit in mine], atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [indexes.Flat, indexes.IVF])
-@pytest.mark.parametrize("size", [1e30, 3e38])
+@pytest.mark.parametrize(("make", "size"), [(indexes.Flat, 1e30), (indexes.Flat, 3e38), (indexes.IVF, 1e30)])
 @pytest.mark.filterwarnings("error")
 def test_numpy_scores_numbers_too_large_for_float32_without_warnings_and_nan(make, size, monkeypatch):
     monkeypatch.setattr(make, "_first_use", FirstUse(most_work=1 << 60))

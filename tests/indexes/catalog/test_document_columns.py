@@ -44,7 +44,7 @@ def test_documents_without_metadata_are_no_work_for_the_garbage_collector():
     batches = DocumentBatches(range(2000), [vectors] * 2000, ["a text"] * 2000, None)
     gc.collect()
     before = len(gc.get_objects())
-    (batch,) = batches.read(None, lambda embeddings: {"vectors": embeddings.vectors})
+    (batch,) = batches.read(None, lambda embeddings, _: {"vectors": embeddings.vectors})
     gc.collect()
     assert len(batch.documents) == 2000
     assert len(gc.get_objects()) - before < 100
