@@ -148,22 +148,20 @@ class EncodingWorkers:
         options = {"batch_size": batch_size, "pool_factor": pool_factor, "precision": precision}
         waiting: deque[Any] = deque()
         source, failure = iter(chunks), None
-        try:
-            while True:
-                try:
-                    texts = next(source, None)
-                except Exception as error:  # noqa: BLE001 (raised again once the chunks before it are done)
-                    failure, texts = error, None
-                if texts is None:
-                    break
-                waiting.append(self._submit(list(texts), options))
-                if len(waiting) >= _CHUNKS_PER_WORKER * len(self._workers):
-                    yield self._result(waiting.popleft())
-            while waiting:
+        # If the caller stops early, the chunks under way end by themselves: a call of a Ray actor that is cancelled
+        # while it waits can leave the next ones waiting for it, for 30 seconds.
+        while True:
+            try:
+                texts = next(source, None)
+            except Exception as error:  # noqa: BLE001 (raised again once the chunks before it are done)
+                failure, texts = error, None
+            if texts is None:
+                break
+            waiting.append(self._submit(list(texts), options))
+            if len(waiting) >= _CHUNKS_PER_WORKER * len(self._workers):
                 yield self._result(waiting.popleft())
-        finally:
-            for result in waiting:
-                self._ray.cancel(result)
+        while waiting:
+            yield self._result(waiting.popleft())
         if failure is not None:
             raise failure
 
