@@ -302,22 +302,20 @@ def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     EmbeddingsError
         Unless they are non-decreasing integers from 0 to the number of tokens.
     """
-    try:
-        given = offsets if is_tensor(offsets) else np.asarray(offsets)
-    except ValueError as error:
-        raise EmbeddingsError(f"received offsets that are no array: {error}; expected (n + 1,) integers.") from error
-    # The kind of a numpy dtype is the same in any byte order; its name is not.
-    integers = dtype_name(given).startswith(("int", "uint")) if is_tensor(given) else given.dtype.kind in "iu"
-    if given.ndim != 1 or len(given) == 0 or not integers:
-        raise EmbeddingsError(
-            f"received offsets of dtype {given.dtype} and shape {tuple(given.shape)}; expected (n + 1,) integers from "
-            "0."
-        )
     # Copied before they are checked, so that no other thread can change them in between.
-    own = np.array(given.detach().cpu().numpy() if is_tensor(given) else given)
-    # Compared, not subtracted: the difference of large numbers may overflow and look positive.
-    falling = np.flatnonzero(own[1:] < own[:-1])
-    if own[0] != 0 or own[-1] != tokens or falling.size:
+    try:
+        own = np.array(offsets.detach().cpu() if is_tensor(offsets) else offsets)
+    except (ValueError, TypeError) as error:
+        raise EmbeddingsError(f"received offsets that are no array: {error}; expected (n + 1,) integers.") from error
+    if own.ndim != 1 or len(own) == 0 or own.dtype.kind not in "iu":
+        raise EmbeddingsError(
+            f"received offsets of dtype {own.dtype} and shape {own.shape}; expected (n + 1,) integers from 0."
+        )
+    # Compared, not subtracted: the difference of large numbers may overflow and look positive. Those of one text, such
+    # as a query, need no look in between.
+    rises = len(own) <= 2 or bool((own[1:] >= own[:-1]).all())
+    if own[0] != 0 or own[-1] != tokens or not rises:
+        falling = np.flatnonzero(own[1:] < own[:-1])
         where = f", and from {own[falling[0]]} to {own[falling[0] + 1]} at text {falling[0]}" if falling.size else ""
         raise EmbeddingsError(
             f"received offsets from {own[0]} to {own[-1]} for {tokens} tokens{where}; "
