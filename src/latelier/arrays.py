@@ -304,13 +304,17 @@ def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     """
     # Copied before they are checked, so that no other thread can change them in between.
     try:
-        own = np.array(offsets.detach().cpu() if is_tensor(offsets) else offsets)
-    except (ValueError, TypeError) as error:
+        given = offsets if is_tensor(offsets) else np.array(offsets)
+    except ValueError as error:
         raise EmbeddingsError(f"received offsets that are no array: {error}; expected (n + 1,) integers.") from error
-    if own.ndim != 1 or len(own) == 0 or own.dtype.kind not in "iu":
+    # The kind of a numpy dtype is the same in any byte order; its name is not.
+    integers = dtype_name(given).startswith(("int", "uint")) if is_tensor(given) else given.dtype.kind in "iu"
+    if given.ndim != 1 or len(given) == 0 or not integers:
         raise EmbeddingsError(
-            f"received offsets of dtype {own.dtype} and shape {own.shape}; expected (n + 1,) integers from 0."
+            f"received offsets of dtype {given.dtype} and shape {tuple(given.shape)}; expected (n + 1,) integers from "
+            "0."
         )
+    own: np.ndarray = given.detach().cpu().numpy().copy() if is_tensor(given) else given
     # Compared, not subtracted: the difference of large numbers may overflow and look positive. Those of one text, such
     # as a query, need no look in between.
     rises = len(own) <= 2 or bool((own[1:] >= own[:-1]).all())
