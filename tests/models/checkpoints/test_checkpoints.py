@@ -224,9 +224,8 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     with pytest.raises(ModelLoadError, match=rf"not on this machine, and http://127\.0\.0\.1:{port} cannot be reached"):
         ColBERT("nobody/nothing", device="cpu", cache_folder=str(tmp_path))
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match=r"'nobody/nothing': (?!it is not on this machine, and http)"):
         ColBERT("nobody/nothing", device="cpu", cache_folder=str(tmp_path), local_files_only=True)
-    assert "cannot be reached" not in str(caught.value)
 
 
 def test_the_name_of_a_missing_folder_is_an_error_before_torch_is_imported():
