@@ -210,7 +210,8 @@ def test_a_missing_model_says_what_to_do(tmp_path):
 def test_a_name_that_can_only_be_a_folder_is_not_asked_of_the_hub(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    for name in ("./absent", str(tmp_path / "absent"), "a/b/absent", "./file", "../absent"):
+    impossible = ("a--b", "a..b/c", "a/b-", "-a", "a b", "a/b.git", "a" * 97)  # as names on the hub
+    for name in ("./absent", str(tmp_path / "absent"), "a/b/absent", "./file", "../absent", *impossible):
         looked_for = re.escape(str(Path(name).absolute()))
         with pytest.raises(ModelLoadError, match=f"'{re.escape(name)}': there is no folder {looked_for}\\. Give a"):
             ColBERT(name, device="cpu")

