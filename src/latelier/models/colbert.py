@@ -327,7 +327,7 @@ class ColBERT(Overrides):
             If the features hold no task in training.
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            options.check("the model", kwargs, {"processing_kwargs", *self.get_model_kwargs()}, self.forward)
+            options.check("the model", kwargs, kwargs and {"processing_kwargs", *self.get_model_kwargs()}, self.forward)
             task = options.resolve_task(query_mode, is_query, task, default=input.get("task"))
             check_task_is_known(self, task)
             self._construction.check_fitted()

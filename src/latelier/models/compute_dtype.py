@@ -19,12 +19,12 @@ from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.backends import cpu_forwards
 from latelier.models.cpu.prepacked import can_prepack
 
-__all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "inference", "prefers_bfloat16", "stays_close"]
+__all__ = ["COMPUTE_DTYPES", "LONG_WORK", "check_compute_dtype", "inference", "prefers_bfloat16", "stays_close"]
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 # Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
-_LONG_WORK = 32_768
+LONG_WORK = 32_768
 _LEAST_COSINE = 0.999
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def check_compute_dtype(compute_dtype: Any) -> None:
 
 def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | None) -> bool:
     """Whether ``"auto"`` should try bfloat16: many tokens, a float32 model, and hardware that multiplies bfloat16."""
-    if weights != torch.float32 or tokens < _LONG_WORK:
+    if weights != torch.float32 or tokens < LONG_WORK:
         return False
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)

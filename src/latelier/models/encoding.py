@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, map_each, thread_count
-from latelier.models.compute_dtype import check_compute_dtype, inference, prefers_bfloat16, stays_close
+from latelier.models.compute_dtype import LONG_WORK, check_compute_dtype, inference, prefers_bfloat16, stays_close
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
 from latelier.models.inputs import are_texts, checked_stream
@@ -175,7 +175,6 @@ def encode_rows(
         if job.truncate_dim is None or options.get("output_value", "") is None:
             return encoded
         return [_truncate(torch.as_tensor(row), job.truncate_dim) for row in encoded]
-    job = replace(job, prompt=prompt)
     shown = options.get("show_progress_bar")
     if shown is None:
         shown = _logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
@@ -183,8 +182,9 @@ def encode_rows(
     if pool is not None or (isinstance(device, list) and device):
         for each in device if isinstance(device, list) else ():
             resolve_device(each)
+        job = replace(job, prompt=prompt)
         return model._multi_process(rows, shown, pool, device, options.get("chunk_size"), job=job)
-    job = replace(job, device=_place(model, device))
+    job = replace(job, prompt=prompt, device=_place(model, device))
     with progress_bar(shown=shown, total=len(rows), desc=_DESCRIPTIONS[job.task]) as bar:
         windows = encode_windows(model, rows, job, bar)
         if form.works_on_packed and rows:
@@ -473,7 +473,9 @@ def _finish(model: MultiVectorEncoder, vectors: Tensor, job: Job) -> Tensor:
 def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | None:
     """Return bfloat16 where it is faster and a sample of the texts stays close; None for the dtype of the weights."""
     backend = getattr(model, "cpu_backend", "torch")
-    if backend == "onnx" or not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
+    if backend == "onnx" or used.numel() < LONG_WORK:
+        return None
+    if not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
         return None
     rows = np.unique(np.linspace(0, len(used) - 1, _SAMPLE).astype("int64"))
     sample = {}

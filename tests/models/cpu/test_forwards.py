@@ -68,6 +68,15 @@ def test_another_value_of_the_variable_raises(dense, monkeypatch):
         dense.encode_document(TEXTS)
 
 
+def test_the_last_hidden_states_can_be_trained_on(dense):
+    features = dense.preprocess(TEXTS, task="document")
+    with torch.no_grad(), patched_forwards(dense):
+        hidden = dense[0]({**features})["token_embeddings"]
+    weight = torch.ones(hidden.shape[-1], requires_grad=True)
+    (hidden * weight).sum().backward()
+    torch.testing.assert_close(weight.grad, hidden.sum(dim=(0, 1)))
+
+
 @needs_prepacking
 def test_the_stack_of_bert_is_replaced_as_a_whole(dense):
     bert = dense[0].model

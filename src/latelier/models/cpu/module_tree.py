@@ -6,7 +6,10 @@ next query is read from memory again, and what is looked at counts, not how: dic
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from latelier.models.cpu.patching import PatchedForward
 
@@ -24,7 +27,7 @@ class ModuleTree:
         The outer module.
     """
 
-    __slots__ = ("_children", "_leaves", "_namespaces", "modules")
+    __slots__ = ("_children", "_leaves", "_namespaces", "_plain", "modules")
 
     def __init__(self, root: nn.Module) -> None:
         self.modules = submodules(root)[1:]
@@ -32,6 +35,7 @@ class ModuleTree:
         own = [module._modules for module in (root, *self.modules)]
         self._children = [(each, [*each.values()]) for each in own if each]
         self._leaves = [each for each in own if not each]
+        self._plain: Any = None  # what `_look` has returned when nothing was overridden
 
     def is_unchanged(self) -> bool:
         """Whether the same modules are still in the same places."""
@@ -39,14 +43,30 @@ class ModuleTree:
 
     def is_overridden(self) -> bool:
         """Whether a module has a hook, is compiled, or has a forward of its own, other than a `PatchedForward`."""
-        for namespace in self._namespaces:
-            if namespace["_forward_hooks"] or namespace["_forward_pre_hooks"]:
-                return True
-            if "forward" in namespace and not isinstance(namespace["forward"], PatchedForward):
-                return True
-            if namespace.get("_compiled_call_impl") is not None:
-                return True
+        seen = self._look()
+        if seen == self._plain:
+            return False
+        if any(map(_is_overridden, self._namespaces)):
+            return True
+        if not any("forward" in each for each in self._namespaces):  # in the place of one, another one may come
+            self._plain = seen
         return False
+
+    def _look(self) -> tuple[int, list[int]]:
+        """Return what changes when something is hooked in.
+
+        torch counts all hooks that are registered; a forward, or a compiled one, is one more attribute of its module.
+        """
+        return RemovableHandle.next_id, [*map(len, self._namespaces)]
+
+
+def _is_overridden(namespace: dict[str, Any]) -> bool:
+    return bool(
+        namespace["_forward_hooks"]
+        or namespace["_forward_pre_hooks"]
+        or not isinstance(namespace.get("forward"), PatchedForward | None)
+        or namespace.get("_compiled_call_impl") is not None
+    )
 
 
 def submodules(module: nn.Module) -> list[nn.Module]:
