@@ -32,7 +32,7 @@ Encode: TypeAlias = Callable[[TokenEmbeddings, "dict[str, np.ndarray] | None"], 
 _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
-# memory.
+# memory. Packed embeddings are in memory: of them, as much is read as for the most threads.
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
 _BYTES = (bytes, bytearray, memoryview)  # iterating over them gives integers, which would be ids
 
@@ -118,8 +118,6 @@ class DocumentBatches:
         self._dtype = dtype
         self._batch_bytes = batch_bytes
         self._show_progress = show_progress
-        self._threads = min(allowed_threads(), _READ_THREADS)
-        self._read_bytes = min(_READ_BYTES * self._threads, batch_bytes)
 
     def read(
         self, dim: int | None, encode: Encode, are_finite: _AreFinite = lambda _: False
@@ -151,7 +149,7 @@ class DocumentBatches:
         """
         documents = DocumentColumns([], [], [], [])
         lengths: list[np.ndarray] = []
-        arrays, size, reader = _TokenArrays(), 0, None
+        arrays, size, reader, left = _TokenArrays(), 0, None, self._columns[0].length
 
         def batch() -> DocumentBatch:
             return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
@@ -161,11 +159,12 @@ class DocumentBatches:
                 if reader is None:  # the first document says which dim the others must have
                     dim = _first_dim(given, self._dtype) if dim is None else dim
                     reader = _Reader(self._dtype, dim, encode, are_finite)
-                for part in reader.read(given, arrays, self._batch_bytes + self._read_bytes):
+                for part in reader.read(given, arrays, self._batch_bytes, left):
                     documents.extend(part.documents)
                     lengths.append(part.lengths)
                     size += part.nbytes
                     progress.update(len(part.documents))
+                left = None if left is None else left - len(given.ids)
                 if size >= self._batch_bytes:
                     yield batch()
                     documents, lengths, arrays, size = DocumentColumns([], [], [], []), [], _TokenArrays(), 0
@@ -175,7 +174,7 @@ class DocumentBatches:
     def _given(self) -> Iterator[_Given]:
         """Yield some documents at a time."""
         count = 0
-        for items in _split(self._embeddings, self._read_bytes, _READ_DOCUMENTS * self._threads):
+        for items in _split(self._embeddings, self._batch_bytes, min(allowed_threads(), _READ_THREADS)):
             ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
             count += len(items)
             yield _Given(ids, texts, metadata, items)
@@ -208,7 +207,7 @@ class _Reader(NamedTuple):
     encode: Encode
     are_finite: _AreFinite
 
-    def read(self, given: _Given, arrays: _TokenArrays, batch_bytes: int) -> list[_Part]:
+    def read(self, given: _Given, arrays: _TokenArrays, batch_bytes: int, left: int | None) -> list[_Part]:
         """Read documents in parts, each by one thread, which writes its token arrays to their place in `arrays`.
 
         Parameters
@@ -218,16 +217,21 @@ class _Reader(NamedTuple):
         arrays
             The token arrays of the batch.
         batch_bytes
-            About the size of the vectors of a full batch.
+            The size of the vectors with which a batch ends.
+        left
+            The number of these documents and those after them; None if it is not known.
         """
-        threads = allowed_threads()
+        threads, tokens = allowed_threads(), _count_tokens(given.embeddings)
+        row_bytes = np.dtype(self.dtype).itemsize * self.dim
         # More parts than threads, since some take longer than others; a few documents are not worth a thread.
-        count = max(1, min(4 * threads, len(given.ids) // 4)) if threads > 1 else 1
+        count = 4 * threads if threads > 1 else -(-tokens * row_bytes // _READ_BYTES)
+        count = max(1, min(count, len(given.ids) // 4))
         cuts = np.linspace(0, len(given.ids), count + 1).astype("int64").tolist()
         parts = [_Given(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
-        nothing = np.empty((0, self.dim), self.dtype)
-        layout, full = self.encode(TokenEmbeddings(nothing, [0]), None), batch_bytes // (nothing.itemsize * self.dim)
-        places = arrays.reserve(layout, [_count_tokens(part.embeddings) for part in parts], full)
+        layout = self.encode(TokenEmbeddings(np.empty((0, self.dim), self.dtype), [0]), None)
+        full = (batch_bytes + _READ_BYTES * _READ_THREADS) // row_bytes
+        expected = 0 if left is None else tokens * left // len(given.ids)
+        places = arrays.reserve(layout, [_count_tokens(part.embeddings) for part in parts], expected, full)
         return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
 
     def _read_part(self, given: _Given, place: dict[str, np.ndarray]) -> _Part:
@@ -282,16 +286,18 @@ def _count_rows(item: Any) -> int:
 class _TokenArrays:
     """The token arrays of a batch, filled part by part.
 
-    With the second call of `reserve`, memory for a full batch is reserved: the system provides it only as it is
-    written. Parts that are kept and concatenated at the end would take twice the memory, and more time than their
-    encoding.
+    Memory is reserved for all documents, or for a full batch where their number is not known, with the second call of
+    `reserve`: the system provides it only as it is written. Parts that are kept and concatenated at the end would take
+    twice the memory, and more time than their encoding.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
         self._tokens = self._reserved = 0
 
-    def reserve(self, layout: dict[str, np.ndarray], tokens: list[int], full: int) -> list[dict[str, np.ndarray]]:
+    def reserve(
+        self, layout: dict[str, np.ndarray], tokens: list[int], expected: int, full: int
+    ) -> list[dict[str, np.ndarray]]:
         """Return where the arrays of some parts are to be written.
 
         Parameters
@@ -300,13 +306,15 @@ class _TokenArrays:
             The arrays of no tokens.
         tokens
             The number of tokens of each part.
+        expected
+            About how many tokens are to come, these included; 0 if that is not known.
         full
             About how many tokens a full batch has.
         """
         ends = self._tokens + np.cumsum(tokens)
         end = int(ends[-1])
         if end > self._reserved:
-            self._reserved = max(end, full) if self._tokens else end
+            self._reserved = max(end, full if self._tokens else min(expected + expected // 16, full))
             reserved = {name: np.empty((self._reserved, *rows.shape[1:]), rows.dtype) for name, rows in layout.items()}
             for name, rows in self._arrays.items():
                 reserved[name][: self._tokens] = rows[: self._tokens]
@@ -365,16 +373,17 @@ def _compare_lengths(columns: list[_Column], embeddings: Any) -> None:
         raise InvalidArgumentError(f"received {lengths}; give one of each per document.")
 
 
-def _split(embeddings: Any, most_bytes: int, most_documents: int) -> Iterator[list[Any] | TokenEmbeddings]:
-    """Cut embeddings into parts up to about this size: lists of matrices, or slices of packed embeddings."""
+def _split(embeddings: Any, batch_bytes: int, threads: int) -> Iterator[list[Any] | TokenEmbeddings]:
+    """Cut embeddings into what is read at a time: lists of matrices, or slices of packed embeddings."""
     if isinstance(embeddings, TokenEmbeddings):
-        yield from _split_packed(embeddings, most_bytes, most_documents)
+        yield from _split_packed(embeddings, batch_bytes)
         return
     if not isinstance(embeddings, Iterable) or isinstance(embeddings, (str, bytes, Mapping)):
         raise InvalidArgumentError(
             f"received {type(embeddings).__name__} as embeddings; give TokenEmbeddings, a list of (tokens, dim) "
             "matrices or an iterable of either."
         )
+    most_bytes, most_documents = min(_READ_BYTES * threads, batch_bytes), _READ_DOCUMENTS * threads
     waiting: list[Any] = []
     size = 0
     for item in embeddings:
@@ -382,7 +391,7 @@ def _split(embeddings: Any, most_bytes: int, most_documents: int) -> Iterator[li
             if waiting:
                 yield waiting
                 waiting, size = [], 0
-            yield from _split_packed(item, most_bytes, most_documents)
+            yield from _split_packed(item, batch_bytes)
             continue
         waiting.append(item)
         size += _float_bytes(item)
@@ -402,9 +411,9 @@ def _float_bytes(item: Any) -> int:
     return 4 * len(item) * len(first) if isinstance(first, Sized) else 0
 
 
-def _split_packed(embeddings: TokenEmbeddings, most_bytes: int, most_documents: int) -> Iterator[TokenEmbeddings]:
-    tokens = max(1, most_bytes // max(1, 4 * embeddings.dim))
-    for first, last in split_by_rows(embeddings.offsets, tokens, most_documents):
+def _split_packed(embeddings: TokenEmbeddings, batch_bytes: int) -> Iterator[TokenEmbeddings]:
+    tokens = max(1, min(_READ_BYTES * _READ_THREADS, batch_bytes) // max(1, 4 * embeddings.dim))
+    for first, last in split_by_rows(embeddings.offsets, tokens, _READ_DOCUMENTS * _READ_THREADS):
         yield embeddings[first:last]
 
 

@@ -17,6 +17,7 @@ from latelier.indexes.catalog.rows import (
     insert_many,
     placeholders,
     row_checksum,
+    with_checksums,
 )
 from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
 from latelier.indexes.results import Id, Record
@@ -228,7 +229,10 @@ def write_document_rows(
     names = ["number", "id", *columns]
     if has_checksums(connection):
         names.append("checksum")
-        rows = ((*row, document_checksum(columns, row)) for row in rows)
+        if columns:
+            rows = ((*row, document_checksum(columns, row)) for row in rows)
+        else:
+            rows = with_checksums("document", rows)
     insert_many(connection, "document", names, rows)
 
 
@@ -238,13 +242,11 @@ def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int,
     The table has no column for the id, but the checksum covers it.
     """
     names = ["number", "metadata", "text"]
-    given: Iterable[tuple[Any, ...]]
+    given: Iterable[tuple[Any, ...]] = rows
     if has_checksums(connection):
         names.append("checksum")
-        given = ((row[0], row[2], row[3], row_checksum("content", row)) for row in rows)
-    else:
-        given = ((row[0], row[2], row[3]) for row in rows)
-    insert_many(connection, "content", names, given)
+        given = with_checksums("content", rows)
+    insert_many(connection, "content", names, ((row[0], *row[2:]) for row in given))
 
 
 def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:

@@ -25,7 +25,7 @@ from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.scratch import Scratch
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
-from latelier.kernels.threads import for_ranges
+from latelier.kernels.threads import allowed_threads, for_each, for_ranges
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["InvertedLists", "append_documents", "build_lists"]
@@ -33,6 +33,8 @@ __all__ = ["InvertedLists", "append_documents", "build_lists"]
 # Assumed number of multiplications per token when tokens are divided among threads. It is lower than the true number,
 # so that a thread takes many tokens at a time, and most coarse centroids get the eight that are multiplied together.
 _WORK = 1 << 10
+# Lists are made of at least so many tokens by each thread, and by at most so many threads: each has its own counts.
+_SHARE_TOKENS, _MOST_SHARES = 1 << 15, 16
 
 
 class InvertedLists(NamedTuple):
@@ -243,28 +245,40 @@ def _invert(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return offsets and entries of the lists of some documents, numbered from `first`, and their mean similarity.
 
-    If the entries do not fit in memory, they are made for some lists after the others, from the lists of all tokens.
+    Each thread has a share of the documents, which are next to each other in every list. If the entries do not fit in
+    memory, they are made for some lists after the others, from the lists of all tokens.
     """
     lengths = table.documents.lengths[ordinals]
     starts = lengths_to_offsets(lengths)
     lists, similarity = _assign(centroids, table, ordinals, starts, scratch)
+    shares = max(1, min(allowed_threads(), _MOST_SHARES, len(lists) // _SHARE_TOKENS))
+    cuts = np.searchsorted(starts, np.arange(shares + 1) * len(lists) // shares)
 
     def pass_over(begin: int, end: int, places: np.ndarray, documents: np.ndarray) -> None:
-        """Count or write the documents of the lists `begin` to `end - 1`."""
-        last = np.full(end - begin, -1, dtype="int32")
-        for a, b in split_by_rows(starts, scratch.block // lists.itemsize):
-            invert(lists[starts[a] : starts[b]], lengths[a:b], first + a, begin, last, places, documents)
-            release_memory(lists)
+        """Count or write the documents of the lists `begin` to `end - 1`; `places` has a row for each share."""
 
-    offsets = np.zeros(centroids.lists + 1, dtype="int64")
-    pass_over(0, centroids.lists, offsets[1:], np.empty(0, dtype="int32"))
-    np.cumsum(offsets, out=offsets)
+        def pass_over_share(share: int) -> None:
+            last = np.full(end - begin, -1, dtype="int32")
+            own = slice(cuts[share], cuts[share + 1] + 1)
+            for a, b in split_by_rows(starts[own], scratch.block // lists.itemsize):
+                some = slice(own.start + a, own.start + b)
+                tokens = lists[starts[some.start] : starts[some.stop]]
+                invert(tokens, lengths[some], first + some.start, begin, last, places[share], documents)
+                release_memory(lists)
+
+        for_each(pass_over_share, range(shares))
+
+    counts = np.zeros((shares, centroids.lists), dtype="int64")
+    pass_over(0, centroids.lists, counts, np.empty(0, dtype="int32"))
+    offsets = lengths_to_offsets(counts.sum(axis=0))
     documents = scratch.empty(int(offsets[-1]), _entry_dtype(first + len(ordinals)))
     for begin, end in split_by_rows(offsets, scratch.block // 4):
         entries = documents[offsets[begin] : offsets[end]]
         block = entries if documents.dtype == "int32" else np.empty(len(entries), dtype="int32")
         if len(block):
-            pass_over(begin, end, offsets[begin:end] - offsets[begin], block)
+            some = counts[:, begin:end]
+            places = offsets[begin:end] - offsets[begin] + np.cumsum(some, axis=0) - some
+            pass_over(begin, end, places, block)
             entries[:] = block
             release_memory(documents)
     return offsets, documents, similarity
