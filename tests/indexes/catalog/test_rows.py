@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from latelier.indexes.catalog.rows import insert_many
+from latelier.indexes.catalog.rows import insert_many, row_checksum, with_checksums
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4, 500, 901])
@@ -24,3 +24,11 @@ def test_no_statement_has_more_values_than_old_sqlite_takes():
     connection.execute("CREATE TABLE narrow (a)")
     insert_many(connection, "narrow", ["a"], ((number,) for number in range(5000)))
     assert connection.execute("SELECT count(*), sum(a) FROM narrow").fetchone() == (5000, 12497500)
+
+
+@pytest.mark.parametrize("count", [0, 1, 899, 900, 901, 2000])
+def test_checksums_of_many_rows_are_those_of_each(count):
+    kinds = [7, "7", None, 1.5, True, "é\ud7ff", "", -(1 << 62)]
+    rows = [(number, kinds[number % 8], "{}", kinds[number % 5]) for number in range(count)]
+    expected = [(*row, row_checksum("content", row)) for row in rows]
+    assert list(with_checksums("content", iter(rows))) == expected
