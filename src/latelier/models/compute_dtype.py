@@ -19,12 +19,12 @@ from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.backends import cpu_forwards
 from latelier.models.cpu.prepacked import can_prepack
 
-__all__ = ["COMPUTE_DTYPES", "LONG_WORK", "check_compute_dtype", "inference", "prefers_bfloat16", "stays_close"]
+__all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "inference", "is_long_work", "prefers_bfloat16", "stays_close"]
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 # Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
-LONG_WORK = 32_768
+_LONG_WORK = 32_768
 _LEAST_COSINE = 0.999
 
 logger = logging.getLogger(__name__)
@@ -38,9 +38,14 @@ def check_compute_dtype(compute_dtype: Any) -> None:
         )
 
 
+def is_long_work(tokens: int) -> bool:
+    """Whether there are so many tokens that ``"auto"`` looks at other dtypes at all."""
+    return tokens >= _LONG_WORK
+
+
 def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | None) -> bool:
     """Whether ``"auto"`` should try bfloat16: many tokens, a float32 model, and hardware that multiplies bfloat16."""
-    if weights != torch.float32 or tokens < LONG_WORK:
+    if weights != torch.float32 or not is_long_work(tokens):
         return False
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, map_each, thread_count
-from latelier.models.compute_dtype import LONG_WORK, check_compute_dtype, inference, prefers_bfloat16, stays_close
+from latelier.models.compute_dtype import check_compute_dtype, inference, is_long_work, prefers_bfloat16, stays_close
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
 from latelier.models.inputs import are_texts, checked_stream
@@ -473,7 +473,7 @@ def _finish(model: MultiVectorEncoder, vectors: Tensor, job: Job) -> Tensor:
 def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | None:
     """Return bfloat16 where it is faster and a sample of the texts stays close; None for the dtype of the weights."""
     backend = getattr(model, "cpu_backend", "torch")
-    if backend == "onnx" or used.numel() < LONG_WORK:
+    if backend == "onnx" or not is_long_work(used.numel()):
         return None
     if not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
         return None
