@@ -229,7 +229,7 @@ class _Reader(NamedTuple):
         cuts = np.linspace(0, len(given.ids), count + 1).astype("int64").tolist()
         parts = [_Given(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
         layout = self.encode(TokenEmbeddings(np.empty((0, self.dim), self.dtype), [0]), None)
-        full = (batch_bytes + _READ_BYTES * _READ_THREADS) // row_bytes
+        full = (batch_bytes + min(_READ_BYTES * _READ_THREADS, batch_bytes)) // row_bytes
         expected = 0 if left is None else tokens * left // len(given.ids)
         places = arrays.reserve(layout, [_count_tokens(part.embeddings) for part in parts], expected, full)
         return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))

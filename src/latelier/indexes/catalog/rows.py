@@ -70,8 +70,9 @@ def with_checksums(table: str, rows: Iterable[Sequence[Any]]) -> Iterator[tuple[
 
     Examples
     --------
-    >>> list(with_checksums("document", [(1, "a")])) == [(1, "a", row_checksum("document", (1, "a")))]
-    True
+    >>> [(number, id, checksum)] = with_checksums("document", [(1, "a")])
+    >>> number, id, checksum == row_checksum("document", (1, "a"))
+    (1, 'a', True)
     """
     remaining = iter(rows)
     while some := list(islice(remaining, _MOST_VALUES)):
