@@ -44,6 +44,14 @@ def test_a_forward_in_the_place_of_a_patched_one_is_seen(root):
     assert tree.is_overridden()
 
 
+def test_a_module_that_is_compiled_again_is_seen(root):
+    tree = ModuleTree(root)
+    root[0]._compiled_call_impl = None
+    assert not tree.is_overridden()
+    root[0]._compiled_call_impl = torch.neg
+    assert tree.is_overridden()
+
+
 def test_the_hooks_of_other_models_do_not_count(root):
     tree = ModuleTree(root)
     assert not tree.is_overridden()

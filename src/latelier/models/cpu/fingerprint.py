@@ -14,7 +14,7 @@ __all__ = ["Fingerprint"]
 
 _SAMPLES = 16  # numbers of each weight that are compared: an optimiser step changes nearly all of them
 _WORD = 4  # bytes
-# Called by `map`: loops in Python over these would take twice as long, a fiftieth of the time of a short query.
+# Called by `map`, without the steps of a loop in Python.
 _values, _version = methodcaller("values"), attrgetter("_version")
 
 

@@ -15,6 +15,8 @@ from latelier.models.cpu.patching import PatchedForward
 
 __all__ = ["ModuleTree", "submodules"]
 
+_OVERRIDES = {"forward", "_compiled_call_impl"}  # attributes of a module that compute in place of its class's forward
+
 
 class ModuleTree:
     """The modules inside another one, as they are at one time.
@@ -48,7 +50,7 @@ class ModuleTree:
             return False
         if any(map(_is_overridden, self._namespaces)):
             return True
-        if not any("forward" in each for each in self._namespaces):  # in the place of one, another one may come
+        if all(map(_OVERRIDES.isdisjoint, self._namespaces)):  # in the place of one, another one may come
             self._plain = seen
         return False
 
