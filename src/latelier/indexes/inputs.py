@@ -221,17 +221,17 @@ class _Reader(NamedTuple):
         left
             The number of these documents and those after them; None if it is not known.
         """
-        threads, tokens = allowed_threads(), _count_tokens(given.embeddings)
-        row_bytes = np.dtype(self.dtype).itemsize * self.dim
-        # More parts than threads, since some take longer than others; a few documents are not worth a thread.
-        count = 4 * threads if threads > 1 else -(-tokens * row_bytes // _READ_BYTES)
-        count = max(1, min(count, len(given.ids) // 4))
+        # More parts than threads, since some take longer than others and each is converted as a whole; a few documents
+        # are not worth a thread.
+        count = max(1, min(4 * allowed_threads(), len(given.ids) // 4))
         cuts = np.linspace(0, len(given.ids), count + 1).astype("int64").tolist()
         parts = [_Given(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
         layout = self.encode(TokenEmbeddings(np.empty((0, self.dim), self.dtype), [0]), None)
+        row_bytes = np.dtype(self.dtype).itemsize * self.dim
         full = (batch_bytes + min(_READ_BYTES * _READ_THREADS, batch_bytes)) // row_bytes
-        expected = 0 if left is None else tokens * left // len(given.ids)
-        places = arrays.reserve(layout, [_count_tokens(part.embeddings) for part in parts], expected, full)
+        tokens = [_count_tokens(part.embeddings) for part in parts]
+        expected = 0 if left is None else sum(tokens) * left // len(given.ids)
+        places = arrays.reserve(layout, tokens, expected, full)
         return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
 
     def _read_part(self, given: _Given, place: dict[str, np.ndarray]) -> _Part:

@@ -11,13 +11,14 @@ from latelier.indexes.catalog.keywords import delete_texts, insert_texts, stored
 from latelier.indexes.catalog.metadata import SqlValue, fold_name, known_fields, make_fields
 from latelier.indexes.catalog.rows import (
     check_row,
+    column_checksums,
     damaged,
     decode_json,
     has_checksums,
-    insert_many,
+    insert_columns,
     placeholders,
     row_checksum,
-    with_checksums,
+    spell,
 )
 from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
 from latelier.indexes.results import Id, Record
@@ -36,11 +37,11 @@ __all__ = [
     "ids_between",
     "insert_documents",
     "remove_documents",
-    "write_content_rows",
-    "write_document_rows",
+    "write_rows",
 ]
 
 _CHUNK = 500  # ids in one statement
+_ROWS = 900  # written at a time, so that few texts are copied
 _ROW_BYTES = 300  # approximate size of one document's Python objects, without its text and metadata
 
 
@@ -151,6 +152,8 @@ def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[I
 def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
     """Return the numbers of documents by id; ids that are not in the index are left out."""
     found: dict[Id, int] = {}
+    if not connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0]:
+        return found  # looking for ids in an empty table takes as long as in others
     for chunk in _chunks(ids):
         statement = f"SELECT id, number FROM document WHERE id IN ({placeholders(len(chunk))})"
         found.update(connection.execute(statement, chunk))
@@ -203,11 +206,12 @@ def insert_documents(
     given = DocumentColumns.of(documents)
     make_fields(connection, (key for fields in given.fields for key in fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
-    ids: Iterable[tuple[Any, ...]] = zip(numbers, given.ids, strict=True)
-    if columns:
-        ids = ((*row, *_field_values(fields, columns)) for row, fields in zip(ids, given.fields, strict=True))
-    write_document_rows(connection, list(columns.values()), ids)
-    write_content_rows(connection, zip(numbers, given.ids, given.metadata, given.texts, strict=True))
+    for first in range(0, len(numbers), _ROWS):
+        some = slice(first, first + _ROWS)
+        parts: list[Sequence[Any]] = [part[some] for part in (numbers, given.ids, given.metadata, given.texts)]
+        if columns:
+            parts += zip(*(_field_values(fields, columns) for fields in given.fields[some]), strict=True)
+        write_rows(connection, list(columns.values()), parts)
     if stored_tokenizer(connection) is not None:
         insert_texts(connection, zip(numbers, given.texts, strict=True))
 
@@ -222,31 +226,27 @@ def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: S
     return row
 
 
-def write_document_rows(
-    connection: sqlite3.Connection, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
-) -> None:
-    """Insert rows of ``document``: number, id, and the values of the field columns `columns`."""
-    names = ["number", "id", *columns]
-    if has_checksums(connection):
-        names.append("checksum")
-        if columns:
-            rows = ((*row, document_checksum(columns, row)) for row in rows)
-        else:
-            rows = with_checksums("document", rows)
-    insert_many(connection, "document", names, rows)
+def write_rows(connection: sqlite3.Connection, fields: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
+    """Insert rows of ``document`` and ``content``.
 
-
-def write_content_rows(connection: sqlite3.Connection, rows: Iterable[tuple[int, Id, str, str | None]]) -> None:
-    """Insert rows of ``content``, given as number, id, metadata as JSON, and text.
-
-    The table has no column for the id, but the checksum covers it.
+    Parameters
+    ----------
+    connection
+        In a transaction.
+    fields
+        Names of the columns of ``document`` that hold metadata keys.
+    columns
+        Numbers, ids, metadata as JSON, texts, and the values of each of `fields`.
     """
-    names = ["number", "metadata", "text"]
-    given: Iterable[tuple[Any, ...]] = rows
+    numbers, ids, metadata, texts, *values = columns
+    document = {"number": numbers, "id": ids, **dict(zip(fields, values, strict=True))}
+    content = {"number": numbers, "metadata": metadata, "text": texts}
     if has_checksums(connection):
-        names.append("checksum")
-        given = with_checksums("content", rows)
-    insert_many(connection, "content", names, ((row[0], *row[2:]) for row in given))
+        key = spell(numbers), spell(ids)  # the table `content` has no ids, but its checksums cover them
+        document["checksum"] = column_checksums("document", [*key, *map(_spell_field, fields, values)])
+        content["checksum"] = column_checksums("content", [*key, spell(metadata), spell(texts)])
+    insert_columns(connection, "document", document)
+    insert_columns(connection, "content", content)
 
 
 def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
@@ -254,13 +254,17 @@ def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
 
     NULL columns are left out of the checksum, since they may have been added after the row was written.
     """
-    if len(row) == 2:
-        return row_checksum("document", row)
     values = [*row[:2]]
     for column, value in zip(columns, row[2:], strict=True):
         if value is not None:
             values += (column, value)
     return row_checksum("document", values)
+
+
+def _spell_field(column: str, values: Sequence[Any]) -> list[str]:
+    """Return what `document_checksum` covers of a field column."""
+    [name] = spell([column])
+    return ["" if value is None else name + spelled for value, spelled in zip(values, spell(values), strict=True)]
 
 
 def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-from latelier.indexes.catalog.document_rows import write_content_rows, write_document_rows
+from latelier.indexes.catalog.document_rows import write_rows
 from latelier.indexes.catalog.metadata import known_fields
-from latelier.indexes.catalog.rows import COLUMNS, has_checksums, insert_rows
+from latelier.indexes.catalog.rows import COLUMNS, damaged, has_checksums, insert_rows
 from latelier.indexes.catalog.schema import FORMAT_VERSION, create_tables
 from latelier.indexes.catalog.settings import write_setting
 
 __all__ = ["upgrade"]
+
+_ROWS = 900  # documents written at a time
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
@@ -40,10 +42,14 @@ def upgrade(connection: sqlite3.Connection) -> None:
         insert_rows(connection, table, connection.execute(f"SELECT * FROM first_{table} {order}"))
     for column in columns:
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
-    documents = connection.execute(f"SELECT {', '.join(['number', 'id', *columns])} FROM first_document")
-    write_document_rows(connection, columns, documents)
-    contents = "SELECT number, id, metadata, text FROM first_document JOIN first_content USING (number)"
-    write_content_rows(connection, connection.execute(contents))
+    joined = "first_document JOIN first_content USING (number)"
+    [counts] = connection.execute(f"SELECT (SELECT count(*) FROM first_document), (SELECT count(*) FROM {joined})")
+    if counts[0] != counts[1]:
+        raise damaged("documents have no row in its table 'content'")
+    names = ", ".join(["number", "id", "metadata", "text", *columns])
+    documents = connection.execute(f"SELECT {names} FROM {joined}")
+    while some := documents.fetchmany(_ROWS):
+        write_rows(connection, columns, list(zip(*some, strict=True)))
     for table in (*COLUMNS, "document", "content"):
         connection.execute(f"DROP TABLE first_{table}")
     write_setting(connection, "uid", secrets.token_hex(16))

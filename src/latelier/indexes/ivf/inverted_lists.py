@@ -34,7 +34,7 @@ __all__ = ["InvertedLists", "append_documents", "build_lists"]
 # so that a thread takes many tokens at a time, and most coarse centroids get the eight that are multiplied together.
 _WORK = 1 << 10
 # Lists are made of at least so many tokens by each thread, and by at most so many threads: each has its own counts.
-_SHARE_TOKENS, _MOST_SHARES = 1 << 15, 16
+_SHARE_TOKENS, _MOST_SHARES = 1 << 15, 4
 
 
 class InvertedLists(NamedTuple):

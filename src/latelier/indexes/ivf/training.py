@@ -7,7 +7,6 @@ coarsely; with more, comparing the centroids takes more time than the shorter li
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -32,6 +31,8 @@ __all__ = ["train_centroids", "train_lists"]
 _COARSE_SAMPLE, _FINE_SAMPLE = 64, 32
 _COARSE_ITERATIONS, _FINE_ITERATIONS = 8, 4
 _MAX_SAMPLE = 1 << 21
+# Multiplications that take the time in which a number of a centroid is packed.
+_PACKING = 64
 
 
 def train_centroids(
@@ -79,8 +80,13 @@ def train_centroids(
         release_memory(centroids)
     fine = np.empty((groups[-1], width // 4, LANES, 4), dtype="int8")
     fine_start = np.empty((groups[-1], LANES), dtype="int32")
-    for c, (first, last) in enumerate(pairwise(groups)):
-        fine[first:last], fine_start[first:last] = pack_centroids(centroids[ends[c] : ends[c + 1]], width, scale)
+
+    def pack(first: int, last: int) -> None:
+        for c in range(first, last):
+            some = slice(groups[c], groups[c + 1])
+            fine[some], fine_start[some] = pack_centroids(centroids[ends[c] : ends[c + 1]], width, scale)
+
+    for_ranges(pack, ends, _PACKING * dim)
     statistics = TrainingStatistics(tokens, trained_similarity=0, latest_similarity=0, dim=dim)
     return Centroids(packed_coarse, coarse_start, fine, fine_start, groups, statistics)
 
