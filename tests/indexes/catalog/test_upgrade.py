@@ -60,3 +60,16 @@ def test_a_first_format_of_version_zero_is_none(first_format):
     change(first_format, "PRAGMA user_version = 0")
     with pytest.raises((CorruptedIndexError, IndexFormatError), match="its format version is 0"):
         indexes.open(first_format)
+
+
+def test_a_damaged_first_format_is_not_upgraded_and_loses_nothing(first_format):
+    change(first_format, "DELETE FROM content WHERE text = 'one'")
+    with indexes.open(first_format) as index:
+        before = index.ids()
+        with pytest.raises(CorruptedIndexError, match="documents have no row in its table 'content'"):
+            index.compact()
+        assert index.ids() == before
+        index.remove("a")
+        index.compact()
+        assert index.verify().is_whole
+        assert index.ids() == before[1:]
