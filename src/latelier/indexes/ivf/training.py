@@ -12,7 +12,7 @@ import numpy as np
 
 from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics, pack_centroids
 from latelier.indexes.ivf.code_layout import byte_width
-from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
 from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
@@ -22,7 +22,7 @@ from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.scratch import Scratch
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
-from latelier.kernels.threads import for_ranges
+from latelier.kernels.threads import for_each, for_ranges
 from latelier.utils.ranges import lengths_to_offsets, split_by_rows
 
 __all__ = ["train_centroids", "train_lists"]
@@ -63,10 +63,10 @@ def train_centroids(
     sample = TrainingSample(table, ordinals, min(_MAX_SAMPLE, _FINE_SAMPLE * lists), memory)
     coarse = _train_coarse(sample, coarse_count, dim)
     packed_coarse, coarse_start = pack_centroids(coarse, width, _scale(coarse))
-    nearest = _nearest_coarse(sample, packed_coarse, coarse_start)
-    offsets = lengths_to_offsets(np.bincount(nearest, minlength=len(coarse)))
+    offsets, order = np.zeros(len(coarse) + 1, dtype="int64"), np.empty(len(sample), dtype="int64")
+    group_rows(_nearest_coarse(sample, packed_coarse, coarse_start), offsets, order)
     # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens.
-    shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(nearest)))).astype("int64")
+    shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(sample)))).astype("int64")
     # Number of centroids under each coarse centroid: itself, where it has no tokens.
     counts = np.maximum(1, np.minimum(LANES * shares, np.diff(offsets)))
     ends, groups = lengths_to_offsets(counts), lengths_to_offsets(-(-counts // LANES))
@@ -74,8 +74,9 @@ def train_centroids(
     scale = 0.0
     for begin, end in split_by_rows(offsets, sample.at_once):
         some = slice(ends[begin], ends[end])
-        centroids[some] = np.repeat(coarse[begin:end], counts[begin:end], axis=0)
-        _train_fine(sample, nearest, range(begin, end), ends[begin : end + 1] - ends[begin], centroids[some])
+        rows, places = sample.take(order[offsets[begin] : offsets[end]])
+        _train_fine(rows, places, offsets[begin : end + 1], coarse[begin:end], ends[begin : end + 1], centroids[some])
+        del rows, places  # before the next ones are taken
         scale = max(scale, _scale(centroids[some]))
         release_memory(centroids)
     fine = np.empty((groups[-1], width // 4, LANES, 4), dtype="int8")
@@ -110,9 +111,9 @@ def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scr
 def _train_coarse(sample: TrainingSample, count: int, dim: int) -> np.ndarray:
     """Return the coarse centroids, ``(count, dim)``; fewer if there are fewer tokens."""
     chosen = np.random.default_rng(0).choice(len(sample), min(len(sample), _COARSE_SAMPLE * count), replace=False)
-    rows, centroids = sample.take(chosen), np.empty((min(count, len(chosen)), dim), dtype="float32")
-    order = np.arange(len(chosen))
-    spherical_kmeans(instruction_set().argument, *rows, order, _COARSE_ITERATIONS, centroids)
+    rows, places = sample.take(chosen)
+    centroids = np.empty((min(count, len(chosen)), dim), dtype="float32")
+    spherical_kmeans(instruction_set().argument, *rows, places, _COARSE_ITERATIONS, centroids)
     return centroids
 
 
@@ -132,36 +133,38 @@ def _nearest_coarse(sample: TrainingSample, packed: np.ndarray, start: np.ndarra
 
 
 def _train_fine(
-    sample: TrainingSample, nearest: np.ndarray, some: range, ends: np.ndarray, centroids: np.ndarray
+    rows: TokenRows,
+    places: np.ndarray,
+    offsets: np.ndarray,
+    coarse: np.ndarray,
+    ends: np.ndarray,
+    centroids: np.ndarray,
 ) -> None:
-    """Train the centroids under some of the coarse centroids that have tokens.
+    """Train the centroids under some coarse centroids.
 
     Parameters
     ----------
-    sample
-        Tokens.
-    nearest
-        ``(tokens,)`` int32: the nearest coarse centroid of each token.
-    some
-        The coarse centroids.
+    rows, places
+        Tokens, and the places of those under each coarse centroid in turn.
+    offsets
+        ``(n + 1,)``: where these begin in `places`, from any number on.
+    coarse
+        ``(n, dim)``: the coarse centroids; one without tokens is the only centroid under itself.
     ends
-        ``(len(some) + 1,)``: where the centroids under each of them begin in `centroids`.
+        ``(n + 1,)``: where the centroids under each of them begin in `centroids`, from any number on.
     centroids
-        ``(n, dim)`` float32, written.
+        ``(centroids, dim)`` float32, written.
     """
-    isa, numbers = instruction_set().argument, np.flatnonzero((nearest >= some.start) & (nearest < some.stop))
-    rows = sample.take(numbers)
-    offsets, order = np.zeros(len(some) + 1, dtype="int64"), np.empty(len(numbers), dtype="int64")
-    group_rows(nearest[numbers] - np.int32(some.start), offsets, order)
+    isa, firsts, starts = instruction_set().argument, offsets - offsets[0], ends - ends[0]
 
-    def train(first: int, last: int) -> None:
-        for i in range(first, last):
-            mine = order[offsets[i] : offsets[i + 1]]
-            if len(mine):
-                own = centroids[ends[i] : ends[i + 1]]
-                spherical_kmeans(isa, rows.codes, rows.scales, mine, _FINE_ITERATIONS, own)
+    def train(c: int) -> None:
+        mine, own = places[firsts[c] : firsts[c + 1]], centroids[starts[c] : starts[c + 1]]
+        if len(mine):
+            spherical_kmeans(isa, rows.codes, rows.scales, mine, _FINE_ITERATIONS, own)
+        else:
+            own[:] = coarse[c]
 
-    for_ranges(train, offsets, _FINE_ITERATIONS * len(centroids) // len(some) * centroids.shape[1])
+    for_each(train, np.argsort(-np.diff(firsts)).tolist())  # the largest first: the threads end at about the same time
 
 
 def _scale(centroids: np.ndarray) -> float:

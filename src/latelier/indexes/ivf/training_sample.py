@@ -55,12 +55,10 @@ class TrainingSample:
         for first, last in split_by_rows(self._offsets, max(1, self.at_once // _BLOCKS)):
             yield int(self._offsets[first]), self._table.unpack(self._documents[first:last])
 
-    def take(self, numbers: np.ndarray) -> TokenRows:
-        """Return some tokens, by number, in the given order."""
+    def take(self, numbers: np.ndarray) -> tuple[TokenRows, np.ndarray]:
+        """Return some tokens, by number in any order: rows, and where each of them is in these, ``(tokens,)`` int64."""
         if self._rows is not None:
-            if len(numbers) == len(self) and (np.diff(numbers) == 1).all():
-                return self._rows
-            return TokenRows(self._rows.codes[numbers], self._rows.scales[numbers])
+            return self._rows, numbers
         order = np.argsort(numbers, kind="stable")
         wanted = numbers[order]
         taken = TokenRows(
@@ -72,7 +70,7 @@ class TrainingSample:
             for target, source in zip(taken, rows, strict=True):
                 target[order[begin:end]] = source[wanted[begin:end] - first]
             del rows, source  # frees this block before the next one is unpacked
-        return taken
+        return taken, np.arange(len(numbers))
 
     def __len__(self) -> int:
         return int(self._offsets[-1])

@@ -15,6 +15,7 @@ __all__ = ["empty_groups", "group_rows", "pack_rows", "spherical_kmeans"]
 _ROUND = np.float32(3 << 22)
 
 
+@kernel()
 def spherical_kmeans(
     isa: tuple[int, ...],
     rows: np.ndarray,
@@ -41,19 +42,22 @@ def spherical_kmeans(
     centroids
         ``(count, dim)`` float32, at most `m`; written.
     """
-    count, members = len(centroids), len(order)
-    own = np.empty((members, rows.shape[1]), dtype="uint8")  # a copy that stays in the processor's cache
+    count, members, width = len(centroids), len(order), rows.shape[1]
+    own = np.empty((members, width), dtype=np.uint8)  # a copy that stays in the processor's cache
     copy_rows(rows, order, 0, members, own)
-    nearest, dots = (np.empty(members, dtype="int32") for _ in range(2))
-    everything, seeds, mine = np.arange(members), np.arange(count) * members, scales[order]
-    packed, start = empty_groups(count, rows.shape[1])
-    centroids[:] = own[seeds // count, : centroids.shape[1]] - np.float32(128)
-    centroids /= np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), np.float32(1e-30))
-    for i in range(1, iterations + 1):
-        pack_rows(centroids, np.abs(centroids).max() / 127, packed.view("int32"), start)
-        nearest_centroids(isa, own, everything, packed, start, nearest, dots)
-        others = (seeds + i * members // (iterations + 1)) // count
-        _add_to_centroids(own, mine, nearest, others, centroids)
+    nearest, dots = np.empty(members, dtype=np.int32), np.empty(members, dtype=np.int32)
+    everything, mine, others = np.arange(members), scales[order], np.empty(count, dtype=np.int64)
+    groups = -(-count // LANES)
+    words = np.zeros((groups, width // 4, LANES, 1), dtype=np.int32)
+    packed, start = words.view(np.int8), np.full((groups, LANES), NO_CENTROID, dtype=np.int32)
+    for i in range(iterations + 1):
+        if i > 0:
+            pack_rows(centroids, _peak(centroids) / np.float32(127), words, start)
+            nearest_centroids(isa, own, everything, packed, start, nearest, dots)
+        for c in range(count):
+            others[c] = (c * members + i * members // (iterations + 1)) // count
+        assigned = members if i > 0 else 0  # at first, all centroids are without tokens
+        _add_to_centroids(own, mine, nearest[:assigned], others, centroids)
 
 
 def empty_groups(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -117,13 +121,16 @@ def pack_rows(centroids: np.ndarray, scale: float, words: np.ndarray, start: np.
 def _add_to_centroids(
     rows: np.ndarray, scales: np.ndarray, nearest: np.ndarray, others: np.ndarray, centroids: np.ndarray
 ) -> None:
-    """Write the direction of the sum of each centroid's rows, or of the one in `others` if it has none."""
+    """Write the direction of the sum of each centroid's rows, or of the one in `others` if it has none.
+
+    The first rows are those that have a centroid in `nearest`.
+    """
     count, dim = centroids.shape
     counts = np.zeros(count, dtype=np.int64)
     for c in range(count):
         for i in range(dim):  # the assignment of a slice would take seconds to compile
             centroids[c, i] = np.float32(0)
-    for n in range(len(rows)):
+    for n in range(len(nearest)):
         _add_row(rows, n, scales[n], centroids, np.int64(nearest[n]))
         counts[nearest[n]] += 1
     for c in range(count):
@@ -135,6 +142,16 @@ def _add_to_centroids(
         norm = max(np.sqrt(square), np.float32(1e-30))
         for i in range(dim):
             centroids[c, i] /= norm
+
+
+@kernel(inner=True)
+def _peak(centroids: np.ndarray) -> float:
+    """Return the largest absolute number."""
+    highest = np.float32(0)
+    for c in range(centroids.shape[0]):
+        for i in range(centroids.shape[1]):
+            highest = max(highest, abs(centroids[c, i]))
+    return highest
 
 
 @kernel(inner=True)
