@@ -142,6 +142,29 @@ class DocumentTable:
             for_ranges(partial(unpack, documents, places, ends), ends, width)
         return rows
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether all tokens can be read by their addresses; if not, some of their codes are read from files."""
+        return self._read.isdisjoint(self.codec.arrays)
+
+    def unpack_tokens(self, ordinals: np.ndarray, offsets: np.ndarray, numbers: np.ndarray) -> TokenRows:
+        """Return some tokens of documents, which must be mapped.
+
+        Parameters
+        ----------
+        ordinals, offsets
+            The documents, and the number of the first token of each, ``(documents + 1,)`` int64.
+        numbers
+            ``(tokens,)`` int64: the tokens to return; fastest in ascending order.
+        """
+        from latelier.indexes.ivf.kernels.codes import unpack_tokens
+
+        rows = TokenRows(
+            np.empty((len(numbers), byte_width(self.codec.dim)), dtype="uint8"), np.empty(len(numbers), "float32")
+        )
+        unpack_tokens(tuple(self.documents), ordinals, offsets, numbers, tuple(self.codec.shape), *rows)
+        return rows
+
     def windows(self, ordinals: np.ndarray, *names: str) -> Iterator[tuple[slice, CodedDocuments, np.ndarray]]:
         """Yield documents whose codes kernels can read, all at once or in blocks of bounded size.
 

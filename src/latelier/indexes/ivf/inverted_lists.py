@@ -32,7 +32,7 @@ __all__ = ["InvertedLists", "append_documents", "build_lists"]
 
 # Assumed number of multiplications per token when tokens are divided among threads. It is lower than the true number,
 # so that a thread takes many tokens at a time, and most coarse centroids get the eight that are multiplied together.
-_WORK = 1 << 10
+_WORK = 1 << 11
 # Lists are made of at least so many tokens by each thread, and by at most so many threads: each has its own counts.
 _SHARE_TOKENS, _MOST_SHARES = 1 << 15, 4
 

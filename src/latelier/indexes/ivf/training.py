@@ -6,7 +6,7 @@ coarsely; with more, comparing the centroids takes more time than the shorter li
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,7 +29,7 @@ __all__ = ["train_centroids", "train_lists"]
 
 # Tokens sampled per centroid, and iterations, for each level. Larger numbers take time and find no better centroids.
 _COARSE_SAMPLE, _FINE_SAMPLE = 64, 32
-_COARSE_ITERATIONS, _FINE_ITERATIONS = 8, 4
+_COARSE_ITERATIONS, _FINE_ITERATIONS = 8, 3
 _MAX_SAMPLE = 1 << 21
 # Multiplications that take the time in which a number of a centroid is packed.
 _PACKING = 64
@@ -74,9 +74,9 @@ def train_centroids(
     scale = 0.0
     for begin, end in split_by_rows(offsets, sample.at_once):
         some = slice(ends[begin], ends[end])
-        rows, places = sample.take(order[offsets[begin] : offsets[end]])
-        _train_fine(rows, places, offsets[begin : end + 1], coarse[begin:end], ends[begin : end + 1], centroids[some])
-        del rows, places  # before the next ones are taken
+        tokens_of = sample.load(order[offsets[begin] : offsets[end]])
+        _train_fine(tokens_of, offsets[begin : end + 1], coarse[begin:end], ends[begin : end + 1], centroids[some])
+        del tokens_of  # before the next ones are loaded
         scale = max(scale, _scale(centroids[some]))
         release_memory(centroids)
     fine = np.empty((groups[-1], width // 4, LANES, 4), dtype="int8")
@@ -111,30 +111,26 @@ def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scr
 def _train_coarse(sample: TrainingSample, count: int, dim: int) -> np.ndarray:
     """Return the coarse centroids, ``(count, dim)``; fewer if there are fewer tokens."""
     chosen = np.random.default_rng(0).choice(len(sample), min(len(sample), _COARSE_SAMPLE * count), replace=False)
-    rows, places = sample.take(chosen)
     centroids = np.empty((min(count, len(chosen)), dim), dtype="float32")
-    spherical_kmeans(instruction_set().argument, *rows, places, _COARSE_ITERATIONS, centroids)
+    spherical_kmeans(instruction_set().argument, *sample.take(np.sort(chosen)), _COARSE_ITERATIONS, centroids)
     return centroids
 
 
 def _nearest_coarse(sample: TrainingSample, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Return the nearest coarse centroid of each token of the sample, ``(tokens,)`` int32."""
     isa, nearest = instruction_set().argument, np.empty(len(sample), dtype="int32")
-    dots = np.empty_like(nearest)
 
-    def assign(begin: int, codes: np.ndarray, first: int, last: int) -> None:
-        some, order = slice(begin + first, begin + last), np.arange(last - first)
-        nearest_centroids(isa, codes[first:last], order, packed, start, nearest[some], dots[some])
+    def assign(first: int, last: int) -> None:
+        rows, some = sample.unpack(first, last).codes, slice(sample.offsets[first], sample.offsets[last])
+        dots = np.empty(len(rows), dtype="int32")
+        nearest_centroids(isa, rows, np.arange(len(rows)), packed, start, nearest[some], dots)
 
-    for begin, rows in sample.blocks():
-        for_ranges(partial(assign, begin, rows.codes), np.arange(len(rows.scales) + 1), packed.size // 4)
-        del rows
+    for_ranges(assign, sample.offsets, packed.size // 4)
     return nearest
 
 
 def _train_fine(
-    rows: TokenRows,
-    places: np.ndarray,
+    tokens_of: Callable[[slice], TokenRows],
     offsets: np.ndarray,
     coarse: np.ndarray,
     ends: np.ndarray,
@@ -144,10 +140,10 @@ def _train_fine(
 
     Parameters
     ----------
-    rows, places
-        Tokens, and the places of those under each coarse centroid in turn.
+    tokens_of
+        Returns some of the tokens, which are in the order of the coarse centroids.
     offsets
-        ``(n + 1,)``: where these begin in `places`, from any number on.
+        ``(n + 1,)``: where the tokens under each of these begin, from any number on.
     coarse
         ``(n, dim)``: the coarse centroids; one without tokens is the only centroid under itself.
     ends
@@ -158,9 +154,9 @@ def _train_fine(
     isa, firsts, starts = instruction_set().argument, offsets - offsets[0], ends - ends[0]
 
     def train(c: int) -> None:
-        mine, own = places[firsts[c] : firsts[c + 1]], centroids[starts[c] : starts[c + 1]]
-        if len(mine):
-            spherical_kmeans(isa, rows.codes, rows.scales, mine, _FINE_ITERATIONS, own)
+        own = centroids[starts[c] : starts[c + 1]]
+        if firsts[c] < firsts[c + 1]:
+            spherical_kmeans(isa, *tokens_of(slice(firsts[c], firsts[c + 1])), _FINE_ITERATIONS, own)
         else:
             own[:] = coarse[c]
 

@@ -28,7 +28,7 @@ import numpy as np
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
 from latelier.indexes.ivf.kernels.bit_planes import merge_planes, take_plane
 from latelier.indexes.ivf.kernels.bits import bits_of, float_of
-from latelier.indexes.ivf.kernels.memory import copy_bytes, read_half
+from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch, read_half
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import ROWS
 
@@ -41,6 +41,7 @@ __all__ = [
     "load_scales",
     "token_addresses",
     "unpack_documents",
+    "unpack_tokens",
 ]
 
 # Steps of the uniform quantisers with 16 and 4 levels that have the least squared error for a normal distribution, in
@@ -254,6 +255,61 @@ def unpack_documents(
                     rows[done, i] = block[r, i] if i < shape.dim else np.uint8(128)
                 scales[done] = block_scales[r]
                 done += 1
+
+
+@kernel()
+def unpack_tokens(
+    documents: CodedDocuments,
+    chosen: np.ndarray,
+    offsets: np.ndarray,
+    numbers: np.ndarray,
+    shape: CodeShape,
+    rows: np.ndarray,
+    scales: np.ndarray,
+) -> None:
+    """Write some tokens of some documents in the form that kernels multiply.
+
+    Parameters
+    ----------
+    documents, chosen, shape
+        As for `decode_documents`.
+    offsets
+        ``(n + 1,)`` int64, from 0: the number of the first token of each of these documents.
+    numbers
+        ``(tokens,)`` int64: the tokens to write; fastest in one ascending order, or in a few.
+    rows, scales
+        As for `unpack_documents`.
+    """
+    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
+    count, width, rows_at = len(numbers), rows.shape[1], np.int64(rows.ctypes.data)
+    places, block_scales = np.empty((3, count), dtype=np.int64), np.empty(ROWS, dtype=np.float32)
+    i = 0
+    for n in range(count):
+        i = i if offsets[i] <= numbers[n] else 0
+        while offsets[i + 1] <= numbers[n]:
+            i += 1
+        at = token_addresses(documents, chosen[i], numbers[n] - offsets[i], shape)
+        places[0, n], places[1, n], places[2, n] = at.signs, at.codes, at.scales
+    for n in range(count):
+        ahead = min(n + ROWS, count - 1)
+        _prefetch_token(places[0, ahead], places[1, ahead], places[2, ahead], shape)
+        load_row(TokenAddresses(places[0, n], places[1, n], places[2, n]), 0, shape, rows_at + n * width)
+        load_scales(places[2, n], 1, block_scales)
+        scales[n] = block_scales[0]
+        for j in range(shape.dim, width):
+            rows[n, j] = np.uint8(128)
+
+
+@kernel(inner=True)
+def _prefetch_token(signs: int, codes: int, scales: int, shape: CodeShape) -> None:
+    """Prefetch the numbers and the scale of a token."""
+    prefetch(scales)  # type: ignore[call-arg]
+    if shape.bits < 8:
+        prefetch(signs)
+    if shape.code_bytes > 0:
+        for line in range(0, shape.code_bytes, 64):
+            prefetch(codes + line)
+        prefetch(codes + shape.code_bytes - 1)
 
 
 @kernel()

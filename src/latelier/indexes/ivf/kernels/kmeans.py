@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latelier.indexes.ivf.kernels.dots import copy_rows, nearest_centroids
+from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.probing import NO_CENTROID
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import LANES
@@ -20,13 +20,12 @@ def spherical_kmeans(
     isa: tuple[int, ...],
     rows: np.ndarray,
     scales: np.ndarray,
-    order: np.ndarray,
     iterations: int,
     centroids: np.ndarray,
 ) -> None:
     """Train unit centroids on some tokens.
 
-    The first centroids are the directions of tokens at equal distances in `order`, and so are those that take the place
+    The first centroids are the directions of tokens at equal distances in `rows`, and so are those that take the place
     of centroids without tokens: the result does not depend on threads.
 
     Parameters
@@ -34,30 +33,26 @@ def spherical_kmeans(
     isa
         `InstructionSet.argument`.
     rows, scales
-        Codes ``(n, width)`` uint8, shifted by 128, and scales ``(n,)`` float32.
-    order
-        ``(m,)`` int64: the rows to train on; at least one.
+        Codes ``(n, width)`` uint8, shifted by 128, and scales ``(n,)`` float32; at least one.
     iterations
         Number of iterations.
     centroids
-        ``(count, dim)`` float32, at most `m`; written.
+        ``(count, dim)`` float32, at most `n`; written.
     """
-    count, members, width = len(centroids), len(order), rows.shape[1]
-    own = np.empty((members, width), dtype=np.uint8)  # a copy that stays in the processor's cache
-    copy_rows(rows, order, 0, members, own)
+    count, members, width = len(centroids), len(rows), rows.shape[1]
     nearest, dots = np.empty(members, dtype=np.int32), np.empty(members, dtype=np.int32)
-    everything, mine, others = np.arange(members), scales[order], np.empty(count, dtype=np.int64)
+    everything, others = np.arange(members), np.empty(count, dtype=np.int64)
     groups = -(-count // LANES)
     words = np.zeros((groups, width // 4, LANES, 1), dtype=np.int32)
     packed, start = words.view(np.int8), np.full((groups, LANES), NO_CENTROID, dtype=np.int32)
     for i in range(iterations + 1):
         if i > 0:
             pack_rows(centroids, _peak(centroids) / np.float32(127), words, start)
-            nearest_centroids(isa, own, everything, packed, start, nearest, dots)
+            nearest_centroids(isa, rows, everything, packed, start, nearest, dots)
         for c in range(count):
             others[c] = (c * members + i * members // (iterations + 1)) // count
         assigned = members if i > 0 else 0  # at first, all centroids are without tokens
-        _add_to_centroids(own, mine, nearest[:assigned], others, centroids)
+        _add_to_centroids(rows, scales, nearest[:assigned], others, centroids)
 
 
 def empty_groups(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
