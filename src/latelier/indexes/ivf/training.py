@@ -15,7 +15,7 @@ from latelier.indexes.ivf.code_layout import byte_width
 from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
 from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
-from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
+from latelier.indexes.ivf.kernels.kmeans import empty_groups, group_rows, pack_rows, spherical_kmeans
 from latelier.indexes.ivf.search_parameters import list_count
 from latelier.indexes.ivf.training_sample import TrainingSample
 from latelier.indexes.storage.files import release_memory
@@ -79,13 +79,13 @@ def train_centroids(
         del tokens_of  # before the next ones are loaded
         scale = max(scale, _scale(centroids[some]))
         release_memory(centroids)
-    fine = np.empty((groups[-1], width // 4, LANES, 4), dtype="int8")
-    fine_start = np.empty((groups[-1], LANES), dtype="int32")
+    fine, fine_start = empty_groups(LANES * int(groups[-1]), width)
+    words = fine.view("int32")
 
     def pack(first: int, last: int) -> None:
         for c in range(first, last):
             some = slice(groups[c], groups[c + 1])
-            fine[some], fine_start[some] = pack_centroids(centroids[ends[c] : ends[c + 1]], width, scale)
+            pack_rows(centroids[ends[c] : ends[c + 1]], np.float32(scale), words[some], fine_start[some])
 
     for_ranges(pack, ends, _PACKING * dim)
     statistics = TrainingStatistics(tokens, trained_similarity=0, latest_similarity=0, dim=dim)

@@ -8,7 +8,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 from latelier.indexes.ivf.code_layout import BITS, byte_width, sign_words
 from latelier.indexes.ivf.codec import Codec, are_finite
-from latelier.indexes.ivf.kernels.codes import decode_documents, unpack_documents
+from latelier.indexes.ivf.kernels.codes import decode_documents, unpack_documents, unpack_tokens
 
 pytestmark = pytest.mark.processor
 
@@ -112,3 +112,25 @@ def test_unpacking_and_decoding_equal_the_loop(bits, dim):
     unpack_documents(documents, sample.chosen, shape, rows, scales)
     np.testing.assert_allclose((rows[:, :dim].astype("float64") - 128) * scales[:, None], wanted, rtol=1e-6)
     assert (rows[:, dim:] == 128).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_single_tokens_are_those_of_their_documents(bits, dim):
+    sample = CodedSample(dim, bits)
+    documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
+    offsets = np.cumsum([0, *sample.documents.lengths[sample.chosen]])
+    all_rows, all_scales = np.empty((offsets[-1], byte_width(dim)), "uint8"), np.empty(offsets[-1], "float32")
+    unpack_documents(documents, sample.chosen, shape, all_rows, all_scales)
+    ascending = np.arange(offsets[-1])
+    for numbers in (
+        ascending,
+        ascending[::3],
+        ascending[::-1].copy(),
+        np.array([4, 4, 0, offsets[-1] - 1]),
+        ascending[:0],
+    ):
+        rows, scales = np.empty((len(numbers), byte_width(dim)), "uint8"), np.empty(len(numbers), "float32")
+        unpack_tokens(documents, sample.chosen, offsets, numbers, shape, rows, scales)
+        np.testing.assert_array_equal(rows, all_rows[numbers])
+        np.testing.assert_array_equal(scales, all_scales[numbers])
