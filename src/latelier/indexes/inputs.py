@@ -17,6 +17,7 @@ import numpy as np
 from latelier.arrays import is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.document_rows import DocumentColumns, StoredDocument
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text, is_single_id
@@ -35,6 +36,7 @@ _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
 # memory. Packed embeddings are in memory: of them, as much is read as for the most threads.
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
+_PROVIDING = forks.Lock()
 _BYTES = (bytes, bytearray, memoryview)  # iterating over them gives integers, which would be ids
 
 
@@ -236,6 +238,7 @@ class _Reader(NamedTuple):
         return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
 
     def _read_part(self, given: _Given, place: dict[str, np.ndarray]) -> _Part:
+        _provide(place.values())
         ids = list(map(as_id, given.ids))
         name = _name_by(ids)
         packed = pack(given.embeddings, name, self.dtype, self.dim)
@@ -320,8 +323,6 @@ class _TokenArrays:
             for name, rows in self._arrays.items():
                 reserved[name][: self._tokens] = rows[: self._tokens]
             self._arrays = reserved
-        for rows in self._arrays.values():
-            _touch(rows[self._tokens : end])
         self._tokens = end
         return [
             {name: rows[last - count : last] for name, rows in self._arrays.items()}
@@ -334,12 +335,14 @@ class _TokenArrays:
         return some if 2 * self._tokens > self._reserved else {name: rows.copy() for name, rows in some.items()}
 
 
-def _touch(rows: np.ndarray) -> None:
-    """Let the system provide the memory of an array now, for one thread.
+def _provide(arrays: Iterable[np.ndarray]) -> None:
+    """Let the system provide the memory of arrays now, for one thread at a time.
 
-    In a virtual machine it takes twice as long where several threads are the first to write to it.
+    In a virtual machine it takes twice as long where several threads are the first to write to their memory.
     """
-    rows.reshape(-1).view("uint8")[:: mmap.PAGESIZE] = 0
+    with _PROVIDING.current:
+        for array in arrays:
+            array.reshape(-1).view("uint8")[:: mmap.PAGESIZE] = 0
 
 
 class _Column:

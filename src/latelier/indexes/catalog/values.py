@@ -46,6 +46,8 @@ def as_id(value: object) -> Id:
     InvalidArgumentError
         If no document can have this id.
     """
+    if type(value) is int and value in INT64:  # in a third of the time
+        return value
     if isinstance(value, str) and value and is_unicode(value):
         return plain_str(value)
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) in INT64:

@@ -92,7 +92,7 @@ class Segment:
             The token arrays of the index.
         """
         encoded = [(str(id) if isinstance(id, int) else _JSON.encode(id)).encode() for id in ids]
-        sizes = [len(id) for id in encoded]
+        sizes = list(map(len, encoded))
         return cls({**_document_arrays(numbers, lengths, b"".join(encoded), sizes), **arrays})
 
     @classmethod
@@ -255,7 +255,7 @@ def _document_arrays(
 ) -> Arrays:
     """Return the two arrays that describe the documents of a segment."""
     documents = np.empty((3, len(numbers) + 1), dtype="int64")
-    documents[_NUMBERS] = [*numbers, numbers[-1] + 1]
+    documents[_NUMBERS, :-1], documents[_NUMBERS, -1] = numbers, numbers[-1] + 1
     documents[_OFFSETS] = lengths_to_offsets(lengths)
     documents[_ID_OFFSETS] = lengths_to_offsets(id_sizes)
     return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}
