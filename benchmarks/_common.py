@@ -25,6 +25,7 @@ __all__ = ["MEASURE", "make_run", "median_ms", "parse_options", "quality", "samp
 
 MEASURE = "nDCG@10"
 VARIABLE = "LATELIER_BENCH_COLLECTION"
+AWAKE_SECONDS = 0.1
 
 
 def parse_options(parser: argparse.ArgumentParser, *, default: bool = True) -> argparse.Namespace:
@@ -43,19 +44,21 @@ def parse_options(parser: argparse.ArgumentParser, *, default: bool = True) -> a
 def median_ms(repeats: int, calls: dict[str, Callable[[], Any]], turn: int = 1) -> dict[str, float]:
     """Return the median time of each call; calls take turns, so that other load on the machine affects all of them.
 
-    A turn is so many calls. The first of several is not counted: it may have to wake a core that the turn before has
-    left asleep.
+    A turn is so many calls. Of several, those of the first tenth of a second are not counted, at least one: so long it
+    may take until the system uses a core that the turn before has left asleep.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     for _ in range(repeats):
         for name, call in calls.items():
-            for number in range(turn):
+            begin = time.perf_counter()
+            while turn > 1 and time.perf_counter() - begin < AWAKE_SECONDS:
+                call()
+            for _ in range(max(1, turn - 1)):
                 begin = time.perf_counter()
                 call()
-                if number or turn == 1:
-                    times[name].append(1e3 * (time.perf_counter() - begin))
+                times[name].append(1e3 * (time.perf_counter() - begin))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -5,8 +5,8 @@
 "search" is one call of `IVF.search` with 64 queries, "pool" Ward pooling of 500 documents, "add" building an `IVF` in
 memory, its training included, all with synthetic documents of 100 tokens in 128 dims. With a collection in BEIR layout,
 also encoding 96 of its documents with each backend, and its queries one by one. Milliseconds are medians; one and two
-threads take turns of four calls, of which the first is not counted. `benchmarks/scoring.py --only threads` measures
-MaxSim in the same way.
+threads take turns of three calls, after those of a tenth of a second, which are not counted. MaxSim is measured in the
+same way by `benchmarks/scoring.py --only threads`.
 """
 
 from __future__ import annotations
