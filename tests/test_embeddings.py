@@ -397,6 +397,20 @@ def test_matrices_of_numpy_are_arrays():
         assert made.to("int8") == wanted.to("int8")
 
 
+def test_a_mask_of_numpy_is_not_lost():
+    padded = np.ma.masked_array(np.ones((1, 2, 3)), mask=[[[False] * 3, [True] * 3]])
+    for make in (
+        lambda: TokenEmbeddings(padded[0], [0, 2]),
+        lambda: TokenEmbeddings.from_list([padded[0]]),
+        lambda: TokenEmbeddings.from_padded(padded, np.ones((1, 2), bool)),
+    ):
+        with pytest.raises(EmbeddingsError, match="came with a masked array that leaves out 3 of 6 numbers"):
+            make()
+    kept = TokenEmbeddings.from_padded(padded, ~padded.mask[:, :, 0])
+    assert kept == TokenEmbeddings.from_list([np.ones((1, 3))])
+    assert type(kept.vectors) is np.ndarray
+
+
 def test_positions_outside_are_index_errors():
     packed = TokenEmbeddings(torch.zeros(1, 2), [0, 1])
     with pytest.raises(IndexError, match="text -3 is out of range: there are 1 texts"):

@@ -23,6 +23,7 @@ __all__ = [
     "Array",
     "as_booleans",
     "as_matrices",
+    "as_plain",
     "as_tensor",
     "at_least_float32",
     "cast",
@@ -68,6 +69,23 @@ def is_tensor(value: object) -> TypeIs[torch.Tensor]:
 def is_array(value: object) -> TypeIs[Array]:
     """Whether this is a numpy array or a torch tensor."""
     return isinstance(value, np.ndarray) or is_tensor(value)
+
+
+def as_plain(array: np.ndarray, what: str) -> np.ndarray:
+    """Return an array as a plain one: ``np.matrix`` and other subclasses have methods of their own.
+
+    Raises
+    ------
+    EmbeddingsError
+        If it has a mask that leaves out numbers, which a plain array would have again; the message begins with `what`.
+    """
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
+        left_out = np.ma.count_masked(array)
+        raise EmbeddingsError(
+            f"{what} came with a masked array that leaves out {left_out} of {array.size} numbers; give a plain array "
+            "without the tokens that do not count."
+        )
+    return np.asarray(array)
 
 
 def dtype_name(source: Array | torch.dtype) -> str:
@@ -173,7 +191,7 @@ def _as_array(i: int, matrix: Any) -> Array:
     if is_tensor(matrix):
         return matrix
     if isinstance(matrix, np.ndarray):
-        return np.asarray(matrix)  # np.matrix and other subclasses have methods of their own
+        return as_plain(matrix, f"text {i}")
     try:
         return np.asarray(matrix, dtype="float32")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
@@ -291,7 +309,7 @@ def checked_vectors(vectors: Any) -> Array:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
     if len(vectors) and not vectors.shape[1]:
         raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; expected at least 1.")
-    return vectors.resolve_neg() if is_tensor(vectors) else np.asarray(vectors)
+    return vectors.resolve_neg() if is_tensor(vectors) else as_plain(vectors, "the batch")
 
 
 def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:

@@ -126,6 +126,7 @@ def test_nothing_to_add_is_fine(index):
     assert (len(index), index.get([])) == (0, [])
 
 
+MASKED = np.ma.masked_array(np.eye(2), mask=[[True, False], [False, False]])
 REFUSED_DOCUMENTS = {
     "nan": (["b"], [one([NAN, 0])], EmbeddingsError, "document 'b' holds NaN or infinity"),
     "inf": (["b", 3], [FINE, one([0, 1], [0, float("inf")])], EmbeddingsError, "document 3 holds NaN or infinity"),
@@ -150,6 +151,19 @@ REFUSED_DOCUMENTS = {
     "no ids": (None, [FINE], InvalidArgumentError, "received None as ids"),
     "ids without dimensions": (np.array(5.0), [FINE], InvalidArgumentError, "array without dimensions as ids"),
     "few ids": (["b"], [FINE, FINE], InvalidArgumentError, "ids ended after 1 documents"),
+    "nested list": (
+        "b",
+        FINE.tolist(),
+        InvalidArgumentError,
+        r"more embeddings.*are one array \(tokens, dim\), no list",
+    ),
+    "masked": (
+        ["b"],
+        [MASKED],
+        EmbeddingsError,
+        "document 'b' came with a masked array that leaves out 1 of 4 numbers",
+    ),
+    "masked alone": ("b", MASKED, EmbeddingsError, "document 'b' came with a masked array that leaves out 1 of 4"),
     "few embeddings": (
         ["b", "c"],
         [FINE],
@@ -251,6 +265,7 @@ REFUSED_QUERIES = {
     "padded": (np.zeros((1, 2, 2)), "from_padded"),
     "vector": (np.zeros(2), r"array of shape \(2,\)"),
     "text": ("a text", "received str as queries"),
+    "masked": ([FINE, MASKED], "query 1 came with a masked array that leaves out 1 of 4 numbers"),
     "generator": (iter([FINE]), "received list_iterator as queries"),
 }
 

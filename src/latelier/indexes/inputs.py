@@ -363,9 +363,10 @@ class _Column:
             return [None] * n
         taken = list(islice(self._values, n))
         if len(taken) < n:
+            hint = "; the tokens of one document are one array (tokens, dim), no list" if self.length == 1 else ""
             raise InvalidArgumentError(
                 f"{self.name} ended after {before + len(taken)} documents, but there are more embeddings; give one of "
-                "each per document."
+                f"each per document{hint}."
             )
         return taken
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from latelier.arrays import dtype_name, is_tensor
+from latelier.arrays import as_plain, dtype_name, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 from latelier.utils.ranges import lengths_to_offsets
@@ -118,7 +118,9 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
                 f"{name(position)} came with a torch tensor of {item.dtype}, {item.layout}, on {item.device}, which "
                 "numpy cannot hold; expected a dense one of float32, float16, bfloat16 or float64."
             ) from error
-    elif not isinstance(item, np.ndarray):
+    elif isinstance(item, np.ndarray):
+        item = as_plain(item, name(position))
+    else:
         try:
             item = np.asarray(item, dtype="float32")
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
