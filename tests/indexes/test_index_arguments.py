@@ -96,7 +96,7 @@ def test_subclasses_of_text_and_numbers_are_stored_as_what_they_are(index):
 
 def test_one_document_needs_no_lists(index):
     index.add("a", FINE, texts="the text", metadata={"x": 1})
-    index.add(5, [FINE.tolist()])
+    index.add(5, [np.eye(2).tolist()])
     index.update("b", TokenEmbeddings.from_list([FINE]))
     assert index.ids() == ["a", 5, "b"]
     assert index.get("a") == ("a", "the text", {"x": 1})
@@ -153,7 +153,7 @@ REFUSED_DOCUMENTS = {
     "few ids": (["b"], [FINE, FINE], InvalidArgumentError, "ids ended after 1 documents"),
     "nested list": (
         "b",
-        FINE.tolist(),
+        np.eye(2).tolist(),
         InvalidArgumentError,
         r"more embeddings.*are one array \(tokens, dim\), no list",
     ),
