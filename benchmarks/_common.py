@@ -44,8 +44,8 @@ def parse_options(parser: argparse.ArgumentParser, *, default: bool = True) -> a
 def median_ms(repeats: int, calls: dict[str, Callable[[], Any]], turn: int = 1) -> dict[str, float]:
     """Return the median time of each call; calls take turns, so that other load on the machine affects all of them.
 
-    A turn is so many calls. Of several, those of the first tenth of a second are not counted, at least one: so long it
-    may take until the system uses a core that the turn before has left asleep.
+    A turn is so many calls. Before several, calls of a tenth of a second are not counted: so long it may take until the
+    system uses a core that the turn before has left asleep.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -55,7 +55,7 @@ def median_ms(repeats: int, calls: dict[str, Callable[[], Any]], turn: int = 1) 
             begin = time.perf_counter()
             while turn > 1 and time.perf_counter() - begin < AWAKE_SECONDS:
                 call()
-            for _ in range(max(1, turn - 1)):
+            for _ in range(turn):
                 begin = time.perf_counter()
                 call()
                 times[name].append(1e3 * (time.perf_counter() - begin))

@@ -128,7 +128,7 @@ def threads(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
             forms["int8, float query"] = query, forms["int8"][1]
             for name, sides in forms.items():
                 calls = {n: lambda n=n, sides=sides: _with_threads(n, sides) for n in (1, 2)}
-                times = median_ms(repeats, calls, turn=4)
+                times = median_ms(repeats, calls, turn=3)
                 for n, value in times.items():
                     row = {"work": "threads", "name": f"{name}, {n} threads, {state}", "ms": value}
                     yield row | {"times one thread": value / times[1]}

@@ -31,7 +31,7 @@ from latelier.models import DEFAULT_MODEL, ColBERT, pool_tokens
 
 TOKENS, DIM, QUERIES, POOLED = 100, 128, 64, 500
 TEXTS = 96
-TURN = 4
+TURN = 3
 
 
 def build(documents: list[TokenEmbeddings]) -> indexes.IVF:

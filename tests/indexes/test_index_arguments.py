@@ -155,7 +155,7 @@ REFUSED_DOCUMENTS = {
         "b",
         np.eye(2).tolist(),
         InvalidArgumentError,
-        r"more embeddings.*are one array \(tokens, dim\), no list",
+        r"more embeddings.*are one array \(tokens, dim\), not a list",
     ),
     "masked": (
         ["b"],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
+from latelier.indexes import inputs
 from latelier.indexes.inputs import DocumentBatches
 
 DIM = 4
@@ -98,3 +99,12 @@ def test_vectors_are_looked_at_unless_their_arrays_show_that_they_are_finite(sho
     else:
         with pytest.raises(EmbeddingsError, match="document 'b' holds NaN or infinity"):
             read()
+
+
+def test_no_memory_is_taken_for_what_is_refused(monkeypatch):
+    taken = []
+    monkeypatch.setattr(inputs, "_provide", taken.append)
+    batches = DocumentBatches(["a", "b"], [np.ones((2, DIM)), np.zeros(1 << 20)], None, None)
+    with pytest.raises(EmbeddingsError, match=r"document 'b' has embeddings of shape \(1048576,\)"):
+        list(batches.read(None, lambda embeddings, _: {"codes": embeddings.vectors}))
+    assert taken == []

@@ -238,7 +238,6 @@ class _Reader(NamedTuple):
         return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
 
     def _read_part(self, given: _Given, place: dict[str, np.ndarray]) -> _Part:
-        _provide(place.values())
         ids = list(map(as_id, given.ids))
         name = _name_by(ids)
         packed = pack(given.embeddings, name, self.dtype, self.dim)
@@ -251,6 +250,7 @@ class _Reader(NamedTuple):
                 f"the documents {ids[0]!r} to {ids[-1]!r} have {packed.num_tokens} tokens, and had {reserved} before; "
                 "do not change embeddings while they are added."
             )
+        _provide(place.values())
         try:
             arrays = self.encode(packed, place)
         except EmbeddingsError as error:
@@ -363,7 +363,7 @@ class _Column:
             return [None] * n
         taken = list(islice(self._values, n))
         if len(taken) < n:
-            hint = "; the tokens of one document are one array (tokens, dim), no list" if self.length == 1 else ""
+            hint = "" if self.length != 1 else "; the tokens of one document are one array (tokens, dim), not a list"
             raise InvalidArgumentError(
                 f"{self.name} ended after {before + len(taken)} documents, but there are more embeddings; give one of "
                 f"each per document{hint}."

@@ -9,8 +9,8 @@ NamedTuple in Python, at each call. A kernel that reads fields by name makes the
 
 numba detects changes in the file of a kernel, but not in other files that it is compiled from: after a change to
 `simd`, `conversion`, `instruction_sets`, `multiply`, the `bits`, `lookup` and `memory` of
-`latelier.indexes.ivf.kernels`, or an inner kernel that other files import, delete the ``__pycache__`` of both folders
-of kernels, or the folder that ``NUMBA_CACHE_DIR`` names.
+`latelier.indexes.ivf.kernels`, or any kernel that a kernel of another file calls, delete the ``__pycache__`` of both
+folders of kernels, or the folder that ``NUMBA_CACHE_DIR`` names.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from index_tampering import change
 
 from latelier import indexes
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.catalog import keywords
+from latelier.indexes.catalog import forks, keywords
 from latelier.indexes.catalog.keyword_search import MAX_WORDS, query_words
 
 TEXTS = ["Running shoes for runners", "The café's naïve menu", "wi-fi and NEAR fields", "x" * 100_000, "", None]
@@ -245,6 +245,15 @@ def test_sqlite_without_fts5(folder, monkeypatch):
         assert index.tokenizer is None
     with pytest.raises(StorageError, match="has no FTS5"):
         indexes.Flat(keywords=True)
+
+
+def test_forks_wait_until_sqlite_was_asked_for_fts5(monkeypatch):
+    used, connect = [], sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path: used.append(bool(forks._inside())) or connect(path))
+    keywords.has_fts5.cache_clear()
+    assert keywords.has_fts5()
+    assert used == [True]
+    assert not bool(forks._inside())
 
 
 def test_the_longest_lists_are_left_out_only_where_they_cannot_matter():

@@ -66,7 +66,7 @@ def test_a_damaged_first_format_is_not_upgraded_and_loses_nothing(first_format):
     change(first_format, "DELETE FROM content WHERE text = 'one'")
     with indexes.open(first_format) as index:
         before = index.ids()
-        with pytest.raises(CorruptedIndexError, match="documents have no row in its table 'content'"):
+        with pytest.raises(CorruptedIndexError, match=r"documents have no text and metadata: 'a'\. Remove these"):
             index.compact()
         assert index.ids() == before
         index.remove("a")

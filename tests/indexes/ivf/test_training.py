@@ -20,7 +20,7 @@ def test_centroids_do_not_depend_on_where_tokens_are_read(nbits, memory, tmp_pat
     snapshot, codec, none = index._storage.snapshot(), Codec(nbits, DIM), np.zeros(0, dtype="int64")
     mapped = DocumentTable(snapshot.parts(), codec, none)
     read = DocumentTable(snapshot.parts(), codec, none, read=codec.arrays, window=1 << 12)
-    assert (mapped.is_mapped, read.is_mapped) == (True, False)
+    assert (mapped.is_addressable, read.is_addressable) == (True, False)
     expected = train_centroids(mapped, np.arange(400))
     for found, wanted in zip(train_centroids(read, np.arange(400), memory), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)

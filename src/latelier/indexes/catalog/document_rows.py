@@ -24,6 +24,7 @@ from latelier.indexes.catalog.segment_rows import SegmentRow, write_tombstones
 from latelier.indexes.results import Id, Record
 
 __all__ = [
+    "ROWS",
     "DocumentColumns",
     "StoredDocument",
     "all_ids",
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 _CHUNK = 500  # ids in one statement
-_ROWS = 900  # written at a time, so that few texts are copied
+ROWS = 900  # written at a time, so that few texts are copied
 _ROW_BYTES = 300  # approximate size of one document's Python objects, without its text and metadata
 
 
@@ -206,8 +207,8 @@ def insert_documents(
     given = DocumentColumns.of(documents)
     make_fields(connection, (key for fields in given.fields for key in fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
-    for first in range(0, len(numbers), _ROWS):
-        some = slice(first, first + _ROWS)
+    for first in range(0, len(numbers), ROWS):
+        some = slice(first, first + ROWS)
         parts: list[Sequence[Any]] = [part[some] for part in (numbers, given.ids, given.metadata, given.texts)]
         if columns:
             parts += zip(*(_field_values(fields, columns) for fields in given.fields[some]), strict=True)
@@ -239,11 +240,13 @@ def write_rows(connection: sqlite3.Connection, fields: Sequence[str], columns: S
         Numbers, ids, metadata as JSON, texts, and the values of each of `fields`.
     """
     numbers, ids, metadata, texts, *values = columns
-    document = {"number": numbers, "id": ids, **dict(zip(fields, values, strict=True))}
+    # Of many keys, most are in none of these documents: what is NULL is neither written nor in a checksum.
+    own = {field: column for field, column in zip(fields, values, strict=True) if column.count(None) < len(column)}
+    document = {"number": numbers, "id": ids, **own}
     content = {"number": numbers, "metadata": metadata, "text": texts}
     if has_checksums(connection):
         key = spell(numbers), spell(ids)  # the table `content` has no ids, but its checksums cover them
-        document["checksum"] = column_checksums("document", [*key, *map(_spell_field, fields, values)])
+        document["checksum"] = column_checksums("document", [*key, *map(_spell_field, own, own.values())])
         content["checksum"] = column_checksums("content", [*key, spell(metadata), spell(texts)])
     insert_columns(connection, "document", document)
     insert_columns(connection, "content", content)
@@ -263,8 +266,8 @@ def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
 
 def _spell_field(column: str, values: Sequence[Any]) -> list[str]:
     """Return what `document_checksum` covers of a field column."""
-    [name] = spell([column])
-    return ["" if value is None else name + spelled for value, spelled in zip(values, spell(values), strict=True)]
+    [name], given = spell([column]), iter(spell(value for value in values if value is not None))
+    return ["" if value is None else name + next(given) for value in values]
 
 
 def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:

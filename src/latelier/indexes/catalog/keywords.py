@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from typing import Any
 
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, StorageError
+from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.rows import damaged
 from latelier.utils.describing import describe
 
@@ -75,15 +77,14 @@ _DAMAGE = ("malformed", "vtable constructor failed", "fts5", "constraint failed"
 _NOT_MADE = "error creating shadow table"
 
 
+@cache
 def has_fts5() -> bool:
     """Whether this Python's SQLite has FTS5, and with it all tokenizers (SQLite 3.34)."""
-    connection = sqlite3.connect(":memory:")
-    try:
-        connection.execute("CREATE VIRTUAL TABLE keyword USING fts5(text, tokenize='trigram')")
-    except sqlite3.OperationalError:
-        return False
-    finally:
-        connection.close()
+    with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute("CREATE VIRTUAL TABLE keyword USING fts5(text, tokenize='trigram')")
+        except sqlite3.OperationalError:
+            return False
     return True
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-from latelier.indexes.catalog.document_rows import write_rows
+from latelier.indexes.catalog.document_rows import ROWS, write_rows
 from latelier.indexes.catalog.metadata import known_fields
 from latelier.indexes.catalog.rows import COLUMNS, damaged, has_checksums, insert_rows
 from latelier.indexes.catalog.schema import FORMAT_VERSION, create_tables
 from latelier.indexes.catalog.settings import write_setting
 
 __all__ = ["upgrade"]
-
-_ROWS = 900  # documents written at a time
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
@@ -43,12 +41,13 @@ def upgrade(connection: sqlite3.Connection) -> None:
     for column in columns:
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
     joined = "first_document JOIN first_content USING (number)"
-    [counts] = connection.execute(f"SELECT (SELECT count(*) FROM first_document), (SELECT count(*) FROM {joined})")
-    if counts[0] != counts[1]:
-        raise damaged("documents have no row in its table 'content'")
+    lost = "SELECT id FROM first_document WHERE number NOT IN (SELECT number FROM first_content) LIMIT 5"
+    if ids := [id for (id,) in connection.execute(lost)]:
+        named = ", ".join(map(repr, ids))
+        raise damaged(f"documents have no text and metadata: {named:.200}. Remove these, and it can be compacted")
     names = ", ".join(["number", "id", "metadata", "text", *columns])
     documents = connection.execute(f"SELECT {names} FROM {joined}")
-    while some := documents.fetchmany(_ROWS):
+    while some := documents.fetchmany(ROWS):
         write_rows(connection, columns, list(zip(*some, strict=True)))
     for table in (*COLUMNS, "document", "content"):
         connection.execute(f"DROP TABLE first_{table}")

@@ -46,7 +46,7 @@ def as_id(value: object) -> Id:
     InvalidArgumentError
         If no document can have this id.
     """
-    if type(value) is int and value in INT64:  # in a third of the time
+    if type(value) is int and value in INT64:  # the usual case takes a third of the time of the checks below
         return value
     if isinstance(value, str) and value and is_unicode(value):
         return plain_str(value)

@@ -143,19 +143,19 @@ class DocumentTable:
         return rows
 
     @property
-    def is_mapped(self) -> bool:
+    def is_addressable(self) -> bool:
         """Whether all tokens can be read by their addresses; if not, some of their codes are read from files."""
         return self._read.isdisjoint(self.codec.arrays)
 
     def unpack_tokens(self, ordinals: np.ndarray, offsets: np.ndarray, numbers: np.ndarray) -> TokenRows:
-        """Return some tokens of documents, which must be mapped.
+        """Return some tokens of documents, if `is_addressable`.
 
         Parameters
         ----------
         ordinals, offsets
             The documents, and the number of the first token of each, ``(documents + 1,)`` int64.
         numbers
-            ``(tokens,)`` int64: the tokens to return; fastest in ascending order.
+            ``(tokens,)`` int64: the tokens to return, ascending; each step back takes the time of many tokens.
         """
         from latelier.indexes.ivf.kernels.codes import unpack_tokens
 

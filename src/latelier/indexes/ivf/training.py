@@ -47,8 +47,8 @@ def train_centroids(
     ordinals
         Ordinals of the documents to sample; at least one.
     memory
-        Maximum size of the sampled tokens that are in memory at once, in bytes; None: all of them. It has no influence
-        on the centroids: a sample that does not fit is read several times.
+        Maximum size of the sampled tokens that are read from files and in memory at once, in bytes; None: all of them.
+        It has no influence on the centroids: a sample that does not fit is read several times.
     scratch
         Where large arrays are made; None: in memory.
 

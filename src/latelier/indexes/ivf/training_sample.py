@@ -48,7 +48,7 @@ class TrainingSample:
         self._table, self._documents = table, ordinals[np.unique(np.arange(0, len(ordinals), step).astype("int64"))]
         self.offsets = lengths_to_offsets(table.documents.lengths[self._documents])
         self.at_once = len(self)
-        if memory is not None and not table.is_mapped:
+        if memory is not None and not table.is_addressable:
             self.at_once = max(1, min(len(self), memory // (byte_width(table.codec.dim) + _EXTRA_BYTES)))
 
     def unpack(self, first: int, last: int) -> TokenRows:
@@ -56,8 +56,8 @@ class TrainingSample:
         return self._table.unpack(self._documents[first:last])
 
     def take(self, numbers: np.ndarray) -> TokenRows:
-        """Return some tokens, by number in any order, which takes least time if it ascends."""
-        if self._table.is_mapped:
+        """Return some tokens, by number: ascending, or in a few ascending runs."""
+        if self._table.is_addressable:
             return self._table.unpack_tokens(self._documents, self.offsets, numbers)
         order = np.argsort(numbers, kind="stable")
         wanted = numbers[order]
@@ -75,7 +75,7 @@ class TrainingSample:
 
     def load(self, numbers: np.ndarray) -> Callable[[slice], TokenRows]:
         """Return a function that returns a slice of these tokens."""
-        if self._table.is_mapped:
+        if self._table.is_addressable:
             return lambda some: self.take(numbers[some])
         rows = self.take(numbers)
         return lambda some: TokenRows(rows.codes[some], rows.scales[some])

@@ -14,10 +14,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple, NoReturn
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Parameters
+from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.filters.evaluation import read_filter, reject_field
 from latelier.indexes.catalog.filters.sql import FieldName, Filter
 from latelier.indexes.catalog.filters.tokens import Token, shorten, tokenize
@@ -303,9 +305,8 @@ class _Translator:
     def _of_constants(self, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth) -> Truth:
         if not isinstance(left, _Value) or not isinstance(right, _Value):
             self._refuse(f"{operator} between two columns or conditions")
-        with sqlite3.connect(":memory:") as connection:
+        with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
             ((value,),) = connection.execute(f"SELECT ? {operator} ?", (left.value, right.value))
-        connection.close()
         return self._truth(_Value(value))
 
     def _is(self, left: Column | _Value | Truth) -> Truth:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from typing import NamedTuple
 
+from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.keyword_search import query_words
 from latelier.indexes.catalog.keywords import TOKENIZERS
 
@@ -43,8 +45,7 @@ def count_words(texts: Sequence[str], tokenizer: str) -> list[dict[str, int]]:
     >>> count_words(["Wings, winged: the wing"], "porter")
     [{'the': 1, 'wing': 3}]
     """
-    connection = sqlite3.connect(":memory:")
-    try:
+    with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(
             f"CREATE VIRTUAL TABLE keyword USING fts5(text, content='', tokenize='{TOKENIZERS[tokenizer]}')"
         )
@@ -54,8 +55,6 @@ def count_words(texts: Sequence[str], tokenizer: str) -> list[dict[str, int]]:
         for document, word, count in connection.execute("SELECT doc, term, count(*) FROM word GROUP BY doc, term"):
             counts[document][word] = count
         return counts
-    finally:
-        connection.close()
 
 
 def average_length(counts: Sequence[dict[str, int]]) -> float:

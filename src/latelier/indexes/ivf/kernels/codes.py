@@ -276,7 +276,7 @@ def unpack_tokens(
     offsets
         ``(n + 1,)`` int64, from 0: the number of the first token of each of these documents.
     numbers
-        ``(tokens,)`` int64: the tokens to write; fastest in one ascending order, or in a few.
+        ``(tokens,)`` int64: the tokens to write, ascending; with each step back all documents are passed again.
     rows, scales
         As for `unpack_documents`.
     """

@@ -20,7 +20,7 @@ from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["as_multiplied", "centroid_dots", "copy_rows", "nearest_centroids", "nearest_of_groups"]
+__all__ = ["as_multiplied", "centroid_dots", "nearest_centroids", "nearest_of_groups"]
 
 
 @intrinsic
@@ -191,7 +191,7 @@ def nearest_centroids(
         if _are_consecutive(order, first, count):
             here = np.int64(rows.ctypes.data) + order[first] * width
         else:
-            here = copy_rows(rows, order, first, count, block)
+            here = _copy_rows(rows, order, first, count, block)
         here = as_multiplied(isa, here, wide)
         places = (here, np.int64(packed.ctypes.data), np.int64(start.ctypes.data), where_at, best_at)
         _nearest_of_rows(isa, places, groups, words)  # type: ignore[call-arg]
@@ -241,8 +241,8 @@ def _are_consecutive(order: np.ndarray, first: int, count: int) -> bool:
     return consecutive
 
 
-@kernel()
-def copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, block: np.ndarray) -> int:
+@kernel(inner=True)
+def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, block: np.ndarray) -> int:
     """Copy `count` rows, from ``order[first]`` on, into a block, prefetch the next ones, and return its address."""
     width = rows.shape[1]
     rows_at, block_at = np.int64(rows.ctypes.data), np.int64(block.ctypes.data)

@@ -43,6 +43,7 @@ def spherical_kmeans(
     nearest, dots = np.empty(members, dtype=np.int32), np.empty(members, dtype=np.int32)
     everything, others = np.arange(members), np.empty(count, dtype=np.int64)
     groups = -(-count // LANES)
+    # As `empty_groups`.
     words = np.zeros((groups, width // 4, LANES, 1), dtype=np.int32)
     packed, start = words.view(np.int8), np.full((groups, LANES), NO_CENTROID, dtype=np.int32)
     for i in range(iterations + 1):
