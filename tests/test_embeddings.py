@@ -402,10 +402,17 @@ def test_a_mask_of_numpy_is_not_lost():
     for make in (
         lambda: TokenEmbeddings(padded[0], [0, 2]),
         lambda: TokenEmbeddings.from_list([padded[0]]),
+        lambda: TokenEmbeddings.from_list([list(padded[0])]),
         lambda: TokenEmbeddings.from_padded(padded, np.ones((1, 2), bool)),
     ):
         with pytest.raises(EmbeddingsError, match="came with a masked array that leaves out 3 of 6 numbers"):
             make()
+    with pytest.raises(EmbeddingsError, match="a mask came with a masked array that leaves out 1 of 2 numbers"):
+        TokenEmbeddings.from_padded(np.ones((1, 2, 3)), np.ma.masked_array([[True, True]], [[False, True]]))
+    with pytest.raises(EmbeddingsError, match="the offsets came with a masked array"):
+        TokenEmbeddings(np.ones((2, 3)), np.ma.masked_array([0, 2], [False, True]))
+    with pytest.raises(EmbeddingsError, match="the scales came with a masked array"):
+        TokenEmbeddings(np.ones((1, 3), "int8"), [0, 1], np.ma.masked_array(np.ones(1, "float32"), [True]))
     kept = TokenEmbeddings.from_padded(padded, ~padded.mask[:, :, 0])
     assert kept == TokenEmbeddings.from_list([np.ones((1, 3))])
     assert type(kept.vectors) is np.ndarray

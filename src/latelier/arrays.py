@@ -23,7 +23,6 @@ __all__ = [
     "Array",
     "as_booleans",
     "as_matrices",
-    "as_plain",
     "as_tensor",
     "at_least_float32",
     "cast",
@@ -37,6 +36,7 @@ __all__ = [
     "is_array",
     "is_tensor",
     "quantize",
+    "refuse_mask",
     "torch_dtype",
 ]
 
@@ -71,21 +71,24 @@ def is_array(value: object) -> TypeIs[Array]:
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def as_plain(array: np.ndarray, what: str) -> np.ndarray:
-    """Return an array as a plain one: ``np.matrix`` and other subclasses have methods of their own.
+def refuse_mask(value: Any, what: str) -> None:
+    """Raise an error for a masked array, or rows of one, that leave out numbers: `np.asarray` takes them in again.
 
     Raises
     ------
     EmbeddingsError
-        If it has a mask that leaves out numbers, which a plain array would have again; the message begins with `what`.
+        Beginning with `what`.
     """
-    if type(array) is not np.ndarray and np.ma.is_masked(array):
-        left_out = np.ma.count_masked(array)
+    if type(value) is np.ndarray or is_tensor(value):
+        return
+    rows = value if isinstance(value, (list, tuple)) else (value,)
+    masked = [row for row in rows if isinstance(row, np.ma.MaskedArray)]
+    left_out = sum(map(np.ma.count_masked, masked))
+    if left_out:
         raise EmbeddingsError(
-            f"{what} came with a masked array that leaves out {left_out} of {array.size} numbers; give a plain array "
-            "without the tokens that do not count."
+            f"{what} came with a masked array that leaves out {left_out} of {sum(row.size for row in masked)} numbers; "
+            "give a plain array without the tokens that do not count."
         )
-    return np.asarray(array)
 
 
 def dtype_name(source: Array | torch.dtype) -> str:
@@ -121,12 +124,13 @@ def as_tensor(array: Array) -> torch.Tensor:
     Raises
     ------
     EmbeddingsError
-        If torch does not support the array's dtype: texts, objects, records, another byte order.
+        If torch does not support the array's dtype: texts, objects, records, another byte order; or if it is masked.
     """
     import torch
 
     if isinstance(array, torch.Tensor):
         return array
+    refuse_mask(array, "the batch")
     shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     try:
         return torch.from_numpy(array if shareable else np.array(array, order="C"))
@@ -190,8 +194,9 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
 def _as_array(i: int, matrix: Any) -> Array:
     if is_tensor(matrix):
         return matrix
+    refuse_mask(matrix, f"text {i}")
     if isinstance(matrix, np.ndarray):
-        return as_plain(matrix, f"text {i}")
+        return np.asarray(matrix)  # np.matrix and other subclasses have methods of their own
     try:
         return np.asarray(matrix, dtype="float32")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
@@ -216,6 +221,7 @@ def as_booleans(mask: Any, name: str) -> Array:
     """
     if is_tensor(mask):
         return mask.bool()
+    refuse_mask(mask, name)
     try:
         array = np.asarray(mask)
     except (TypeError, ValueError) as error:
@@ -309,7 +315,8 @@ def checked_vectors(vectors: Any) -> Array:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
     if len(vectors) and not vectors.shape[1]:
         raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; expected at least 1.")
-    return vectors.resolve_neg() if is_tensor(vectors) else as_plain(vectors, "the batch")
+    refuse_mask(vectors, "the batch")
+    return vectors.resolve_neg() if is_tensor(vectors) else np.asarray(vectors)
 
 
 def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
@@ -320,6 +327,7 @@ def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     EmbeddingsError
         Unless they are non-decreasing integers from 0 to the number of tokens.
     """
+    refuse_mask(offsets, "the offsets")
     # Copied before they are checked, so that no other thread can change them in between.
     try:
         given = offsets if is_tensor(offsets) else np.array(offsets)
@@ -368,6 +376,7 @@ def checked_scales(scales: Any, vectors: Array) -> Array | None:
         )
     if dtype_name(scales) not in _ACCEPTED - {"int8"}:
         raise EmbeddingsError(f"received scales of dtype {scales.dtype}; expected float32.")
+    refuse_mask(scales, "the scales")
     # Kernels read four bytes per scale without looking at the dtype.
     if is_tensor(vectors):
         return as_tensor(scales).to(vectors.device, torch_dtype("float32")).resolve_neg()

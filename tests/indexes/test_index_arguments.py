@@ -163,6 +163,12 @@ REFUSED_DOCUMENTS = {
         EmbeddingsError,
         "document 'b' came with a masked array that leaves out 1 of 4 numbers",
     ),
+    "masked rows": (
+        ["b"],
+        [list(MASKED)],
+        EmbeddingsError,
+        "'b' came with a masked array that leaves out 1 of 4 numbers",
+    ),
     "masked alone": ("b", MASKED, EmbeddingsError, "document 'b' came with a masked array that leaves out 1 of 4"),
     "few embeddings": (
         ["b", "c"],

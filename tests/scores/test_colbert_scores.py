@@ -370,3 +370,10 @@ def test_stock_sentence_transformers_scores_agree():
 @pytest.mark.parametrize("backend", ["auto", "packed", "torch"])
 def test_no_queries_have_no_scores(backend):
     assert colbert_scores([], torch.randn(3, 2, 4), backend=backend).shape == (0, 3)
+
+
+def test_a_mask_of_numpy_is_not_lost():
+    padded = np.ma.masked_array(np.ones((2, 3, 4), "float32"), np.arange(24).reshape(2, 3, 4) == 0)
+    for queries, documents in ((padded, padded.data), (padded.data, padded), (list(padded), padded.data)):
+        with pytest.raises(EmbeddingsError, match="came with a masked array that leaves out 1 of"):
+            colbert_scores(queries, documents)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from latelier.arrays import as_plain, dtype_name, is_tensor
+from latelier.arrays import dtype_name, is_tensor, refuse_mask
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 from latelier.utils.ranges import lengths_to_offsets
@@ -109,6 +109,7 @@ def _floats(embeddings: TokenEmbeddings) -> TokenEmbeddings:
 
 def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
     """Return a matrix as a 2-D numpy array of a floating dtype, or raise an error."""
+    refuse_mask(item, name(position))
     if is_tensor(item):
         try:
             item = item.detach().cpu().resolve_neg()
@@ -118,9 +119,7 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
                 f"{name(position)} came with a torch tensor of {item.dtype}, {item.layout}, on {item.device}, which "
                 "numpy cannot hold; expected a dense one of float32, float16, bfloat16 or float64."
             ) from error
-    elif isinstance(item, np.ndarray):
-        item = as_plain(item, name(position))
-    else:
+    elif not isinstance(item, np.ndarray):
         try:
             item = np.asarray(item, dtype="float32")
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient

@@ -240,10 +240,9 @@ def write_rows(connection: sqlite3.Connection, fields: Sequence[str], columns: S
         Numbers, ids, metadata as JSON, texts, and the values of each of `fields`.
     """
     numbers, ids, metadata, texts, *values = columns
-    # Of many keys, most are in none of these documents: what is NULL is neither written nor in a checksum.
-    own = {field: column for field, column in zip(fields, values, strict=True) if column.count(None) < len(column)}
+    own = _without_null(dict(zip(fields, values, strict=True)))
     document = {"number": numbers, "id": ids, **own}
-    content = {"number": numbers, "metadata": metadata, "text": texts}
+    content = {"number": numbers, "metadata": metadata, **_without_null({"text": texts})}
     if has_checksums(connection):
         key = spell(numbers), spell(ids)  # the table `content` has no ids, but its checksums cover them
         document["checksum"] = column_checksums("document", [*key, *map(_spell_field, own, own.values())])
@@ -262,6 +261,11 @@ def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
         if value is not None:
             values += (column, value)
     return row_checksum("document", values)
+
+
+def _without_null(columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the columns that hold a value; the others get NULL by being left out, and binding a None takes long."""
+    return {name: values for name, values in columns.items() if values.count(None) < len(values)}
 
 
 def _spell_field(column: str, values: Sequence[Any]) -> list[str]:

@@ -108,10 +108,6 @@ def insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping[
     columns
         The names of its columns, and the values of each in the new rows.
     """
-    # NULL is what a column that is left out gets, and binding a None takes several times as long as another value.
-    columns = {name: values for name, values in columns.items() if values.count(None) < len(values)}
-    if not columns:
-        return
     width, values = len(columns), list(columns.values())
     row, count = f"({placeholders(width)})", max(1, _MOST_VALUES // width)
     statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {row}"
