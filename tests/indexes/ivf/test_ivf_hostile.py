@@ -20,8 +20,7 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
 from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidates, sum_bits
-from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.indexes.ivf.search import find_candidates, probe_lists
+from latelier.indexes.ivf.search import Scope, probe_for_candidates
 from latelier.indexes.ivf.search_parameters import SearchParameters
 from latelier.indexes.ivf.sign_stage import keep_near_best, tolerance
 from latelier.indexes.storage.segments import Part, Segment
@@ -182,7 +181,7 @@ def test_every_bit_of_offsets_and_ranges_is_rejected_or_harmless(folder):
         arrays = {name: array.copy() for name, array in lists_of(index).arrays().items()}
         snapshot = index._storage.snapshot()
         parts, codec = snapshot.parts(), Codec(8, index.dim)
-    query = quantise_query(collection(400)[1][0])
+    query, parameters = collection(400)[1][0], SearchParameters(9, 50, None)
 
     def use():
         outcomes = Counter()
@@ -194,8 +193,8 @@ def test_every_bit_of_offsets_and_ranges_is_rejected_or_harmless(folder):
                     try:
                         lists = InvertedLists.from_arrays(arrays)
                         table = DocumentTable(parts, codec, lists.numbers)
-                        probed = probe_lists(lists.centroids, query, 9)
-                        found = find_candidates(lists, table, probed, np.zeros(0, "uint8"), 50).documents
+                        scope = Scope(table, lists, np.zeros(0, "uint8"), table.living)
+                        found = probe_for_candidates(scope, lists, query, 9, 10, parameters).documents
                         assert ((found >= 0) & (found < len(table.numbers))).all()
                         outcomes[name, "harmless"] += 1
                     except CorruptedIndexError:

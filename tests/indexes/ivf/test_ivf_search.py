@@ -44,13 +44,13 @@ def test_more_lists_are_probed_as_filters_exclude_more(early, monkeypatch):
     documents, queries = collection(1000)
     index = indexes.IVF()
     index.add(range(1000), documents, metadata=[{"n": i % 4} for i in range(1000)])
-    probed, probe_lists = [], ivf_search.probe_lists
+    probed, probe = [], ivf_search.probe_for_candidates
 
-    def noted(centroids, query, nprobe):
+    def noted(scope, lists, vectors, nprobe, k, parameters):
         probed.append(nprobe)
-        return probe_lists(centroids, query, nprobe)
+        return probe(scope, lists, vectors, nprobe, k, parameters)
 
-    monkeypatch.setattr(ivf_search, "probe_lists", noted)
+    monkeypatch.setattr(ivf_search, "probe_for_candidates", noted)
     narrow = {"nprobe": 3, "candidates": 20, "rerank": 15}
     for filter in (None, "n != 0", "n > 1", "n = 0", "n = 9"):
         index.search(queries[:1], k=1, filter=filter, **narrow)
@@ -65,8 +65,8 @@ def test_lists_are_probed_from_a_number_of_documents_on(early, monkeypatch, coun
     index = indexes.IVF()
     index.add(range(count), documents, metadata=[{"n": i % 2} for i in range(count)])
     assert len(lists_of(index).numbers) == count
-    probed, probe_lists = [], ivf_search.probe_lists
-    monkeypatch.setattr(ivf_search, "probe_lists", lambda *given: probed.append(1) or probe_lists(*given))
+    probed, probe = [], ivf_search.probe_for_candidates
+    monkeypatch.setattr(ivf_search, "probe_for_candidates", lambda *given: probed.append(1) or probe(*given))
     index.search(queries[0], k=1, filter=filter, nprobe=50, candidates=20)
     assert len(probed) == probes
 

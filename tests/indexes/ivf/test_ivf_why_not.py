@@ -8,9 +8,8 @@ from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.indexes.ivf.search import find_candidates, probe_lists
-from latelier.indexes.ivf.search_parameters import choose_search_parameters, most_without_signs
+from latelier.indexes.ivf.search import Scope, probe_for_candidates, probe_lists
+from latelier.indexes.ivf.search_parameters import SearchParameters, choose_search_parameters, most_without_signs
 from latelier.indexes.ivf.sign_stage import keep_by_signs
 from latelier.indexes.ivf.tracing import imputed_sums
 
@@ -47,10 +46,12 @@ def lost_in(index, query, id, k, options, *, filtered):
     widening = max(1, round(400 / len(listed)))
     if len(listed) > (2 + widening) * parameters.candidates:
         while widening <= 16:
-            probed = probe_lists(lists.centroids, quantise_query(query), parameters.nprobe * widening)
-            candidates = find_candidates(lists, table, probed, allowed, parameters.candidates)
-            found = candidates.near(k, parameters.share)
-            if len(candidates.documents) >= (parameters.rerank or max(k, parameters.candidates // 2)):
+            nprobe = parameters.nprobe * widening
+            probed = probe_lists(lists.centroids, query, nprobe)
+            scope = Scope(table, lists, allowed, eligible)
+            candidates = probe_for_candidates(scope, lists, query, nprobe, k, parameters)
+            found = candidates.documents
+            if candidates.found >= (parameters.rerank or max(k, parameters.candidates // 2)):
                 held = {
                     d for i in probed.lists.ravel() for d in lists.documents[lists.offsets[i] : lists.offsets[i + 1]]
                 }
@@ -126,7 +127,7 @@ def test_imputed_sums_are_those_that_candidates_are_selected_by(filled):
     lists, snapshot = lists_of(index), index._storage.snapshot()
     table = DocumentTable(snapshot.parts(), Codec(index.nbits, snapshot.dim), lists.numbers)
     for query in queries:
-        probed = probe_lists(lists.centroids, quantise_query(query), 3)
+        probed = probe_lists(lists.centroids, query, 3)
         sums = imputed_sums(lists, probed, 402)
         naive = np.zeros(402, dtype="int64")
         for row, excess in zip(probed.lists, probed.excess, strict=True):
@@ -138,9 +139,13 @@ def test_imputed_sums_are_those_that_candidates_are_selected_by(filled):
                 ]
                 naive[document] += held[0] if held else 0
         assert (sums == naive).all()
-        found = find_candidates(lists, table, probed, np.zeros(0, "uint8"), 402)
-        assert found.documents.tolist() == np.flatnonzero(sums).tolist()
-        assert (found.sums == sums[found.documents]).all()
+        scope, held = Scope(table, lists, np.zeros(0, "uint8"), table.living), np.count_nonzero(sums)
+        for k, share in ((5, 0.0), (5, 0.4), (held + 1, 0.4)):
+            least = share * np.sort(sums)[-k] if k <= held else 1
+            for some in (lists, lists.read_from_file()):
+                found = probe_for_candidates(scope, some, query, 3, k, SearchParameters(3, 402, None, share=share))
+                assert found.found == held
+                assert found.documents.tolist() == np.flatnonzero(sums >= max(1, least)).tolist()
 
 
 def test_search_parameters_are_checked(filled):

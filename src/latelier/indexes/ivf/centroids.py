@@ -64,6 +64,11 @@ class Centroids(NamedTuple):
     statistics: TrainingStatistics
 
     @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """All fields but the statistics, as kernels take them."""
+        return self[:-1]
+
+    @property
     def lists(self) -> int:
         """Number of inverted lists, including the empty ones of lanes without a centroid."""
         return self.fine_start.size

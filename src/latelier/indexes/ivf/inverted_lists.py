@@ -64,17 +64,19 @@ class InvertedLists(NamedTuple):
         """Return these lists, of which a search reads only the probed ones, from their file."""
         return self._replace(files=FileReads([self.documents]))
 
-    def entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
-        """Return entries that a kernel can read, and the numbers that the probed lists have in them.
+    def all_entries(self) -> ListEntries:
+        """Return the entries of all lists, which a kernel reads where they are mapped."""
+        return ListEntries(self.offsets, self.documents.view("uint8"), self.documents.itemsize)
+
+    def read_entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
+        """Return the entries of probed lists, read from their file, and the numbers that these lists have in them.
 
         Parameters
         ----------
         probed
             ``(query_tokens, nprobe)`` int32: the probed lists; -1 for none.
         """
-        size = self.documents.itemsize
-        if self.files is None:
-            return probed, ListEntries(self.offsets, self.documents.view("uint8"), size)
+        files, size = self.files or FileReads([self.documents]), self.documents.itemsize
         lists, numbers = np.unique(probed, return_inverse=True)
         missing = int(np.count_nonzero(lists < 0))
         lists = lists[missing:].astype("int64")
@@ -82,7 +84,7 @@ class InvertedLists(NamedTuple):
         filled = np.flatnonzero(lengths)
         addresses = self.documents.ctypes.data + self.offsets[lists[filled]] * size
         # Lists ascend, so the buffer has their entries one list after the other.
-        buffer, _ = self.files.read(addresses, lengths[filled] * size)
+        buffer, _ = files.read(addresses, lengths[filled] * size)
         renumbered = (numbers.reshape(probed.shape) - missing).astype("int32")
         return renumbered, ListEntries(lengths_to_offsets(lengths), buffer, size)
 

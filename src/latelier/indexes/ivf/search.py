@@ -20,9 +20,8 @@ import numpy as np
 from latelier.indexes.ivf.centroids import Centroids
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
-from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, Limits, find_candidates, select_near, sum_bits
 from latelier.indexes.ivf.kernels.probing import find_lists
-from latelier.indexes.ivf.kernels.queries import QuantisedQuery, quantise_query
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
 from latelier.indexes.ivf.sign_stage import keep_by_signs
@@ -34,7 +33,7 @@ __all__ = [
     "ProbedLists",
     "Scope",
     "Stages",
-    "find_candidates",
+    "probe_for_candidates",
     "probe_lists",
     "run_stages",
     "search_query",
@@ -91,16 +90,18 @@ class ProbedLists(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Documents in the probed lists, ascending, and their sums of excesses, both ``(documents,)`` int64."""
+    """Documents in the probed lists.
 
+    Attributes
+    ----------
+    found
+        Number of documents found, at most ``parameters.candidates``.
+    documents
+        Ordinals of those with a sum of excesses near that of the k-th, see `SearchParameters.share`; ascending.
+    """
+
+    found: int
     documents: np.ndarray
-    sums: np.ndarray
-
-    def near(self, k: int, share: float) -> np.ndarray:
-        """Return the documents with at least this share of the k-th highest sum."""
-        if len(self.sums) <= k or share <= 0:
-            return self.documents
-        return self.documents[self.sums >= share * np.partition(self.sums, -k)[-k]]
 
 
 class Stages(NamedTuple):
@@ -108,8 +109,8 @@ class Stages(NamedTuple):
 
     Attributes
     ----------
-    probed
-        The probed inverted lists; None if none were probed, since few documents are eligible.
+    nprobe
+        How many inverted lists each query token probed at most; None if none, since few documents are eligible.
     candidates
         Documents that enter the sign stage.
     reranked
@@ -121,7 +122,7 @@ class Stages(NamedTuple):
         Their scores in single precision, float32.
     """
 
-    probed: ProbedLists | None
+    nprobe: int | None
     candidates: np.ndarray
     reranked: np.ndarray
     scored: np.ndarray
@@ -147,45 +148,40 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     Found
         Sorted by falling score; documents with equal scores by catalog number.
     """
-    table, query = scope.table, quantise_query(vectors)
-    stages = run_stages(scope, query, k, parameters)
-    scores, numbers = stages.scores, table.numbers[stages.scored]
+    stages = run_stages(scope, vectors, k, parameters)
+    scores, numbers = stages.scores, scope.table.numbers[stages.scored]
     order = np.lexsort((numbers, -scores))[:k]
     return Found(scores[order], numbers[order])
 
 
-def run_stages(scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters) -> Stages:
+def run_stages(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Stages:
     """Run the stages of one query, the last of which scores documents in single precision.
 
     Parameters
     ----------
-    scope
-        The documents that may be found.
-    query
-        The query, with at least one token.
-    k
-        Maximum number of documents to return.
-    parameters
-        The search parameters.
+    scope, vectors, k, parameters
+        See `search_query`.
 
     Returns
     -------
     Stages
         What each stage passes on.
     """
-    table, probed, candidates = scope.table, None, scope.eligible
+    if not vectors.flags.carray:
+        vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
+    table, nprobe, candidates = scope.table, None, scope.eligible
     if not parameters.exact:
-        probed, candidates = _candidates(scope, query, k, parameters)
+        nprobe, candidates = _candidates(scope, vectors, k, parameters)
     reranked = candidates
     if len(candidates) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
-        reranked = keep_by_signs(table, candidates, query.vectors, k, parameters)
-    return Stages(probed, candidates, reranked, *_score_codes(table, reranked, query, k + _MARGIN))
+        reranked = keep_by_signs(table, candidates, vectors, k, parameters)
+    return Stages(nprobe, candidates, reranked, *_score_codes(table, reranked, vectors, k + _MARGIN))
 
 
 def _candidates(
-    scope: Scope, query: QuantisedQuery, k: int, parameters: SearchParameters
-) -> tuple[ProbedLists | None, np.ndarray]:
-    """Return the probed lists, and the documents for the sign stage: candidates and all documents in no list.
+    scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters
+) -> tuple[int | None, np.ndarray]:
+    """Return `nprobe`, and the documents for the sign stage: candidates and all documents in no list.
 
     Without probed lists, these are all eligible documents.
     """
@@ -196,24 +192,56 @@ def _candidates(
     if scope.lists is None or 2 * listed <= (_SCAN + widening) * parameters.candidates:
         return None, eligible
     while widening <= _MAX_WIDENING:
-        probed = probe_lists(scope.lists.centroids, query, parameters.nprobe * widening)
-        found = find_candidates(scope.lists, table, probed, scope.allowed, parameters.candidates)
-        if len(found.documents) >= enough:
-            near = found.near(k, parameters.share)
-            return probed, np.concatenate([near, eligible[listed:]])
+        nprobe = parameters.nprobe * widening
+        found, near = probe_for_candidates(scope, scope.lists, vectors, nprobe, k, parameters)
+        if found >= enough:
+            return nprobe, np.concatenate([near, eligible[listed:]]) if listed < len(eligible) else near
         widening *= 4
     return None, eligible
 
 
-def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> ProbedLists:
+def probe_for_candidates(
+    scope: Scope, lists: InvertedLists, vectors: np.ndarray, nprobe: int, k: int, parameters: SearchParameters
+) -> Candidates:
+    """Return the documents in the probed lists with the highest imputed scores.
+
+    Parameters
+    ----------
+    scope, lists
+        The documents that may be found, and their inverted lists.
+    vectors
+        ``(tokens, dim)`` float32: the query; only its first 65,535 tokens are used.
+    nprobe
+        Maximum number of lists per query token.
+    k, parameters
+        Number of hits, and the search parameters, of which `candidates` and `share` are used.
+
+    Returns
+    -------
+    Candidates
+        How many documents were found, and those near the k-th.
+    """
+    vectors, documents = vectors[:MOST_TOKENS], len(scope.table.numbers)
+    bits = sum_bits(len(vectors))
+    limits = tuple(Limits(bits, documents, parameters.candidates, k, float(parameters.share)))
+    if lists.files is None:
+        isa, centroids, entries = instruction_set().argument, lists.centroids.arrays, tuple(lists.all_entries())
+        probing = _coarse_count(lists.centroids, nprobe), nprobe
+        return Candidates(*find_candidates(isa, vectors, centroids, probing, entries, limits, scope.allowed, _sums()))
+    probed = probe_lists(lists.centroids, vectors, nprobe)
+    numbers, read = lists.read_entries(probed.lists)
+    return Candidates(*select_near(numbers, probed.excess, tuple(read), limits, scope.allowed, _sums()))
+
+
+def probe_lists(centroids: Centroids, vectors: np.ndarray, nprobe: int) -> ProbedLists:
     """Find the inverted lists of the centroids nearest to each query token.
 
     Parameters
     ----------
     centroids
         The centroids of the index.
-    query
-        The query; only its first 65,535 tokens are used.
+    vectors
+        ``(tokens, dim)`` float32: the query; only its first 65,535 tokens are used.
     nprobe
         Maximum number of lists per query token.
 
@@ -222,45 +250,13 @@ def probe_lists(centroids: Centroids, query: QuantisedQuery, nprobe: int) -> Pro
     ProbedLists
         The lists, and the excess of their imputed scores.
     """
-    rows, tokens = query.rows[:MOST_TOKENS], min(MOST_TOKENS, len(query.rows))
-    most = min(len(centroids.fine_offsets) - 1, max(_MIN_COARSE, nprobe // _LISTS_PER_COARSE))
-    room = (1 << sum_bits(tokens)) - 1 - tokens
-    isa, arrays = instruction_set().argument, centroids[:-1]  # all but the statistics
-    return ProbedLists(*find_lists(isa, rows, query.scales, arrays, most, nprobe, room))
+    isa, coarse, vectors = instruction_set().argument, _coarse_count(centroids, nprobe), vectors[:MOST_TOKENS]
+    return ProbedLists(*find_lists(isa, vectors, centroids.arrays, coarse, nprobe, sum_bits(len(vectors))))
 
 
-def find_candidates(
-    lists: InvertedLists, table: DocumentTable, probed: ProbedLists, allowed: np.ndarray, most: int
-) -> Candidates:
-    """Return the documents in the probed lists with the highest imputed scores.
-
-    Parameters
-    ----------
-    lists
-        The inverted lists of the index.
-    table
-        Its documents.
-    probed
-        From `probe_lists`.
-    allowed
-        See `Scope`.
-    most
-        Maximum number of documents to return.
-    """
-    best, best_sums = np.empty(most, dtype="int64"), np.empty(most, dtype="int64")
-    numbers, entries = lists.entries(probed.lists)
-    count = select_candidates(
-        numbers,
-        probed.excess,
-        tuple(entries),
-        sum_bits(len(probed.lists)),
-        allowed,
-        len(table.numbers),
-        _sums(),
-        best,
-        best_sums,
-    )
-    return Candidates(best[:count], best_sums[:count])
+def _coarse_count(centroids: Centroids, nprobe: int) -> int:
+    """Return the number of coarse centroids under which a query token looks for lists."""
+    return min(len(centroids.fine_offsets) - 1, max(_MIN_COARSE, nprobe // _LISTS_PER_COARSE))
 
 
 def _sums() -> np.ndarray:
@@ -271,12 +267,12 @@ def _sums() -> np.ndarray:
 
 
 def _score_codes(
-    table: DocumentTable, chosen: np.ndarray, query: QuantisedQuery, most: int
+    table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the documents whose 8-bit score was among the `most` best so far, and their MaxSim in single precision."""
     isa, shape = instruction_set().argument, tuple(table.codec.shape)
     scores, highest = np.empty((len(chosen), 2), dtype="float32"), np.full(most, -np.inf, dtype="float32")
     for some, documents, places in table.windows(chosen, *table.codec.arrays):
-        rerank_scores(isa, tuple(documents), places, shape, tuple(query), highest, scores[some])
+        rerank_scores(isa, tuple(documents), places, shape, vectors, highest, scores[some])
     best = np.flatnonzero(scores[:, 1] == scores[:, 1])
     return chosen[best], scores[best, 1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.indexes.ivf.inverted_lists import InvertedLists
-from latelier.indexes.ivf.kernels.queries import quantise_query
-from latelier.indexes.ivf.search import ProbedLists, Scope, run_stages
+from latelier.indexes.ivf.search import ProbedLists, Scope, probe_lists, run_stages
 from latelier.indexes.ivf.search_parameters import SearchParameters
 from latelier.indexes.why_not import StageLoss
 from latelier.indexes.why_not_report import Cause
@@ -32,12 +31,13 @@ def find_loss(
     ordinal
         The document, one of ``scope.eligible``.
     """
-    stages = run_stages(scope, quantise_query(vectors), k, parameters)
+    stages = run_stages(scope, vectors, k, parameters)
     if ordinal in stages.scored:
         return None
     documents = len(scope.eligible)
-    if ordinal not in stages.candidates and stages.probed is not None and scope.lists is not None:
-        return _loss_in_lists(scope, scope.lists, stages.probed, stages.candidates, parameters.nprobe, ordinal)
+    if ordinal not in stages.candidates and stages.nprobe is not None and scope.lists is not None:
+        probed = probe_lists(scope.lists.centroids, vectors, stages.nprobe)
+        return _loss_in_lists(scope, scope.lists, probed, stages.candidates, parameters.nprobe, ordinal)
     if ordinal not in stages.reranked:
         candidates, kept = len(stages.candidates), len(stages.reranked)
         text = f"its sign codes score too low: {kept:,} of {candidates:,} documents leave the sign stage"

@@ -12,11 +12,11 @@ from latelier.kernels.instruction_sets import supported
 pytestmark = pytest.mark.processor
 
 
-def reranked(isa, sample, query, most=0):
+def reranked(isa, sample, vectors, most=0):
     """Scores in 8 bits and in single precision, of all documents or of the `most` best so far."""
     scores, highest = np.empty((len(sample.chosen), 2), dtype="float32"), np.full(most, -np.inf, dtype="float32")
     documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
-    rerank_scores(isa.argument, documents, sample.chosen, shape, tuple(query), highest, scores)
+    rerank_scores(isa.argument, documents, sample.chosen, shape, vectors, highest, scores)
     return scores.T
 
 
@@ -28,11 +28,11 @@ def test_reranking_equals_the_loop(isa, bits, dim, tokens):
     vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
     query, decoded = quantise_query(vectors), sample.decoded()
     rounded = query.digits[0, :, :dim].astype("float64") * query.scales[:, None]
-    both = reranked(isa, sample, query)
+    both = reranked(isa, sample, vectors)
     for scores, asked in zip(both, (rounded, vectors.astype("float64")), strict=True):
         wanted = [sum((asked @ decoded[d].T).max(axis=1)) for d in sample.chosen]
         np.testing.assert_allclose(scores, wanted, rtol=3e-6, atol=1e-5)
-    rough, best = reranked(isa, sample, query, most=3)
+    rough, best = reranked(isa, sample, vectors, most=3)
     np.testing.assert_array_equal(rough, both[0])
     among = [np.count_nonzero(rough[:n] > rough[n]) < 3 for n in range(len(rough))]
     np.testing.assert_array_equal(best, np.where(among, both[1], np.nan))
@@ -41,8 +41,8 @@ def test_reranking_equals_the_loop(isa, bits, dim, tokens):
 @pytest.mark.parametrize("bits", BITS)
 def test_instruction_sets_rerank_alike_to_the_last_bit(bits):
     sample = CodedSample(100, bits)
-    query = quantise_query(np.random.default_rng(4).standard_normal((21, 100)).astype("float32"))
-    first, *others = (reranked(isa, sample, query) for isa in supported())
+    vectors = np.random.default_rng(4).standard_normal((21, 100)).astype("float32")
+    first, *others = (reranked(isa, sample, vectors) for isa in supported())
     for scores in others:
         np.testing.assert_array_equal(scores, first)
 
@@ -63,7 +63,7 @@ def test_scores_are_those_of_all_products_with_all_digits(isa):
         values = values * unit + sums[digit].astype("float32")
     values *= scale
     first = np.append(0, LENGTHS.cumsum())
-    for d, score in zip(sample.chosen, reranked(isa, sample, query)[1], strict=True):
+    for d, score in zip(sample.chosen, reranked(isa, sample, vectors)[1], strict=True):
         total = np.float32(0)
         for best, own in zip(values[first[d] : first[d + 1]].max(axis=0), query.scales, strict=True):
             total += best * own

@@ -20,10 +20,21 @@ from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
+from latelier.indexes.ivf.kernels.probing import find_lists
+from latelier.indexes.ivf.kernels.selection import nth_highest
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, constant, splat
 
-__all__ = ["MOST_TOKENS", "RUN", "ListEntries", "select_candidates", "sum_bits"]
+__all__ = [
+    "MOST_TOKENS",
+    "RUN",
+    "Limits",
+    "ListEntries",
+    "find_candidates",
+    "select_candidates",
+    "select_near",
+    "sum_bits",
+]
 
 # A word of 32 bits holds a document's sum and the number of a query token; this many tokens leave 16 bits for the sum.
 MOST_TOKENS = (1 << 16) - 1
@@ -51,6 +62,28 @@ class ListEntries(NamedTuple):
     itemsize: int
 
 
+class Limits(NamedTuple):
+    """Which documents are candidates.
+
+    Attributes
+    ----------
+    bits
+        From `sum_bits`.
+    documents
+        Number of documents in the index.
+    most
+        Maximum number of candidates.
+    k, share
+        Of these, only documents with at least this share of the k-th highest sum are returned.
+    """
+
+    bits: int
+    documents: int
+    most: int
+    k: int
+    share: float
+
+
 def sum_bits(tokens: int) -> int:
     """Return the number of bits of a document's sum, for a query of `tokens` tokens, at most `MOST_TOKENS`.
 
@@ -60,6 +93,64 @@ def sum_bits(tokens: int) -> int:
     (24, 23)
     """
     return min(_SUM_BITS, 32 - tokens.bit_length())
+
+
+@kernel()
+def find_candidates(
+    isa: tuple[int, ...],
+    vectors: np.ndarray,
+    centroids: tuple[np.ndarray, ...],
+    probing: tuple[int, int],
+    lists: ListEntries,
+    limits: Limits,
+    allowed: np.ndarray,
+    sums: np.ndarray,
+) -> tuple[int, np.ndarray]:
+    """Find the candidates of a query: `find_lists`, then `select_near`, whose result it returns.
+
+    Parameters
+    ----------
+    isa, vectors, centroids
+        See `find_lists`.
+    probing
+        `coarse` and `nprobe` of `find_lists`.
+    lists, limits, allowed, sums
+        See `select_near`.
+    """
+    coarse, nprobe = probing
+    probed, excess = find_lists(isa, vectors, centroids, coarse, nprobe, Limits(*limits).bits)
+    return select_near(probed, excess, lists, limits, allowed, sums)
+
+
+@kernel()
+def select_near(
+    probed: np.ndarray, excess: np.ndarray, lists: ListEntries, limits: Limits, allowed: np.ndarray, sums: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """Find the documents in the probed lists with the highest imputed scores, if they are near that of the k-th.
+
+    Parameters
+    ----------
+    probed, excess, lists, allowed, sums
+        See `select_candidates`.
+    limits
+        `Limits`, as a plain tuple.
+
+    Returns
+    -------
+    tuple
+        The number of documents that `select_candidates` finds; and those of them that are near, ascending, int64.
+    """
+    limits = Limits(*limits)
+    best, best_sums = np.empty(limits.most, dtype=np.int64), np.empty(limits.most, dtype=np.int64)
+    count = select_candidates(probed, excess, lists, limits.bits, allowed, limits.documents, sums, best, best_sums)
+    if count <= limits.k or limits.share <= 0:
+        return count, best[:count]
+    edge, near = limits.share * nth_highest(best_sums[:count].copy(), limits.k), 0
+    for i in range(count):
+        if best_sums[i] >= edge:
+            best[near] = best[i]
+            near += 1
+    return count, best[:near]
 
 
 @kernel()

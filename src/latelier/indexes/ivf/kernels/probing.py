@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.dots import centroid_dots
+from latelier.indexes.ivf.kernels.queries import quantise_query
 from latelier.indexes.ivf.kernels.selection import nth_highest, sort_falling
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, declare, shuffle, splat
@@ -177,29 +178,29 @@ def imputed_excess(lists: np.ndarray, values: np.ndarray, scales: np.ndarray, ro
 @kernel()
 def find_lists(
     isa: tuple[int, ...],
-    rows: np.ndarray,
-    scales: np.ndarray,
+    vectors: np.ndarray,
     centroids: tuple[np.ndarray, ...],
     coarse: int,
     nprobe: int,
-    room: int,
+    bits: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the inverted lists that every query token probes, by two levels of centroids, and the scores they impute.
 
-    It is one kernel, since each call waits for the interpreter lock when it returns, while another thread runs Python.
+    It is one kernel, as is `latelier.indexes.ivf.kernels.candidates.find_candidates`, since each call waits for the
+    interpreter lock when it returns, while another thread runs Python.
 
     Parameters
     ----------
     isa
         `InstructionSet.argument`.
-    rows, scales
-        ``(tokens, words * 4)`` uint8, shifted by 128, and the value of each row's 1, ``(tokens,)`` float32.
+    vectors
+        ``(tokens, dim)`` float32: the query.
     centroids
         The arrays of `Centroids`, in their order, as a plain tuple.
     coarse, nprobe
         Number of coarse centroids under which a token looks for lists, and maximum number of lists.
-    room
-        See `imputed_excess`.
+    bits
+        From `candidates.sum_bits`: the first excesses of all tokens add up to less than ``2 ** bits``.
 
     Returns
     -------
@@ -208,6 +209,8 @@ def find_lists(
         fewer columns if no token has so many lists.
     """
     packed, start, fine, fine_start, fine_offsets = centroids
+    query = quantise_query(vectors, 1)
+    rows, scales = query.rows, query.scales
     tokens, groups = len(rows), len(packed)
     everything = np.empty((tokens, 1, 2), dtype=np.int64)
     for t in range(tokens):
@@ -223,5 +226,5 @@ def find_lists(
     most = min(nprobe, LANES * longest)
     lists, excess = np.empty((tokens, most), dtype=np.int32), np.empty((tokens, most), dtype=np.int32)
     best_centroids(dots, ranges, lists, excess)
-    imputed_excess(lists, excess, scales, room)
+    imputed_excess(lists, excess, scales, (np.int64(1) << bits) - 1 - tokens)
     return lists, excess

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.code_layout import byte_width
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import LANES
 
@@ -46,13 +45,16 @@ class QuantisedQuery(NamedTuple):
     scales: np.ndarray
 
 
-def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
+@kernel()
+def quantise_query(vectors: np.ndarray, digits: int = DIGITS) -> QuantisedQuery:
     """Return a quantised query; the scale of each token is its largest absolute number / 127.
 
     Parameters
     ----------
     vectors
         ``(tokens, dim)`` float32.
+    digits
+        How many digits to compute, the first ones, in place of three: probing reads only the first.
 
     Examples
     --------
@@ -61,42 +63,29 @@ def quantise_query(vectors: np.ndarray) -> QuantisedQuery:
     ([127, -64], 0.0079)
     """
     tokens, dim = vectors.shape
-    width, groups = byte_width(dim), -(-tokens // LANES)
+    words, groups = 8 * -(-dim // 32), -(-tokens // LANES)  # words of four bytes: byte_width(dim) / 4
     query = QuantisedQuery(
-        # For arrays that are read-only or not contiguous, kernels would be compiled again.
-        vectors if vectors.flags.carray else np.array(vectors, order="C"),
-        np.zeros((DIGITS, tokens, width), dtype="int16"),
-        np.full((tokens, width), 128, dtype="uint8"),
-        np.zeros((DIGITS, groups, width // 4, LANES, 4), dtype="int8"),
-        np.zeros((DIGITS, groups, LANES), dtype="int32"),
-        np.empty(tokens, dtype="float32"),
+        vectors,
+        np.zeros((digits, tokens, 4 * words), dtype=np.int16),
+        np.full((tokens, 4 * words), 128, dtype=np.uint8),
+        np.zeros((digits, groups, words, LANES, 4), dtype=np.int8),
+        np.zeros((digits, groups, LANES), dtype=np.int32),
+        np.empty(tokens, dtype=np.float32),
     )
-    _quantise(tuple(query))
-    return query
-
-
-@kernel()
-def _quantise(query: QuantisedQuery) -> None:
-    """Fill all arrays of a query, given as a plain tuple, except `vectors`.
-
-    Before, `rows` holds 128, and all others except `scales` hold zeros.
-    """
-    query = QuantisedQuery(*query)
-    tokens, dim = query.vectors.shape
     rest = np.empty(dim, dtype=np.float64)
     for t in range(tokens):
         group, lane = t // LANES, t % LANES
         peak = np.float32(0)
         for i in range(dim):
-            x = query.vectors[t, i]
+            x = vectors[t, i]
             size = -x if x < 0 else x
             peak = size if size > peak else peak
         query.scales[t] = peak / np.float32(127)
         # Smaller scales are rounded so much that digits would be above 127: the token is taken as zeros.
         inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-42 else 0.0
         for i in range(dim):
-            rest[i] = np.float64(query.vectors[t, i]) * inverse
-        for place in range(DIGITS):
+            rest[i] = np.float64(vectors[t, i]) * inverse
+        for place in range(digits):
             total = np.int32(0)
             for i in range(dim):
                 # floor(rest + 1/2): the shift by 128 makes the number positive, and truncation then rounds it down.
@@ -110,3 +99,4 @@ def _quantise(query: QuantisedQuery) -> None:
                 query.packed[place, group, i >> 2, lane, i & 3] = query.digits[place, t, i]
         for i in range(dim):
             query.rows[t, i] = np.int32(query.digits[0, t, i]) + 128
+    return query

@@ -27,7 +27,7 @@ from latelier.indexes.ivf.kernels.codes import (
 )
 from latelier.indexes.ivf.kernels.dots import as_multiplied
 from latelier.indexes.ivf.kernels.memory import prefetch
-from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery
+from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery, quantise_query
 from latelier.kernels.instruction_sets import has_wide_rows
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel
@@ -123,7 +123,7 @@ def rerank_scores(
     documents: CodedDocuments,
     chosen: np.ndarray,
     shape: CodeShape,
-    query: QuantisedQuery,
+    vectors: np.ndarray,
     highest: np.ndarray,
     scores: np.ndarray,
 ) -> None:
@@ -139,8 +139,8 @@ def rerank_scores(
         ``(n,)`` int64: documents to score. The earlier the best ones come, the fewer others are scored twice.
     shape
         `CodeShape`, as a plain tuple.
-    query
-        `QuantisedQuery`, as a plain tuple.
+    vectors
+        ``(tokens, dim)`` float32: the query.
     highest
         ``(most,)`` float32, minus infinity before the first call for a query: the highest scores in 8 bits so far.
         A document is scored in single precision if its score in 8 bits is among them. With `most` 0, all are.
@@ -148,7 +148,7 @@ def rerank_scores(
         ``(n, 2)`` float32, written: in 8 bits, and in single precision, NaN if the document is not scored so. Minus
         infinity for a document without tokens.
     """
-    documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), QuantisedQuery(*query)
+    documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), quantise_query(vectors)
     groups, longest = query.packed.shape[1], ROWS
     for d in chosen:
         longest = max(longest, documents.lengths[d])
