@@ -294,7 +294,8 @@ def count_candidates(entries, offsets, seed, documents, block):
     excess = -np.sort(-rng.integers(1, 1000, size=(tokens, 4)), axis=1).astype("int32")
     guard = 4096
     sums = np.full(block + 2 * guard, 0xABABABAB, dtype="uint32")
-    best, best_sums = np.full((2, 30 + 2 * guard), -77, dtype="int64")
+    memory = np.full(60 + 2 * guard, -77, dtype="int64")
+    best = memory[guard : guard + 60].reshape(2, 30)
     allowed = np.ones(documents + 2 * guard, dtype="uint8")  # beyond the end everything is allowed
     own = allowed[guard : guard + documents]
     own[:] = rng.integers(0, 2, documents)
@@ -306,14 +307,13 @@ def count_candidates(entries, offsets, seed, documents, block):
         own,
         documents,
         sums[guard : guard + block],
-        best[guard : guard + 30],
-        best_sums[guard : guard + 30],
+        best,
     )
     assert (np.delete(sums, slice(guard, guard + block)) == 0xABABABAB).all()
-    assert (np.delete([best, best_sums], slice(guard, guard + 30), axis=1) == -77).all()
+    assert (np.delete(memory, slice(guard, guard + 60)) == -77).all()
     assert (allowed[:guard] == 1).all()
     assert (allowed[guard + documents :] == 1).all()
-    found = best[guard : guard + count]
+    found = best[0, :count]
     assert ((found >= 0) & (found < documents)).all()
     assert own[found].all()
     assert (np.diff(found) > 0).all()

@@ -20,7 +20,7 @@ import numpy as np
 from latelier.indexes.ivf.centroids import Centroids
 from latelier.indexes.ivf.document_table import DocumentTable
 from latelier.indexes.ivf.inverted_lists import InvertedLists
-from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, Limits, find_candidates, select_near, sum_bits
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, CandidateLimits, find_candidates, select_near, sum_bits
 from latelier.indexes.ivf.kernels.probing import find_lists
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
@@ -223,7 +223,7 @@ def probe_for_candidates(
     """
     vectors, documents = vectors[:MOST_TOKENS], len(scope.table.numbers)
     bits = sum_bits(len(vectors))
-    limits = tuple(Limits(bits, documents, parameters.candidates, k, float(parameters.share)))
+    limits = tuple(CandidateLimits(bits, documents, parameters.candidates, k, float(parameters.share)))
     if lists.files is None:
         isa, centroids, entries = instruction_set().argument, lists.centroids.arrays, tuple(lists.all_entries())
         probing = _coarse_count(lists.centroids, nprobe), nprobe

@@ -14,12 +14,12 @@ def select(probed, excess, lists, allowed, documents, block, most, dtype="int32"
     """The documents that `select_candidates` finds, and their sums, with scratch memory that was used before."""
     offsets = np.cumsum([0, *map(len, lists)])
     entries = np.concatenate([*lists, np.zeros(0)]).astype(dtype)
-    best, best_sums, sums = *np.full((2, most), -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
+    best, sums = np.full((2, most), -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
     rows = np.asarray(probed, dtype="int32"), np.asarray(excess, dtype="int32")
     lists = tuple(ListEntries(offsets, entries.view("uint8"), entries.itemsize))
-    count = select_candidates(*rows, lists, sum_bits(len(probed)), allowed, documents, sums, best, best_sums)
-    assert (best[count:] == -7).all()
-    return best[:count].tolist(), best_sums[:count].tolist()
+    count = select_candidates(*rows, lists, sum_bits(len(probed)), allowed, documents, sums, best)
+    assert (best[:, count:] == -7).all()
+    return best[0, :count].tolist(), best[1, :count].tolist()
 
 
 @settings(max_examples=100, deadline=None)

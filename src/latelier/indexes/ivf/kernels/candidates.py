@@ -28,7 +28,7 @@ from latelier.kernels.simd import INTS, LANES, at, constant, splat
 __all__ = [
     "MOST_TOKENS",
     "RUN",
-    "Limits",
+    "CandidateLimits",
     "ListEntries",
     "find_candidates",
     "select_candidates",
@@ -62,7 +62,7 @@ class ListEntries(NamedTuple):
     itemsize: int
 
 
-class Limits(NamedTuple):
+class CandidateLimits(NamedTuple):
     """Which documents are candidates.
 
     Attributes
@@ -102,7 +102,7 @@ def find_candidates(
     centroids: tuple[np.ndarray, ...],
     probing: tuple[int, int],
     lists: ListEntries,
-    limits: Limits,
+    limits: CandidateLimits,
     allowed: np.ndarray,
     sums: np.ndarray,
 ) -> tuple[int, np.ndarray]:
@@ -118,13 +118,18 @@ def find_candidates(
         See `select_near`.
     """
     coarse, nprobe = probing
-    probed, excess = find_lists(isa, vectors, centroids, coarse, nprobe, Limits(*limits).bits)
+    probed, excess = find_lists(isa, vectors, centroids, coarse, nprobe, CandidateLimits(*limits).bits)
     return select_near(probed, excess, lists, limits, allowed, sums)
 
 
 @kernel()
 def select_near(
-    probed: np.ndarray, excess: np.ndarray, lists: ListEntries, limits: Limits, allowed: np.ndarray, sums: np.ndarray
+    probed: np.ndarray,
+    excess: np.ndarray,
+    lists: ListEntries,
+    limits: CandidateLimits,
+    allowed: np.ndarray,
+    sums: np.ndarray,
 ) -> tuple[int, np.ndarray]:
     """Find the documents in the probed lists with the highest imputed scores, if they are near that of the k-th.
 
@@ -133,24 +138,25 @@ def select_near(
     probed, excess, lists, allowed, sums
         See `select_candidates`.
     limits
-        `Limits`, as a plain tuple.
+        `CandidateLimits`, as a plain tuple.
 
     Returns
     -------
     tuple
         The number of documents that `select_candidates` finds; and those of them that are near, ascending, int64.
     """
-    limits = Limits(*limits)
-    best, best_sums = np.empty(limits.most, dtype=np.int64), np.empty(limits.most, dtype=np.int64)
-    count = select_candidates(probed, excess, lists, limits.bits, allowed, limits.documents, sums, best, best_sums)
+    limits = CandidateLimits(*limits)
+    best = np.empty((2, limits.most), dtype=np.int64)
+    count = select_candidates(probed, excess, lists, limits.bits, allowed, limits.documents, sums, best)
+    documents, best_sums = best[0, :count], best[1, :count]
     if count <= limits.k or limits.share <= 0:
-        return count, best[:count]
-    edge, near = limits.share * nth_highest(best_sums[:count].copy(), limits.k), 0
+        return count, documents
+    edge, near = limits.share * nth_highest(best_sums.copy(), limits.k), 0
     for i in range(count):
         if best_sums[i] >= edge:
-            best[near] = best[i]
+            documents[near] = documents[i]
             near += 1
-    return count, best[:near]
+    return count, documents[:near]
 
 
 @kernel()
@@ -163,7 +169,6 @@ def select_candidates(
     documents: int,
     sums: np.ndarray,
     best: np.ndarray,
-    best_sums: np.ndarray,
 ) -> int:
     """Find the documents in the probed lists with the highest imputed scores.
 
@@ -186,10 +191,8 @@ def select_candidates(
     sums
         ``(block,)`` uint32, scratch memory; `block` is a multiple of `RUN`.
     best
-        ``(most,)`` int64, written: the documents with the highest sums, ascending. Sums are sorted into 4,096 bins; of
-        the documents in the lowest bin that is needed, the first are taken.
-    best_sums
-        ``(most,)`` int64, written: their sums.
+        ``(2, most)`` int64, written: the documents with the highest sums, ascending, and their sums. Sums are sorted
+        into 4,096 bins; of the documents in the lowest bin that is needed, the first are taken.
 
     Returns
     -------
@@ -197,7 +200,7 @@ def select_candidates(
         Number of documents written: `most`, or all that were found.
     """
     lists = ListEntries(*lists)
-    most, block = len(best), len(sums)
+    most, block = best.shape[1], len(sums)
     lower = (np.int64(1) << bits) - 1
     found, values = np.empty(4 * most + RUN, dtype=np.int64), np.empty(4 * most + RUN, dtype=np.int64)
     count, threshold = np.int64(0), np.int64(1)
@@ -221,7 +224,7 @@ def select_candidates(
     if count > most:
         count, threshold = _keep_best(found, values, count, most, bits)
     for i in range(count):
-        best[i], best_sums[i] = found[i], values[i]
+        best[0, i], best[1, i] = found[i], values[i]
     return count
 
 
