@@ -107,24 +107,30 @@ BYTE_LOOPS = [
 
 @pytest.mark.parametrize(("name", "triple", "cpu", "expected"), FLOAT_LOOPS)
 def test_floats_are_multiplied_in_registers(name, triple, cpu, expected):
-    check(assembly(dot_products_of_floats(INSTRUCTION_SETS[name]), triple, cpu), expected)
+    loops = assembly(dot_products_of_floats(INSTRUCTION_SETS[name]), triple, cpu)
+    assert loops
+    assert other_loops(loops, expected) == []
 
 
 @pytest.mark.parametrize(("name", "triple", "cpu", "expected"), BYTE_LOOPS)
 def test_integers_are_multiplied_in_registers(name, triple, cpu, expected):
-    check(assembly(dot_products_of_bytes(INSTRUCTION_SETS[name]), triple, cpu), expected)
+    loops = assembly(dot_products_of_bytes(INSTRUCTION_SETS[name]), triple, cpu)
+    assert loops
+    assert other_loops(loops, expected) == []
 
 
 @pytest.mark.parametrize(("lanes", "loops"), [(4, 1), (8, 2), (12, 3), (16, 4)])
 def test_fewer_query_tokens_are_multiplied_in_fewer_loops(lanes, loops):
     found = assembly(dot_products_of_bytes(INSTRUCTION_SETS["avx2"], lanes), X86, "haswell")
-    check(found, {"vpmaddwd.*%ymm": 8, "vpaddd": 8})
+    assert other_loops(found, {"vpmaddwd.*%ymm": 8, "vpaddd": 8}) == []
     assert len(found) == loops
 
 
-def check(loops, expected):
-    assert loops
-    for loop in loops:
+def other_loops(loops, expected):
+    """Return the loops that have another number of some instructions, or use the stack."""
+
+    def is_expected(loop):
         found = {pattern: sum(re.match(pattern, line) is not None for line in loop) for pattern in expected}
-        assert found == expected, "\n".join(loop)
-        assert not [line for line in loop if STACK.search(line)], "\n".join(loop)
+        return found == expected and not any(map(STACK.search, loop))
+
+    return [loop for loop in loops if not is_expected(loop)]

@@ -251,6 +251,7 @@ class Histories(RuleBasedStateMachine):
     """A retriever of passages beside a dict from id to text."""
 
     model = None
+    compared = 0  # documents that were compared with the dict
 
     @initialize()
     def begin(self):
@@ -298,6 +299,7 @@ class Histories(RuleBasedStateMachine):
             assert all(json.loads(part.id)[0] == id for part in parts)
             assert all(part.text == text[slice(*json.loads(part.id)[2:])] for part in parts)
             assert json.loads(parts[-1].id)[3] == len(text)
+            Histories.compared += 1
 
 
 def test_histories_leave_what_a_dict_would_hold(small):
@@ -307,6 +309,7 @@ def test_histories_leave_what_a_dict_would_hold(small):
     case = WithModel.TestCase
     case.settings = settings(max_examples=8, stateful_step_count=8, suppress_health_check=list(HealthCheck))
     case("runTest").runTest()
+    assert Histories.compared > 0
 
 
 def test_why_not_is_answered_for_the_best_passage(filled):

@@ -92,7 +92,8 @@ def test_the_time_of_each_stage_is_shown(page):
     times = page.locator("#times li")
     expect(times).to_have_text([re.compile(rf"^{name} \d+\.\d ms$") for name in names])
     page.select_option("#mode", "keywords")
-    expect(times).to_have_text([re.compile(rf"^{name} ") for name in ("queue", "search", "read", "network")])
+    expect(times).to_have_count(4)
+    assert [time.split()[0] for time in times.all_inner_texts()] == ["queue", "search", "read", "network"]
 
 
 def test_results_appear_while_typing_with_one_search_per_pause(page):
@@ -107,7 +108,8 @@ def test_values_of_every_type_can_be_filtered_by(page):
     search(page, "planets")
     for value, found in (("isbn: 2021", ["moon"]), ("ripe: true", ["fruit"]), ("year: 2019", ["fruit"])):
         page.locator("#results li", has=page.locator("h2", has_text=found[0])).get_by_role("button", name=value).click()
-        expect(page.locator("#results h2")).to_have_text(found, timeout=60_000)
+        expect(page.locator("#results h2")).to_have_count(1, timeout=60_000)
+        assert ids(page) == found
         page.get_by_role("button", name="Remove this filter").click()
         expect(page.locator("#results h2")).to_have_count(4, timeout=60_000)
 
@@ -155,10 +157,12 @@ def test_a_question_why_a_document_is_not_found_is_answered(page):
     page.locator("#why-not summary").click()
     page.fill("#why-not-id", "no such id")
     page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#why-not-answer")).to_contain_text("no such id")
+    answer = page.locator("#why-not-answer")
+    expect(answer).to_contain_text("no such id")
     page.fill("#why-not-id", "fruit")
     page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#why-not-answer")).to_contain_text("rank 1")
+    expect(answer).to_contain_text("rank 1")
+    assert "no such id" not in answer.inner_text()
 
 
 def test_everything_is_reached_by_keyboard(page):
@@ -173,6 +177,7 @@ def test_everything_is_reached_by_keyboard(page):
             break
     page.keyboard.press("Enter")
     expect(page.locator(".heat")).to_be_visible()
+    assert page.locator(".heat tbody th").all_inner_texts() == ["[CLS]", "healthy", "fruit", "[SEP]"]
 
 
 def test_an_error_says_what_is_wrong(page):

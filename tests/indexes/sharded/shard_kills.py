@@ -111,10 +111,11 @@ def own_environment():
 
 
 def run_program(name, *arguments):
-    """Run a module of this folder as a program, which must succeed."""
+    """Run a module of this folder as a program, which must succeed; return what it prints."""
     command = [sys.executable, str(Path(__file__).parent / name), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=own_environment(), check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def process_server():

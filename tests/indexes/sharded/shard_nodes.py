@@ -1,5 +1,6 @@
 """Run as a program: a Ray cluster of two nodes on this machine, of which one dies and comes back."""
 
+import json
 import os
 import sys
 
@@ -31,7 +32,7 @@ def lose_a_node(folder):
             assert index.search(QUERY) == before
         cluster.add_node(num_cpus=1, resources={"second": 1})
         index.update([3, "new"], matrices([2, 2], seed=1))
-        assert index.ids() == [*range(3), *range(4, 30), 3, "new"]
+        sys.stdout.write(json.dumps(index.ids()) + "\n")
     ray.shutdown()
     cluster.shutdown()
 
