@@ -102,6 +102,17 @@ def test_imports_go_one_way():
     assert [f"{name} imports {other}" for name, other in pairs if layer(other) > layer(name)] == []
 
 
+def test_parts_of_numba_are_imported_in_one_place():
+    """`latelier.kernels.codegen` says why."""
+    found = [
+        f"{name} imports {node.module}"
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("numba.") and node.module != "numba"
+    ]
+    assert found == ["latelier.kernels.codegen imports numba.core", "latelier.kernels.codegen imports numba.extending"]
+
+
 def test_contributing_shows_these_layers():
     rows = " <- ".join(", ".join(sorted(row)) for row in LAYERS)
     text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")

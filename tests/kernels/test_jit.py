@@ -1,4 +1,4 @@
-"""Kernels compile where their cache cannot be written, and from a file run by itself."""
+"""Kernels compile where their cache cannot be written, from a file run by itself, and as two threads import them."""
 
 import os
 import pickle
@@ -108,3 +108,25 @@ def test_an_index_is_built_and_searched_where_no_cache_can_be_written(tmp_path):
         assert (done.returncode, done.stdout) == (0, f"{source / '__init__.py'} [0, 1]\n"), done.stderr
     assert home.read_bytes() == b""
     assert not list(tmp_path.rglob("*.nbi"))
+
+
+# Two threads import kernels, the second while the first is inside of the import of numba.
+TWO_IMPORTS = """
+import importlib, sys, threading, time
+thread = threading.Thread(target=importlib.import_module, args=["latelier.kernels.float_maxsim"])
+thread.start()
+while "numba" not in sys.modules:
+    time.sleep(0.001)
+time.sleep(float(sys.argv[1]))
+from latelier.indexes.ivf.kernels import bits, sign_scores
+thread.join()
+from latelier.kernels import float_maxsim
+print(bits.lowest_bit.__name__, float_maxsim.pack_queries.__name__)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03])
+def test_two_threads_that_import_kernels_wait_for_each_other(seconds):
+    command = [sys.executable, "-c", TWO_IMPORTS, str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["lowest_bit", "pack_queries"], done.stderr

@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.jit import kernel
 from latelier.kernels.processor import has_features
 from latelier.kernels.simd import LANES, at, constant, emit_prefetch

@@ -14,10 +14,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.instruction_sets import instruction_set_of, tile_groups, tile_rows
 from latelier.kernels.jit import kernel

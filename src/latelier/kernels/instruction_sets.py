@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
-
 from latelier.errors import InvalidArgumentError
+from latelier.kernels.codegen import intrinsic, ir, types
 from latelier.kernels.multiply import dotprod, neon, pairs, vnni
 from latelier.kernels.multiply.floats import Tile
 from latelier.kernels.processor import has_fast_bfloat16, has_features

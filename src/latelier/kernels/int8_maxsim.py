@@ -12,10 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.conversion import INT8, WIDE_INT8, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of, tile_groups
 from latelier.kernels.jit import kernel

@@ -19,8 +19,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import numba
-from numba.extending import register_jitable
+from latelier.kernels.codegen import numba, register_jitable
 
 __all__ = ["kernel"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llvmlite import ir
+from latelier.kernels.codegen import ir
 
 __all__ = [
     "FLOATS",

@@ -120,8 +120,6 @@ class Shard:
 
     def __init__(self, options: ShardOptions) -> None:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read by `latelier.kernels.threads`
-        import numba  # noqa: F401 (here, since two threads that import it at the same time can both fail)
-
         self._folder = Path(options.folder)
         given: dict[str, Any] = {"read_only": options.read_only, "max_memory": options.max_memory}
         if not (self._folder / "catalog.sqlite").is_file():

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-import llvmlite.binding as llvm
-from llvmlite import ir
-from numba.core import cgutils
-
+from latelier.kernels.codegen import cgutils, ir, llvm
 from latelier.kernels.simd import FLOATS, INTS, LANES, STEP, at, constant, declare, shuffle, splat
 
 __all__ = ["Tile", "multiply_bfloat16", "multiply_floats"]

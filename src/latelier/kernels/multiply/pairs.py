@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from llvmlite import ir
-from numba.core import cgutils
-
+from latelier.kernels.codegen import cgutils, ir
 from latelier.kernels.simd import INTS, LANES, at, constant, shuffle
 
 __all__ = ["multiply_bytes", "multiply_pairs"]

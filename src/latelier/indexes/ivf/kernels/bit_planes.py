@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
-
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import at, constant
 

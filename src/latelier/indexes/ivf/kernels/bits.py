@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
+from latelier.kernels.codegen import intrinsic, ir, types
 
 __all__ = ["bits_of", "float_of", "lowest_bit"]
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.conversion import widen_bytes
 from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
 from latelier.kernels.jit import kernel

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from llvmlite import ir
-from numba.core import types
-
+from latelier.kernels.codegen import ir, types
 from latelier.kernels.instruction_sets import instruction_set_of
 from latelier.kernels.simd import at, constant, declare, shuffle, splat
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
-
 from latelier.kernels import simd as vectors
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.simd import constant
 
 __all__ = ["copy_bytes", "prefetch", "read_half", "read_word"]

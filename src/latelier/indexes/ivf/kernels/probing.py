@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.dots import centroid_dots
 from latelier.indexes.ivf.kernels.queries import quantise_query
 from latelier.indexes.ivf.kernels.selection import nth_highest, sort_falling
+from latelier.kernels.codegen import intrinsic, ir, types
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import INTS, LANES, at, declare, shuffle, splat
 

@@ -12,9 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
 from latelier.indexes.ivf.kernels.bits import lowest_bit
@@ -28,6 +25,7 @@ from latelier.indexes.ivf.kernels.codes import (
 from latelier.indexes.ivf.kernels.dots import as_multiplied
 from latelier.indexes.ivf.kernels.memory import prefetch
 from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery, quantise_query
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.instruction_sets import has_wide_rows
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import kernel

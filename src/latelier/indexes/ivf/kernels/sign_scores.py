@@ -10,14 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from latelier.indexes.ivf.kernels.codes import CodedDocuments
 from latelier.indexes.ivf.kernels.lookup import TOKENS, lookup_of
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
 from latelier.indexes.ivf.kernels.sign_tables import GROUPS
+from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import at, constant, declare, shuffle
 
