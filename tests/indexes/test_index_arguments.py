@@ -1,5 +1,6 @@
 """Arguments of an index: every accepted form means the same, all others raise an error before anything changes."""
 
+import array
 import copy
 import enum
 import pickle
@@ -452,6 +453,21 @@ def test_a_list_as_the_value_of_a_parameter_is_refused_with_a_hint():
     index.add("a", FINE, metadata={"year": 2020})
     with pytest.raises(InvalidArgumentError, match=r"a list takes one \? for each of its values: x IN \(\?, \?\)"):
         index.search(FINE, filter="year IN (?)", parameters=([2020, 2021],))
+
+
+@pytest.mark.parametrize("value", [np.array([1, 5]), np.zeros((0,)), bytearray(b"1"), array.array("q", [3])])
+def test_an_array_as_the_value_of_a_parameter_is_refused(index, value):
+    index.add(["a", "b"], [FINE] * 2, metadata=[{"year": 1}, {"year": 5}])
+    for filter, parameters in (("year < ?", [value]), ("year IN (:years)", {"years": value})):
+        with pytest.raises(InvalidArgumentError, match=rf"received {type(value).__name__} as a value; give a number"):
+            index.search(FINE, filter=filter, parameters=parameters)
+
+
+def test_arrays_of_no_dimension_are_numbers(index):
+    index.add(["a", "b"], [FINE] * 2, metadata=[{"year": 1}, {"year": 5}])
+    for filter, wanted in (("year < ?", "a"), ("year > ?", "b")):
+        for value in (np.array(3), np.array(3.0), np.int16(3), np.float32(3)):
+            assert [hit.id for hit in index.search(FINE, filter=filter, parameters=[value])[0]] == [wanted]
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.deepcopy, copy.copy])

@@ -63,6 +63,19 @@ def test_trigrams_find_parts_of_words_of_at_least_three_characters_and_the_begin
         assert found(index, "x" * 64 + "y") == [1]
 
 
+@pytest.mark.parametrize("tokenizer", ["porter", "unicode61", "trigram"])
+@pytest.mark.parametrize("text", ["ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "𞤀𞤁𞤂𞤢𞤃", "ᲐᲑᲒᲓ", "İstanbul", "Straße ΣΊΣΥΦΟΣ"])
+def test_a_text_of_capitals_that_sqlite_does_not_know_is_found_by_itself(tokenizer, text):
+    with indexes.Flat(tokenizer=tokenizer) as index:
+        index.add(["other", "own"], [np.eye(2)] * 2, ["something else", text])
+        assert found(index, text) == ["own"]
+
+
+def test_words_that_differ_by_case_count_once(shared):
+    [once], [twice] = (shared.search(None, 1, mode="keywords", texts=text)[0] for text in ("run", "RUN Run run"))
+    assert once == twice
+
+
 HOSTILE = [
     '"',
     '""',

@@ -32,23 +32,25 @@ _ROWS = 4096
 
 
 def query_words(text: str) -> list[str]:
-    """Return the distinct words of a query in lower case, the first `MAX_WORDS` of them.
+    """Return the distinct words of a query as they are spelled in it, the first `MAX_WORDS` of them.
 
     A word is a run of letters, digits and marks. FTS5's tokenizer cuts it further where its Unicode tables differ; the
-    pieces must then follow each other in a document.
+    pieces must then follow each other in a document. It also maps words to lower case by these tables, in a query as in
+    a document: they lack letters that Python knows.
 
     Examples
     --------
-    >>> query_words('NOT "wi-fi" OR (wi*) AND NEAR')
-    ['not', 'wi', 'fi', 'or', 'and', 'near']
+    >>> query_words('NOT "wi-fi" OR (Wi*) AND NEAR')
+    ['NOT', 'wi', 'fi', 'OR', 'AND', 'NEAR']
     """
-    words: dict[str, None] = {}
+    words: dict[str, str] = {}
     for is_word, run in groupby(text, _is_in_word):
         if is_word:
-            words["".join(run).lower()] = None
+            word = "".join(run)
+            words.setdefault(word.lower(), word)
         if len(words) == MAX_WORDS:
             break
-    return list(words)
+    return list(words.values())
 
 
 def rank_by_keywords(
@@ -131,7 +133,12 @@ def searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
             "mode='vectors'."
         )
     words = query_words(text)
-    return list(dict.fromkeys(word[:_TRIGRAM_WORD] for word in words)) if tokenizer == "trigram" else words
+    if tokenizer != "trigram":
+        return words
+    cut: dict[str, str] = {}
+    for word in words:
+        cut.setdefault(word[:_TRIGRAM_WORD].lower(), word[:_TRIGRAM_WORD])
+    return list(cut.values())
 
 
 def _frequent_words(idf: dict[str, float]) -> tuple[set[str], float]:

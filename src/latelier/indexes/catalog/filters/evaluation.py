@@ -71,8 +71,7 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
     for each in expressions:
         filters.append(parse_filter(each, sum(len(filter.slots) for filter in filters)))
     filter = join_filters(filters)
-    # sqlite3 does not accept numpy scalars.
-    return filter, tuple(value.item() if isinstance(value, np.generic) else value for value in filter.bind(parameters))
+    return filter, filter.bind(parameters)
 
 
 def matching_numbers(

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.catalog.filters.functions import MOST_REPLACEMENT
 from latelier.indexes.catalog.filters.tokens import Token, TokenReader, rejection, shorten
@@ -58,12 +60,12 @@ class Filter(NamedTuple):
     normalized: str
 
     def bind(self, parameters: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the value of each slot.
+        """Return the value of each slot; numpy's numbers become Python's.
 
         Raises
         ------
         InvalidArgumentError
-            If their number is wrong, or a name is missing.
+            If their number is wrong, a name is missing, or a value is an array.
         """
         if isinstance(parameters, Mapping):
             missing = [slot for slot in dict.fromkeys(self.slots) if slot not in parameters]
@@ -78,10 +80,26 @@ class Filter(NamedTuple):
             values = tuple(parameters)
             if len(values) != len(self.slots):
                 raise self._bind_error(f"received {len(values)} values, but expected {len(self.slots)}")
+        values = tuple(map(self._plain, values))
         for slot in self.replacements:
             if isinstance(values[slot], (str, bytes)) and len(values[slot]) > MOST_REPLACEMENT:
                 raise self._bind_error(f"the replacement of replace() has at most {MOST_REPLACEMENT} characters")
         return values
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+            return value.item()
+        if isinstance(value, bytes):
+            return value
+        try:
+            memoryview(value)
+        except TypeError:
+            return value
+        # SQLite would take it as a BLOB, which is greater than any number and any text.
+        raise self._bind_error(
+            f"received {type(value).__name__} as a value; give a number, a str or None, and one ? for each value of a "
+            "list: x IN (?, ?)"
+        )
 
     def _bind_error(self, reason: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"the filter {shorten(self.expression, 200)!r} cannot be evaluated: {reason}.")
