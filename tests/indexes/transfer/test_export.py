@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 from index_helpers import matrices
+from index_tampering import file_of, flip, make
 from safetensors.numpy import load_file
 from transfer_helpers import IDS, LENGTHS, TEXTS, check_contents, files, fill, random_documents
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, IndexFormatError, InvalidArgumentError, StorageError
+from latelier.errors import CorruptedIndexError, EmbeddingsError, IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.transfer.batches import TransferBatch, batches_of_bytes
 
 
@@ -190,3 +191,20 @@ def test_an_empty_index(tmp_path):
     assert repr(indexes.Export(tmp_path)) == (
         f"Export(0 documents, 0 tokens, dim=None, float32, of an index of kind flat, in {tmp_path})"
     )
+
+
+def copy(index, folder):
+    with indexes.Flat(folder) as target:
+        indexes.copy_documents(index, target)
+
+
+@pytest.mark.parametrize("move", [indexes.export_documents, copy])
+def test_damaged_documents_are_neither_exported_nor_copied(move, tmp_path):
+    """Their copies would have checksums of the damaged bytes."""
+    damaged = make(tmp_path / "index")
+    flip(file_of(damaged, "a", "vectors.npy"), -1, bit=3)
+    with indexes.open(damaged) as index:
+        with pytest.raises(CorruptedIndexError, match=r"4 documents of .*, such as 'a'; verify\(\) lists them"):
+            move(index, tmp_path / "moved")
+        index.update(["a", "b", "c", "d"], matrices([3, 3, 3, 3]))
+        move(index, tmp_path / "moved")

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import StorageError, UnknownIdError
+from latelier.errors import CorruptedIndexError, StorageError, UnknownIdError
 from latelier.indexes.base import Index
 from latelier.indexes.catalog.values import dump_json
 from latelier.indexes.results import Id
 
-__all__ = ["BATCH_BYTES", "PART_BYTES", "TransferBatch", "batches_of_bytes", "read_index"]
+__all__ = ["BATCH_BYTES", "PART_BYTES", "TransferBatch", "batches_of_bytes", "check_documents", "read_index"]
 
 # Size of a chunk file, and of a transaction of the target. A batch is in memory up to four times: its parts, their
 # concatenation, the bytes of the file, and what a target makes of it.
@@ -85,6 +85,29 @@ class TransferBatch(NamedTuple):
             TokenEmbeddings.concatenate([part.embeddings for part in parts]),
             [text for part in parts for text in part.texts],
             [metadata for part in parts for metadata in part.metadata],
+        )
+
+
+def check_documents(index: Index) -> None:
+    """Check that no document of an index is damaged: what is read from it gets new checksums, which hide the damage.
+
+    Parameters
+    ----------
+    index
+        Any index. All its files are read.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If a document is damaged.
+    """
+    report = index.verify()
+    ids = report.ids
+    if ids:
+        raise CorruptedIndexError(
+            f"{len(ids):,} documents of {index!r} are damaged, such as {ids[0]!r:.60}; verify() lists them and their "
+            "files. Replace them by update() or remove them by remove(), or restore the index from a backup; then call "
+            "again."
         )
 
 

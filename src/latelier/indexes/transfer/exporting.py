@@ -16,7 +16,7 @@ from latelier.errors import EmbeddingsError, IndexFormatError, InvalidArgumentEr
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.results import Id
-from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, read_index
+from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, check_documents, read_index
 from latelier.indexes.transfer.chunk_files import chunk_contents, describe_chunk, has_files, write_chunk
 from latelier.indexes.transfer.manifest import DTYPES, MANIFEST, ExportManifest, digest_ids
 from latelier.indexes.transfer.report import TransferReport
@@ -66,6 +66,8 @@ def export_documents(
 
     Raises
     ------
+    CorruptedIndexError
+        If a document is damaged, by the checksums of the index.
     EmbeddingsError
         If a vector holds a number outside of the range of float16, and that is the dtype.
     IndexFormatError
@@ -93,6 +95,7 @@ def export_documents(
         raise InvalidArgumentError(f"received dtype={describe(dtype)}; expected one of {', '.join(DTYPES)}, or None.")
     size = parse_bytes("chunk_size", chunk_size) or BATCH_BYTES
     path = as_folder(folder)
+    check_documents(index)
     with index.snapshot():
         ids = index.ids()
         wanted = ExportManifest.of(index, ids, dtype or _stored_dtype(index, ids))

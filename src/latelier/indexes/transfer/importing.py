@@ -15,7 +15,7 @@ from latelier.indexes.base import Index, PathLike
 from latelier.indexes.catalog.metadata import StoredMetadata
 from latelier.indexes.catalog.values import duplicate_ids
 from latelier.indexes.results import Id
-from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, read_index
+from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, check_documents, read_index
 from latelier.indexes.transfer.exported import Export
 from latelier.indexes.transfer.report import TransferReport
 from latelier.utils.describing import short
@@ -105,7 +105,8 @@ def copy_documents(
     Parameters
     ----------
     source
-        The index to copy from; read as of one moment, if it has snapshots.
+        The index to copy from; read as of one moment, if it has snapshots. If a document of it is damaged, by its
+        checksums, then `CorruptedIndexError` is raised.
     target
         The index to copy to, usually an empty one.
     settings, batch_size, show_progress
@@ -127,6 +128,7 @@ def copy_documents(
     """
     if source is target or (source.path is not None and source.path == target.path):
         raise InvalidArgumentError("source and target are the same index; give two.")
+    check_documents(source)
     with source.snapshot():
         ids = source.ids()
         filling = _Target(target, source.dim if ids else None, dict(source.settings) if settings else {})
