@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.catalog.folder import as_folder
+from latelier.indexes.catalog.folder import as_folder, looking_into
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.storage.storage import stored_settings
@@ -63,7 +63,9 @@ def open(
     ('Flat', 0)
     """
     folder = as_folder(path)
-    if (folder / "collection").is_dir() and (folder / "meta.json").is_file():
+    with looking_into(folder):
+        is_qdrant = (folder / "meta.json").is_file() and (folder / "collection").is_dir()
+    if is_qdrant:
         raise IndexFormatError(
             f"{path} is a folder of Qdrant's local mode: open it with indexes.Qdrant({str(path)!r}), or give "
             f"qdrant:{path} to latelier search, copy, ..., if you trust it, since it holds pickles."

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from index_helpers import contents, in_child, matrices
 
 from latelier import indexes
-from latelier.errors import IndexFormatError, InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, ReadOnlyIndexError, StorageError
 from latelier.indexes.catalog import connection
 from latelier.indexes.catalog.settings import write_setting
 
@@ -219,6 +220,58 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error():
             return str(error)
 
     assert in_child(as_nobody) == "could not make the folder /latelier-index: Permission denied."
+
+
+@posix
+@pytest.mark.parametrize("closed", [".", "segments"])
+def test_a_folder_that_may_not_be_read_is_a_storage_error(closed):
+    parent = Path(tempfile.mkdtemp())  # tmp_path cannot be entered by others
+    parent.chmod(0o755)
+    with indexes.Flat(parent / "index") as index:
+        index.add("a", matrices([2]))
+    (parent / "index" / closed).chmod(0)
+
+    def as_nobody():
+        if os.getuid() == 0:
+            os.setuid(65534)
+        messages = []
+        for use in (indexes.open, indexes.Flat):
+            try:
+                with use(parent / "index", read_only=True) as index:
+                    index.search(matrices([1]))
+            except StorageError as error:
+                messages.append(str(error))
+        return messages
+
+    try:
+        first, second = in_child(as_nobody)
+        assert first.startswith(f"could not look into {parent / 'index'}: Permission denied for ")
+        assert second.startswith(f"could not look into {parent / 'index'}: Permission denied for ")
+    finally:
+        (parent / "index" / closed).chmod(0o755)
+        shutil.rmtree(parent)
+
+
+def test_threads_that_make_one_index_at_once_all_add_to_it(tmp_path):
+    for round in range(15):
+        ready, failed = threading.Barrier(6), []
+
+        def add(number, folder=tmp_path / str(round), ready=ready, failed=failed):
+            ready.wait()
+            try:
+                with indexes.Flat(folder) as index:
+                    index.add(number, matrices([1]))
+            except LatelierError as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=add, args=[number]) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        with indexes.open(tmp_path / str(round)) as index:
+            assert sorted(index.ids()) == list(range(6))
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["a name", "names"])

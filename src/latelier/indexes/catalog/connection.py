@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,7 +80,7 @@ def make_catalog(path: Path) -> None:
         connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
         try:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            mode = _begin_log(connection)
         finally:
             connection.close()
     if mode != "wal":
@@ -87,6 +88,21 @@ def make_catalog(path: Path) -> None:
     for folder in dict.fromkeys([path.parent, path.parent.parent, *(each.parent for each in made)]):
         with suppress(PermissionError):  # one that may be written but not read cannot be synced
             sync_folder(folder)
+
+
+def _begin_log(connection: sqlite3.Connection) -> str:
+    """Switch a new catalog to the write-ahead log, and return its journal mode.
+
+    SQLite does not wait here for another process that does the same.
+    """
+    end = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def connect(uri: str, *, alone: bool = False) -> Connection:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +19,7 @@ __all__ = [
     "as_folder",
     "check_index_folder",
     "closed_error",
+    "looking_into",
     "no_index",
     "replaced_error",
     "sync_folder",
@@ -70,19 +74,35 @@ def check_index_folder(folder: Path, *, create: bool) -> None:
         If it does not, or cannot.
     CorruptedIndexError
         If opening the catalog could make SQLite touch other files.
+    StorageError
+        If the system denies to look into the folder.
     """
-    if (folder / CATALOG).is_file():
-        _check_side_files(folder)
-        return
-    if folder.exists() and not folder.is_dir():
-        raise IndexFormatError(f"{folder} is a file; an index is a folder.")
-    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    with looking_into(folder):
+        if folder.exists() and not folder.is_dir():
+            raise IndexFormatError(f"{folder} is a file; an index is a folder.")
+        found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        # Looked for after the others: another process may be making the index.
+        if (folder / CATALOG).is_file():
+            _check_side_files(folder)
+            return
     if not found and not create:
         raise no_index(folder)
     if found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         cure = "Choose a new or an empty folder" if create else "Give the folder of an index"
         raise IndexFormatError(f"{folder} is not an index: it holds {shown}. {cure}.")
+
+
+@contextmanager
+def looking_into(folder: Path) -> Iterator[None]:
+    """Raise a `StorageError` where the system denies to look into a folder or its files."""
+    try:
+        yield
+    except PermissionError as error:
+        raise StorageError(
+            f"could not look into {folder}: {error.strerror} for {error.filename}; let this user read the folder and "
+            "all that is in it."
+        ) from error
 
 
 def no_index(folder: Path) -> IndexFormatError:
@@ -100,13 +120,17 @@ def _check_side_files(folder: Path) -> None:
     """
     for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
         file = folder / name
-        if file.is_symlink():
-            raise damaged(f"{file} is a link, but an index must hold its own files")
-        if file.exists() and not file.is_file():
-            raise damaged(f"{file} is not a regular file")
-    journal = folder / f"{CATALOG}-journal"
-    if journal.is_file() and journal.read_bytes().endswith(_SUPER_JOURNAL):
-        raise damaged(f"{journal} is not a journal that an index writes")
+        # Another process may delete a file at any moment, so each is looked at once.
+        with suppress(FileNotFoundError):
+            mode = file.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                raise damaged(f"{file} is a link, but an index must hold its own files")
+            if not stat.S_ISREG(mode):
+                raise damaged(f"{file} is not a regular file")
+    with suppress(FileNotFoundError):
+        journal = folder / f"{CATALOG}-journal"
+        if journal.read_bytes().endswith(_SUPER_JOURNAL):
+            raise damaged(f"{journal} is not a journal that an index writes")
 
 
 def sync_folder(folder: Path) -> None:

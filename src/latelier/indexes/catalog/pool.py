@@ -31,7 +31,7 @@ _inherited: set[FileId] = set()
 class MemoryPool:
     """The one connection to a catalog in memory."""
 
-    where = "in memory"
+    where = "memory"
 
     def __init__(self) -> None:
         with forks.using():
@@ -291,7 +291,7 @@ def _rollback(connection: Connection) -> None:
 
 def _check_open(closed: bool, where: str) -> None:
     if closed:
-        raise closed_error("memory" if where == "in memory" else where)
+        raise closed_error(where)
 
 
 @contextmanager

@@ -32,4 +32,4 @@ def check_efforts(index: Index, search: Callable[..., list[list[Hit]]], k: int, 
     ways = [partial(search, effort=effort) for effort in (1.0, *_EFFORTS)]
     report, *others = measure_recall(index, k, queries, ways)
     recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
-    return replace(report, advice=advise(recalls))
+    return replace(report, advice=advise(recalls)) if report.queries else report

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.catalog.folder import sync_folder
+from latelier.indexes.catalog.folder import looking_into, sync_folder
 from latelier.indexes.catalog.segment_rows import Files, SegmentRow
 from latelier.indexes.storage.files import compare_checksum, file_damage, read_file, write_file
 from latelier.indexes.storage.segments import Arrays, Layout, Segment
@@ -211,9 +211,10 @@ class FileStore:
                 f"segment {name!r:.60}, which no index has"
             )
         path = self.folder / name / file
-        for link in (self.folder, path.parent, path):
-            if link.is_symlink():
-                raise CorruptedIndexError(f"{link} is a link, but an index must hold its own files")
+        with looking_into(self.folder.parent):
+            for link in (self.folder, path.parent, path):
+                if link.is_symlink():
+                    raise CorruptedIndexError(f"{link} is a link, but an index must hold its own files")
         return path
 
 

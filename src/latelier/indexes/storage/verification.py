@@ -46,7 +46,7 @@ def verify(pool: ConnectionPool, store: SegmentStore) -> VerifyReport:
     if ann_data is not None:
         damages += _ann_data_damages(pool, store, ann_data)
     files = sum(len(row.files) for row in rows) + (0 if ann_data is None else len(ann_data.files))
-    files += pool.where != "in memory"
+    files += pool.where != "memory"
     return VerifyReport(files=files, damages=tuple(damages))
 
 
