@@ -108,7 +108,8 @@ def test_an_index_without_the_ids_of_the_collection_is_an_error(beir, run, tmp_p
     result = run("evaluate", beir, "--index", tmp_path / "index", "--device", "cpu")
     assert (result.exit_code, result.stdout) == (1, "")
     assert re.search(
-        r"the index has other ids, such as '[0-3]', than the collection, such as 'fruit'; give an", result.stderr
+        r"none of the documents found, such as '[0-3]', is one of the collection, such as 'fruit'; give an",
+        result.stderr,
     )
 
 

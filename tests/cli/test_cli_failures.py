@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from input_fuzzer import make_case
+from latelier.cli.app import app
 from latelier.cli.failures import messages, prepare_streams
 from latelier.cli.index import index
 from latelier.cli.output import escape_json, printable
@@ -193,7 +194,7 @@ def test_bytes_that_the_locale_lets_through(monkeypatch, tmp_path):
     text = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", text)
     with pytest.raises(InvalidArgumentError, match="standard input is not UTF-8 text"):
-        index("-", tmp_path / "index", device="cpu")
+        index(typer.Context(typer.main.get_command(app)), "-", tmp_path / "index", device="cpu")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full")

@@ -217,3 +217,8 @@ def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, mon
         refused = run("index", tmp_path / "more.txt", "--index", index, "--compute-dtype", wrong)
         assert refused.exit_code != 0
         assert f"compute_dtype='{wrong}', but the index was filled in " in refused.stderr
+
+
+def test_one_document_is_not_several(run, tmp_path, tiny):
+    result = run("index", "-", "--index", tmp_path / "a", "--model", tiny, "--device", "cpu", input="Pears.\n")
+    assert (result.exit_code, result.stdout.endswith("a: 1 document, 0 before.\n")) == (0, True), result.output

@@ -94,3 +94,16 @@ def test_an_empty_token_of_a_server_is_refused(run, monkeypatch, name, token):
     for result in given:
         assert result.exit_code == 1
         assert f"the {name} token has {len(token)} characters; expected at least 16" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--overlap", 4, "--overlap: it has no effect without --passages; leave it out"),
+        ("--glob", "*.x", "--glob: it has no effect on standard input, only on a folder; leave it out"),
+    ],
+)
+def test_options_of_passages_and_folders_need_them(run, tmp_path, option, value, message):
+    result = run("index", "-", "--index", tmp_path / "index", option, value, input="Pears.\n")
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+    assert not (tmp_path / "index").exists()

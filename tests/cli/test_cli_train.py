@@ -169,4 +169,13 @@ def test_scored_rows_are_not_mined(train):
 def test_too_little_to_train_on(train):
     result = train(PAIRS[:1])
     assert result.exit_code == 1
-    assert "leave 1 rows to train on; expected at least 2" in result.stderr
+    assert "leave 1 row to train on; expected at least 2" in result.stderr
+
+
+@pytest.mark.parametrize("was_folder", [False, True])
+def test_a_failed_training_leaves_no_folder_of_its_own(train, tmp_path, was_folder):
+    output = tmp_path / "models" / "mine"
+    if was_folder:
+        output.mkdir(parents=True)
+    assert train(PAIRS[:1], "--output", output).exit_code == 1
+    assert (output.exists(), output.parent.exists()) == (was_folder, was_folder)

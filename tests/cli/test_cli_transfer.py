@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from latelier import indexes
+from latelier.indexes.catalog.rows import CATALOG
 from latelier.retrieve import Retriever
 
 
@@ -94,3 +95,31 @@ def test_wrong_usage(run, folder, tmp_path):
     assert result.exit_code == 1
     assert "there is no export in" in result.stderr
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("was_folder", [False, True])
+def test_a_failed_import_leaves_no_new_index(run, folder, tmp_path, was_folder):
+    assert run("export", folder, tmp_path / "out").exit_code == 0
+    [chunk] = [path for path in (tmp_path / "out").iterdir() if path.name != "manifest.json"][:1]
+    chunk.write_bytes(b"damaged")
+    new = tmp_path / "new"
+    if was_folder:
+        new.mkdir()
+    assert run("import", tmp_path / "out", new).exit_code == 1
+    assert (new.exists(), was_folder and [*new.iterdir()]) == (was_folder, was_folder and [])
+    indexes.Flat(tmp_path / "old").close()
+    assert run("import", tmp_path / "out", tmp_path / "old").exit_code == 1
+    assert len(indexes.open(tmp_path / "old", read_only=True)) == 0
+
+
+def test_an_index_that_another_process_begins_to_make_is_taken_for_a_new_one(run, folder, records_file, tmp_path):
+    for name in ("copied", "indexed", "foreign"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CATALOG).touch()
+    result = run("copy", folder, tmp_path / "copied", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["written"]) == (0, 3), result.output
+    result = run("index", records_file, "--index", tmp_path / "indexed", "--device", "cpu", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["documents"]) == (0, 3), result.output
+    (tmp_path / "foreign" / "notes.txt").touch()
+    result = run("copy", folder, tmp_path / "foreign")
+    assert (result.exit_code, "there is no index in" in result.stderr) == (1, True), result.output

@@ -104,6 +104,7 @@ def test_faulty_documents(folder, line, message):
         ("q9\td1\t1", r"qrels/test.tsv:5: unknown query id 'q9'"),
         ("q1\td9\t1", r"qrels/test.tsv:5: unknown document id 'd9'"),
         ("q1\td1\t1", r"qrels/test.tsv:5: duplicate qrel of document 'd1' for query 'q1'"),
+        ("q1\td3\t4294967296", r"qrels/test.tsv:5: relevance 4294967296 is not from -1,000,000 to 1,000,000"),
         ("q1\td3\t0.5", r"qrels/test.tsv:5: relevance '0.5' is not an integer"),
         ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query id, document id and relevance, separated by tabs"),
     ],
@@ -143,3 +144,18 @@ def test_unreadable_files(folder):
 def test_unknown_way_to_treat_problems(folder):
     with pytest.raises(InvalidArgumentError, match="on_problem='ignore'; expected 'error' or 'warn'"):
         load_beir(folder, on_problem="ignore")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (({1: {}}, {"q": "text"}, {"q": {"1": 1}}), r"received 1 \(int\) as a document id of the documents; .* as str"),
+        (({"1": {}}, {2: "text"}, {"2": {"1": 1}}), r"received 2 \(int\) as a query id of the queries"),
+        (({"1": {}}, {"q": "text"}, {"q": {1: 1}}), r"received 1 \(int\) as a document id of the qrels"),
+        (({"1": {}}, {"q": "text"}, {"q": {"1": 2**32}}), "relevance of document '1' for query 'q' is not from"),
+        (([], {"q": "text"}, {"q": {"1": 1}}), r"received \[\] \(list\) as documents; expected a dict"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_known_before_anything_is_encoded(parts, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Collection(*parts)

@@ -93,7 +93,10 @@ def test_prints_as_a_table():
         ("nDCG@0.5", "cannot read measure 'nDCG@0.5': the cutoff must be at least 1"),
         ("nDCG@10.5", "cannot read measure 'nDCG@10.5': invalid param cutoff=10.5"),
         ("IPrec@10", "cannot read measure 'IPrec@10': the recall must be from 0 to 1"),
-        ("IPrec", "cannot read measure 'IPrec': invalid param recall"),
+        ("IPrec", "cannot read measure 'IPrec': recall must be given: IPrec@<recall>"),
+        ("INST", r"cannot read measure 'INST': max_rel must be given: INST\(max_rel=<max_rel>\)"),
+        ("NERR8@10", r"cannot read measure .*: max_rel must be given: NERR8\(max_rel=<max_rel>\)@10"),
+        ("nDCG(gains={1: 4294967296})@10", "cannot read measure .*: the gain 4294967296 is not from -1,000,000"),
         ("nDCG(rel=)@10", "cannot read measure 'nDCG\\(rel=\\)@10'"),
         ("P(foo=2)@5", "cannot read measure .*unsupported params found: \\['foo'\\]"),
         ("P", "cannot read measure 'P'.*cutoff"),
@@ -117,6 +120,16 @@ def test_measures_that_cannot_be_read(measure, message):
         ({"q": {"d": 1.0}}, {"q": {"d": 1}}, None, "received None as measures"),
         ([("q", "d")], {"q": {"d": 1}}, ["RR"], "as run; expected .query id: .document id: number"),
         ({"q": {"d": 1.0}}, {"q": "d"}, ["RR"], "as query 'q' of the qrels"),
+        ({1: {"2": 1.0}}, {"1": {"2": 1}}, ["RR"], r"received 1 \(int\) as a query id of the run; .* ids as str"),
+        ({"1": {"2": 1.0}}, {"1": {2: 1}}, ["RR"], r"received 2 \(int\) as a document id of the qrels"),
+        ({"q": {"d": 1.0}}, {"q": {"d": 5}}, ["ERR@10"], r"ERR@10 takes relevances up to 4; query 'q' has 5 \(int\)"),
+        ({"q": {"d": 1.0}}, {"q": {"a b": 1}}, ["ERR@10"], "document id 'a b'; it takes ids without white space"),
+        (
+            {"q": {"d": 1.0}},
+            {"q": {"d": 1}},
+            ["Accuracy"],
+            r"cannot compute .*Accuracy.* all documents .* are relevant",
+        ),
         ({"q": {"d": math.nan}}, {"q": {"d": 1}}, ["RR"], "document 'd' of query 'q' in the run has score NaN"),
         ({"1": {"d": 1.0}}, {"q1": {"d": 1}}, ["RR"], "share no query: the run has '1', ..., the qrels 'q1'"),
     ],
@@ -132,6 +145,32 @@ def test_a_relevance_between_integers_is_refused(relevance):
         InvalidArgumentError, match=r"relevance of document 'd' for query 'q' is not an integer: received .*; give"
     ):
         evaluate({"q": {"d": 1.0}}, {"q": {"d": relevance}}, ["nDCG@10"])
+
+
+@pytest.mark.parametrize("relevance", [1_000_001, -1_000_001, 2**31 - 1, 2**32, 2**63, np.int64(-(2**63)), 1e300])
+def test_a_relevance_that_takes_all_memory_or_ends_the_process_is_refused(relevance):
+    with pytest.raises(
+        InvalidArgumentError, match="document 'b' for query 'q' is not from -1,000,000 to 1,000,000: rec"
+    ):
+        evaluate({"q": {"a": 1.0}}, {"q": {"a": 10**6, "b": relevance}}, ["nDCG@10"])
+
+
+def test_negative_relevances_count_as_not_relevant_down_to_the_bound():
+    run, names = {"q": {"a": 3.0, "b": 2.0, "c": 1.0}}, ["nDCG@10", "AP", "Bpref", "R@100", "infAP", "Judged@10"]
+    results = [evaluate(run, {"q": {"a": low, "b": 10**6, "d": low}}, names) for low in (-1, -(10**6))]
+    assert results[0] == results[1]
+    assert results[0]["nDCG@10"] == pytest.approx(1 / math.log2(3))
+
+
+def test_query_ids_need_not_be_numbers_for_any_measure():
+    run, qrels = {"7": {"x": 2.0, "a": 1.0}, "01": {"a": 1.0}}, {"7": {"a": 1}, "01": {"a": 4}}
+    expected = evaluate(run, qrels, ["ERR@10", "RR"])
+    assert expected["ERR@10"] == pytest.approx((1 / 16 / 2 + 15 / 16) / 2, abs=1e-4)
+    named = {"7": "q-7", "01": "q 01"}
+    renamed = [{named[query]: row for query, row in table.items()} for table in (run, qrels)]
+    result = evaluate(*renamed, ["ERR@10", "RR"])
+    assert result == expected
+    assert result.per_query == {named[query]: values for query, values in expected.per_query.items()}
 
 
 @pytest.mark.parametrize("relevance", [2, 2.0, np.int64(2), np.float32(2)])

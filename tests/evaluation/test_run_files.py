@@ -56,6 +56,28 @@ def test_write_run_is_read_back_as_it_was(tmp_path, name):
     assert (tmp_path / name).read_text().startswith("{") is name.endswith(".jsonl")
 
 
+@pytest.mark.parametrize("name", ["run.jsonl.gz", "run.trec.gz", "run.gz"])
+def test_a_run_file_that_ends_in_gz_is_compressed(tmp_path, name):
+    write_run(RUN, tmp_path / name)
+    assert gzip.decompress((tmp_path / name).read_bytes()).startswith(b"{") is (".jsonl" in name)
+    assert read_run(tmp_path / name) == RUN
+    check = (tmp_path / name, ["q 1"], ["d1"])
+    if ".jsonl" in name:
+        check_run_file(*check)
+    else:
+        with pytest.raises(InvalidArgumentError, match="white space"):
+            check_run_file(*check)
+
+
+@pytest.mark.parametrize(("run", "what"), [({"q": {"": 1.0}}, "document id"), ({"": {"d": 1.0}}, "query id")])
+def test_an_empty_id_is_not_written_as_readers_reject_it(tmp_path, run, what):
+    with pytest.raises(InvalidArgumentError, match=f"{what} '' cannot be written"):
+        write_run(run, tmp_path / "run.jsonl")
+    with pytest.raises(InvalidArgumentError, match=f"{what} '' cannot be written"):
+        check_run_file(tmp_path / "run.jsonl", run, next(iter(run.values())))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_json_lines_hold_ids_that_trec_cannot(tmp_path):
     run = {"q 1": {"a b": 1.0, "\u2028": 0.5}}
     write_run(run, tmp_path / "run.jsonl")
@@ -101,6 +123,13 @@ def test_qrels_in_each_format(tmp_path):
         (read_run, '{"query_id": null, "document_id": "d", "score": 1}', "file:1: the id is None"),
         (read_qrels, rows({"q": {"d": 0.5}}, "relevance"), "file:1: relevance 0.5 is not an integer"),
         (read_qrels, rows({"q": {"d": float("inf")}}, "relevance"), "file:1: relevance inf is not an integer"),
+        (
+            read_run,
+            '{"query_id": "", "document_id": "d", "score": 1}',
+            "the id is .* expected a string that is not empt",
+        ),
+        (read_qrels, rows({"q": {"d": 2**32}}, "relevance"), "file:1: relevance 4294967296.0 is not from -1,000,000"),
+        (read_qrels, "q\td\tscore\nq\td\t2147483647\n", "file:2: relevance 2147483647.0 is not from -1,000,000"),
         (read_qrels, "q\td\tscore\nq\td\tmuch\n", "file:2: relevance 'much' is not an integer"),
         (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query id, document id and relevance, separated"),
         (read_qrels, "q\td\t1\nq\td\t0\n", "file:2: document 'd' is repeated"),

@@ -27,11 +27,22 @@ def test_run_round_trip(tmp_path, run):
 
 
 @shared_folder
-@given(st.dictionaries(ids, st.dictionaries(ids, st.integers(), min_size=1, max_size=5), max_size=4))
+@given(st.dictionaries(ids, st.dictionaries(ids, st.integers(-(10**6), 10**6), min_size=1, max_size=5), max_size=4))
 def test_qrels_round_trip(tmp_path, qrels):
     path = tmp_path / "qrels.txt"
     write_trec_qrels(qrels, path)
     assert read_trec_qrels(path) == qrels
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "table"),
+    [(write_trec, read_trec, {"q": {"d": 1.5}}), (write_trec_qrels, read_trec_qrels, {"q": {"d": 1}})],
+)
+def test_a_name_that_ends_in_gz_is_compressed(tmp_path, write, read, table):
+    path = tmp_path / "table.txt.gz"
+    write(table, path)
+    assert gzip.decompress(path.read_bytes()).startswith(b"q ")
+    assert read(path) == table
 
 
 def test_lines_ranks_and_ties(tmp_path):
@@ -57,7 +68,8 @@ def test_reads_gzip_tabs_and_any_white_space(tmp_path):
         (None, "n", "received None as run; expected"),
         ({"q": ["d"]}, "n", r"received \['d'\] \(list\) as query 'q' of the run"),
         ({"q": {"d": "high"}}, "n", "document 'd' has 'high' .*, which is not a number"),
-        ({"q": {7: 1.0}}, "n", "document id 7 cannot be written to a TREC file"),
+        ({"q": {7: 1.0}}, "n", r"received 7 \(int\) as a document id of the run; evaluation takes ids as str"),
+        ({1: {"d": 1.0}}, "n", r"received 1 \(int\) as a query id of the run; .*Retriever.run returns such ids"),
     ],
 )
 def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, message):
@@ -71,6 +83,8 @@ def test_qrels_that_cannot_be_written(tmp_path):
         write_trec_qrels({"q": {"d 1": 1}}, tmp_path / "qrels.txt")
     with pytest.raises(InvalidArgumentError, match="the relevance of document 'd' for query 'q' is not an integer"):
         write_trec_qrels({"q": {"d": 0.5}}, tmp_path / "qrels.txt")
+    with pytest.raises(InvalidArgumentError, match="relevance of document 'd' for query 'q' is not from -1,000,000"):
+        write_trec_qrels({"q": {"d": 2**32}}, tmp_path / "qrels.txt")
     with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
         write_trec_qrels({"q": {"d": 1}}, 5)
     with pytest.raises(StorageError, match=r"cannot write .*absent"):
@@ -103,6 +117,9 @@ def test_faulty_qrel_lines(tmp_path):
     path = tmp_path / "qrels.txt"
     path.write_text("q 0 d1 1\nq 0 d2 1.5\n")
     with pytest.raises(InvalidArgumentError, match=r":2: '1.5' is not an integer"):
+        read_trec_qrels(path)
+    path.write_text(f"q 0 d1 1\nq 0 d2 {2**32}\n")
+    with pytest.raises(InvalidArgumentError, match=r":2: relevance 4294967296 is not from -1,000,000 to 1,000,000"):
         read_trec_qrels(path)
     path.write_text("q 0 d1 1\nq 0 d1 0\n")
     with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' is repeated"):

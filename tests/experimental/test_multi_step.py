@@ -91,6 +91,21 @@ def test_reading_ends_with_the_hits(retriever):
     assert [step.id for step in result.steps] == [hit.id for hit in result.hits]
 
 
+def test_documents_stored_as_passages_are_found_once_by_their_own_ids(retriever, docstrings):
+    passages = Retriever(retriever.model)
+    kept = [record for record in docstrings if record["module"] in ("bisect", "heapq")]
+    passages.add(kept, passages=24)
+    assert len(passages.index) > len(passages)
+    multi_step = predicting(peak(5), passages)
+    for steps, merge in ((0, "last"), (3, "last"), (3, "best_score")):
+        results = multi_step.search(QUERIES, 5, steps, min_gain=None, merge=merge)
+        for query, result in zip(QUERIES, results, strict=True):
+            assert [hit.id for hit in result.hits] == [hit.id for hit in passages.search(query, 5)]
+            assert [step.id for step in result.steps] == [hit.id for hit in result.hits[:steps]]
+    with pytest.raises(InvalidArgumentError, match="holds documents as passages; training reads whole documents"):
+        train_query_dynamics(multi_step, EXAMPLES, steps=1, batch_size=2)
+
+
 def test_training_finds_the_targets_and_predicts_that(trained, retriever):
     losses, multi_step = trained
     assert losses[-1] < losses[0] / 2

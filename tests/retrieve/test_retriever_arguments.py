@@ -136,3 +136,13 @@ def test_options_of_the_index_reach_its_search(model):
             approximate.run({"q": "fruit"}, **{name: -1})
     with pytest.raises(InvalidArgumentError, match="'slack'; its own are candidates, effort, nprobe, rerank"):
         approximate.search("fruit", slack=3)
+
+
+@pytest.mark.parametrize("backend", ["auto", "onnx", "torch"])
+def test_a_loaded_model_is_not_for_open(retriever, tmp_path, backend):
+    indexes.Flat(tmp_path / "index").close()
+    for model in (retriever.model, 5):
+        with pytest.raises(
+            InvalidArgumentError, match=r"as the model to open .* loaded model: Retriever\(model, path\)"
+        ):
+            Retriever.open(tmp_path / "index", model=model, backend=backend)

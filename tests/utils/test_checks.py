@@ -34,12 +34,16 @@ def test_counts_up_to_a_limit(value):
         check_count("dim", value, most=3)
 
 
-@pytest.mark.parametrize("value", [0.05, 3, 1e300])
+@pytest.mark.parametrize("value", [0.05, 3, 1e300, np.float32(0.5), np.float16(2), np.int64(1), np.uint8(3)])
 def test_positive_numbers(value):
-    check_number("temperature", value)
+    assert check_number("temperature", value) == value
+    assert type(check_number("temperature", value)) in (int, float)
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), 10**400, "1", True, None])
+@pytest.mark.parametrize(
+    "value",
+    [0, -1.0, float("nan"), float("inf"), 10**400, "1", True, None, np.True_, np.float32("nan"), np.float16("inf")],
+)
 def test_what_is_no_positive_number(value):
     with pytest.raises(InvalidArgumentError, match=r"received temperature=.*; expected a positive number"):
         check_number("temperature", value)

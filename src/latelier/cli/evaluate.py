@@ -72,7 +72,7 @@ def evaluate(
     ] = None,
     effort: EffortOption = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the run: JSON Lines to a .jsonl file, otherwise TREC.")
+        Path | None, typer.Option(metavar="FILE", help="Write the run: JSON Lines to a .jsonl[.gz] file, else TREC.")
     ] = None,
     on_problem: Annotated[
         OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
@@ -196,15 +196,15 @@ def _check_not_empty(run: Run, documents: int, mode: str) -> None:
 
 
 def _check_ids(run: Run, collection: Collection) -> None:
-    """Check that a document that was found is one of the collection: an index of other ids would get only zeros."""
+    """Check that a document that was found is one of the collection: with other ids, there would be only zeros."""
     from latelier.errors import LatelierError
     from latelier.utils.describing import short
 
     found = [id for scores in run.values() for id in scores]
     if not any(id in collection.documents for id in found):
         raise LatelierError(
-            f"nothing to measure: the index has other ids, such as {short(found[0])}, than the collection, such as "
-            f"{short(next(iter(collection.documents)))}; give an index of its corpus.jsonl."
+            f"nothing to measure: none of the documents found, such as {short(found[0])}, is one of the collection, "
+            f"such as {short(next(iter(collection.documents)))}; give an index of its corpus.jsonl."
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from latelier.cli.index_location import parse_folder
-from latelier.cli.new_index import discarded_if_empty, holds_files
+from latelier.cli.new_index import discarded_if_empty
 from latelier.cli.options import DeviceOption, Kind, MemoryOption
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ Replicas: TypeAlias = Annotated[
 
 
 def index(
+    context: typer.Context,
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
     ],
@@ -154,9 +155,10 @@ def index(
       latelier index papers.csv --index ./papers --id doi --text abstract,body --metadata year
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+    from latelier.cli.output import quiet_loading, show_progress
     from latelier.errors import InvalidArgumentError
 
+    _refuse_unused(context, source, passages)
     if update and resume:
         raise InvalidArgumentError("--update replaces stored documents, --resume keeps them; give one of them.")
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
@@ -176,11 +178,17 @@ def index(
             retriever.add(documents, skip_existing=resume, **options)
         _export_encoder(retriever)
         counts: dict[str, Any] = {"index": str(folder), "before": before, "documents": len(retriever)}
-    counts |= _skipped(documents)
-    if json_output:
-        print_json(counts)
-    else:
-        typer.echo(f"{printable(str(folder))}: {counts['documents']:,} documents, {before:,} before.")
+    _report(counts | _skipped(documents), json_output)
+
+
+def _refuse_unused(context: typer.Context, source: str, passages: str | None) -> None:
+    """Check that options of folders and of passages have an effect."""
+    from latelier.cli.unused_options import refuse_unused
+
+    if source == "-":
+        refuse_unused(context, ("glob",), "has no effect on standard input, only on a folder")
+    if passages is None:
+        refuse_unused(context, ("overlap",), "has no effect without --passages")
 
 
 def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) -> Iterable[Any]:
@@ -222,19 +230,30 @@ def _skipped(documents: Iterable[Any]) -> dict[str, Any]:
     return {} if skipped is None else {"skipped": [{"path": path, "reason": reason} for path, reason in skipped]}
 
 
+def _report(counts: dict[str, Any], json_output: bool) -> None:
+    from latelier.cli.output import print_json, printable
+
+    if json_output:
+        print_json(counts)
+        return
+    documents = counts["documents"]
+    added = f"{documents:,} document{'' if documents == 1 else 's'}, {counts['before']:,} before"
+    typer.echo(f"{printable(counts['index'])}: {added}.")
+
+
 def _passages(given: str | None, overlap: int | None) -> Passages | None:
     from latelier.errors import InvalidArgumentError
     from latelier.retrieve.passages import Passages
     from latelier.utils.describing import short
 
-    if given is None and overlap is None:
+    if given is None:
         return None
-    if given is not None and given != "auto" and not (given.isdecimal() and len(given) < 10):
+    if given != "auto" and not (given.isdecimal() and len(given) < 10):
         raise typer.BadParameter(
             f"received {short(given)}; expected a number of tokens, or auto.", param_hint="--passages"
         )
     try:
-        return Passages(None if given in (None, "auto") else int(str(given)), overlap)
+        return Passages(None if given == "auto" else int(given), overlap)
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--passages") from error
 
@@ -315,18 +334,18 @@ def _open_or_make(
     computing: dict[str, str],
 ) -> Retriever:
     """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
-    from latelier import indexes
     from latelier.retrieve import Retriever
+    from latelier.retrieve.existing_index import open_if_made
     from latelier.retrieve.model_identity import ModelIdentity
     from latelier.retrieve.opening import stored_model
 
     given: dict[str, Any] = {"device": device, "model_options": computing or None}
-    if not holds_files(folder):
+    opened = open_if_made(folder, max_memory=max_memory)
+    if opened is None:
         index = make()
         if index is None:
             return Retriever(model, folder, **given, max_memory=max_memory)
         return Retriever(model, index, **given)
-    opened = indexes.open(folder, max_memory=max_memory)
     try:
         _check_kind(opened, folder, kind)
         if model is None and opened.dim is None and ModelIdentity.stored_in(opened) is None:

@@ -1,4 +1,4 @@
-"""A new index of ``latelier index``: it is removed if no document gets into it, so the command can be repeated."""
+"""A new index of a command: it is removed if no document gets into it, so the command can be repeated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 if TYPE_CHECKING:
+    from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
-__all__ = ["discarded_if_empty", "holds_files"]
+__all__ = ["discarded_if_empty", "discarded_if_failed", "holds_files"]
 
 
 def holds_files(folder: Path) -> bool:
@@ -57,6 +58,32 @@ def discarded_if_empty(folder: Path, open_or_make: Callable[[], Retriever], sour
                     f"nothing to index in {name}: it holds no document, so no index was made. Give one that does, or "
                     "see --format."
                 )
+    finally:
+        if is_unused:
+            _remove(folder, keep=was_folder)
+
+
+@contextmanager
+def discarded_if_failed(folder: Path, open_or_make: Callable[[], Index]) -> Iterator[Index]:
+    """Open or make an index for a ``with`` block; remove it if the call made it, and an error leaves it empty.
+
+    Parameters
+    ----------
+    folder
+        The folder of the index.
+    open_or_make
+        Opens the index in the folder, or makes one if the folder is empty or missing.
+    """
+    was_folder, is_new = folder.is_dir(), not holds_files(folder)
+    is_unused = is_new
+    try:
+        with open_or_make() as index:
+            is_unused = False
+            try:
+                yield index
+            except BaseException:
+                is_unused = is_new and len(index) == 0
+                raise
     finally:
         if is_unused:
             _remove(folder, keep=was_folder)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from latelier.cli.index_location import QdrantLocation, parse_location
+from latelier.cli.new_index import discarded_if_failed
 from latelier.cli.options import Kind
 
 if TYPE_CHECKING:
@@ -44,8 +49,11 @@ ShardsOption: TypeAlias = Annotated[
 ]
 
 
-def open_target(text: str, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Source) -> Index:
-    """Open an index, or make a new one.
+@contextmanager
+def open_target(
+    text: str, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Source
+) -> Iterator[Index]:
+    """Open an index, or make a new one, for a ``with`` block; a new one that gets no document is removed if it fails.
 
     Parameters
     ----------
@@ -63,14 +71,22 @@ def open_target(text: str, kind: Kind | None, nbits: int | None, shards: int | N
     InvalidArgumentError
         If the index in the folder is another one.
     """
+    place = parse_location(text)
+    if isinstance(place, QdrantLocation):
+        with _open_collection(place, {"kind": kind, "nbits": nbits, "shards": shards}, like) as index:
+            yield index
+        return
+    with discarded_if_failed(place, partial(_open_or_make, place, kind, nbits, shards, like)) as index:
+        yield index
+
+
+def _open_or_make(folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, like: Source) -> Index:
     from latelier import indexes
     from latelier.errors import InvalidArgumentError
+    from latelier.retrieve.existing_index import open_if_made
 
-    folder = parse_location(text)
-    if isinstance(folder, QdrantLocation):
-        return _open_collection(folder, {"kind": kind, "nbits": nbits, "shards": shards}, like)
-    if folder.is_dir() and any(folder.iterdir()):
-        index = indexes.open(folder)
+    index = open_if_made(folder)
+    if index is not None:
         wanted = {"kind": kind, "nbits": nbits, "shards": shards}
         there = {"kind": _kind_of(index), "nbits": getattr(index, "nbits", None)}
         there["shards"] = getattr(index, "shards", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -88,15 +90,29 @@ def train(
         validation_queries=validation_queries,
         seed=seed,
     )
-    report = run_training(
-        data,
-        output,
-        model,
-        options=options,
-        on_progress=lambda line: typer.echo(line, err=True),
-        show_progress=show_progress(),
-    )
+    with _new_folder(output):
+        report = run_training(
+            data,
+            output,
+            model,
+            options=options,
+            on_progress=lambda line: typer.echo(line, err=True),
+            show_progress=show_progress(),
+        )
     if json_output:
         print_json({**asdict(report), "model": str(report.model)})
     else:
         typer.echo(printable(str(report), lines=True))
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Remove the folders that a ``with`` block makes for its output, if it fails and leaves them empty."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # one holds something: it stays, and so do those above it
+            for each in made:
+                each.rmdir()
+        raise

@@ -5,14 +5,15 @@ The three dicts have the form that other evaluation tools take.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import OnProblem, Problems, numbered_lines
-from latelier.utils.describing import describe
+from latelier.evaluation.trec import check_evaluated, check_relevance, check_str_ids, relevance_fault
+from latelier.utils.describing import describe, short
 from latelier.utils.reading import as_path, is_file, is_folder, parse_json
 
 __all__ = ["Collection", "find_split", "load_beir"]
@@ -31,6 +32,11 @@ class Collection:
     qrels
         Query id to document id to relevance: 0 is not relevant, higher is more relevant.
 
+    Raises
+    ------
+    InvalidArgumentError
+        If they have another form, an id is not a str, or a relevance is not an integer or beyond a million.
+
     Examples
     --------
     >>> collection = Collection(
@@ -47,6 +53,15 @@ class Collection:
     documents: dict[str, dict[str, str]]
     queries: dict[str, str]
     qrels: dict[str, dict[str, int]]
+
+    def __post_init__(self) -> None:
+        # Here, as evaluation would find it only after all documents are encoded.
+        for name, ids, what in (("documents", self.documents, "document id"), ("queries", self.queries, "query id")):
+            if not isinstance(ids, Mapping):
+                raise InvalidArgumentError(f"received {describe(ids)} as {name}; expected a dict from {what}.")
+            check_str_ids(what, ids, name)
+        check_evaluated(self.qrels, "qrels")
+        check_relevance(self.qrels)
 
     def texts(self) -> dict[str, str]:
         """Return the texts to index: title and text joined by a space, as in BEIR's published figures.
@@ -79,8 +94,8 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
         Which qrels: ``"test"``, ``"dev"``, ``"train"``, ... ``queries`` holds the queries with a qrel in this split.
     on_problem
         What to do with faulty lines: empty texts, unknown ids in the qrels, duplicates, malformed JSON, missing
-        fields, a relevance that is not an integer. ``"error"`` raises an error that lists them; ``"warn"`` skips them
-        (of duplicates, the first is kept) and issues one warning.
+        fields, a relevance that is not an integer or beyond a million. ``"error"`` raises an error that lists them;
+        ``"warn"`` skips them (of duplicates, the first is kept) and issues one warning.
 
     Returns
     -------
@@ -213,6 +228,8 @@ def _qrels(
             problems.add(name, number, f"unknown document id {document!r}")
         elif document in qrels.get(query, ()):
             problems.add(name, number, f"duplicate qrel of document {document!r} for query {query!r}")
+        elif fault := relevance_fault(relevance):
+            problems.add(name, number, f"relevance {short(relevance)} {fault}")
         else:
             qrels.setdefault(query, {})[document] = relevance
     return qrels

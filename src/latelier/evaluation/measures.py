@@ -12,17 +12,19 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from subprocess import SubprocessError
 from types import ModuleType
 from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation.trec import Qrels, Run, check_relevance, check_table, ranking
+from latelier.evaluation.trec import Qrels, Run, check_evaluated, check_relevance, ranking, relevance_fault
 from latelier.utils.describing import describe
 from latelier.utils.html import bar, fragment, table
 
 __all__ = ["DEFAULT_MEASURES", "Evaluation", "default_measures", "evaluate", "evaluate_named", "largest_cutoff"]
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
+_GDEVAL_HIGHEST = 4
 _FORM = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>.*)\))?(?:@(?P<cutoff>\S+))?")
 
 
@@ -70,7 +72,7 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
         Query id to document id to score, as `Retriever.run` and `read_trec` return it. Queries without qrels are
         ignored. Only the order of the scores counts; equal scores are ordered by descending id, as in ``trec_eval``.
     qrels
-        Query id to document id to relevance, an integer (``1.0`` is one too).
+        Query id to document id to relevance, an integer (``1.0`` is one too) from minus a million to a million.
     measures
         Names in ir-measures' spelling: ``"nDCG@10"``, ``"RR@10"``, ``"R@100"``, ``"P(rel=2)@5"``, ``"AP"``,
         ``"Success@1"``, ...
@@ -83,8 +85,9 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     Raises
     ------
     InvalidArgumentError
-        If the run or the qrels are empty or share no query, a score is NaN, a relevance is not an integer, or a
-        measure is unknown (the message suggests the nearest name).
+        If the run or the qrels are empty or share no query, an id is not a str, a score is NaN, a relevance is not an
+        integer or beyond a million, or a measure is unknown (the message suggests the nearest name) or undefined for
+        a query.
     MissingExtraError
         If ir-measures is not installed.
 
@@ -120,8 +123,8 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) 
     """
     ir_measures = _ir_measures()
     parsed = _parse_all(measures, ir_measures)
-    check_table(run, label.removeprefix("the "))
-    check_table(qrels, "qrels")
+    check_evaluated(run, label.removeprefix("the "))
+    check_evaluated(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
     _check(run, qrels, label)
     # Negated ranks as scores: every measure sees the same order.
@@ -230,11 +233,26 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
             arguments[at] = float(arguments[at])
             if not 0 <= arguments[at] <= 1:
                 raise ValueError("the recall must be from 0 to 1")
+        _check_arguments(kind, form["name"], arguments)
         measure = kind(**arguments)
         measure.validate_params()
     except (SyntaxError, ValueError, TypeError, AssertionError) as error:
         raise InvalidArgumentError(f"cannot read measure {name!r}: {error}.") from error
     return measure
+
+
+def _check_arguments(kind: Any, name: str, arguments: dict[str | None, Any]) -> None:
+    """Check that the required arguments of a measure are given, and that its gains are relevances."""
+    missing = [key for key, info in kind.SUPPORTED_PARAMS.items() if info.required and key not in arguments]
+    if missing:
+        at = kind.AT_PARAM
+        inner = ", ".join(f"{key}=<{key}>" for key in missing if key != at)
+        end = f"@<{at}>" if at in missing else f"@{arguments[at]}" if at in arguments else ""
+        raise ValueError(f"{' and '.join(missing)} must be given: {name}{f'({inner})' if inner else ''}{end}")
+    gains = arguments.get("gains")
+    for gain in gains.values() if isinstance(gains, dict) else ():
+        if fault := relevance_fault(gain):
+            raise ValueError(f"the gain {gain} {fault}")
 
 
 def _check(run: Run, qrels: Qrels, label: str) -> None:
@@ -266,11 +284,40 @@ def _check(run: Run, qrels: Qrels, label: str) -> None:
 
 def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
     """Return query id to measure to value; a query without results gets the measure's default."""
-    plain = {query: {id_: int(relevance) for id_, relevance in judged.items()} for query, judged in qrels.items()}
-    values = {query: {str(measure): float(measure.DEFAULT) for measure in measures} for query in plain}
+    _check_gdeval(ir_measures, measures, qrels, run)
+    values = {query: {str(measure): float(measure.DEFAULT) for measure in measures} for query in qrels}
+    # gdeval takes only numbers as query ids.
+    queries = {str(number): query for number, query in enumerate(qrels)}
+    judged = {n: {id_: int(relevance) for id_, relevance in qrels[query].items()} for n, query in queries.items()}
+    found = {n: run[query] for n, query in queries.items() if query in run}
     try:
-        for metric in ir_measures.iter_calc(measures, plain, run):
-            values[metric.query_id][str(metric.measure)] = float(metric.value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        for metric in ir_measures.iter_calc(measures, judged, found):
+            values[queries[metric.query_id]][str(metric.measure)] = float(metric.value)
+    except ZeroDivisionError as error:
+        raise InvalidArgumentError(
+            f"ir-measures cannot compute {measures}: one of them is undefined for a query, as Accuracy is where all "
+            "documents that were found are relevant; leave it out."
+        ) from error
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, OSError, SubprocessError) as error:
         raise InvalidArgumentError(f"ir-measures cannot compute {measures}: {error}") from error
     return values
+
+
+def _check_gdeval(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run) -> None:
+    """Check what the script gdeval.pl takes: it reads text files, and no relevance above 4."""
+    gdeval = ir_measures.providers.registry["gdeval"]
+    measure = next((measure for measure in measures if gdeval.supports(measure)), None)
+    if measure is None:
+        return
+    for query, judged in qrels.items():
+        for document in (*judged, *run.get(query, {})):
+            if document.split() != [document]:
+                raise InvalidArgumentError(
+                    f"{measure} cannot be computed with document id {document!r}; it takes ids without white space."
+                )
+        highest = max(judged.values())
+        if highest > _GDEVAL_HIGHEST:
+            raise InvalidArgumentError(
+                f"{measure} takes relevances up to {_GDEVAL_HIGHEST}; query {query!r} has {describe(highest)}. Map the "
+                "grades to 0 to 4, or leave the measure out."
+            )

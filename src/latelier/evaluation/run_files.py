@@ -19,13 +19,15 @@ from latelier.evaluation.files import numbered_lines
 from latelier.evaluation.trec import (
     Run,
     add_entry,
-    check_table,
+    check_evaluated,
     check_trec_ids,
     qrels_from_lines,
     ranking,
+    relevance_fault,
     run_from_lines,
     write_trec,
 )
+from latelier.evaluation.writing import write_lines
 from latelier.utils.describing import describe, short
 from latelier.utils.reading import as_path, is_folder, parse_json
 
@@ -95,8 +97,8 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
     Raises
     ------
     InvalidArgumentError
-        If the file is empty, a line is malformed, a relevance is not an integer, or a document is repeated for a
-        query; the message names the file and the line.
+        If the file is empty, a line is malformed, a relevance is not an integer or beyond a million, or a document is
+        repeated for a query; the message names the file and the line.
 
     Examples
     --------
@@ -119,28 +121,29 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
         entries = _tab_entries(lines, source)
     qrels: dict[str, dict[str, int]] = {}
     for number, query, document, relevance in entries:
-        if not relevance.is_integer():  # so neither NaN nor infinite
-            raise InvalidArgumentError(f"{source}:{number}: relevance {relevance!r} is not an integer.")
+        if fault := relevance_fault(relevance):
+            raise InvalidArgumentError(f"{source}:{number}: relevance {relevance!r} {fault}.")
         add_entry(qrels, query, document, int(relevance), f"{source}:{number}")
     return qrels
 
 
 def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
-    r"""Write a run: as JSON Lines if the file's name ends in ``.jsonl``, otherwise in TREC's format.
+    r"""Write a run: as JSON Lines if the file's name ends in ``.jsonl``, otherwise in TREC's format; plain or ``.gz``.
 
     Parameters
     ----------
     run
         Query id to document id to score.
     path
-        The file; an existing one is replaced, after the whole run has been checked.
+        The file; an existing one is replaced, after the whole run has been checked. With a further ``.gz`` at the end
+        of its name, it is compressed.
     name
         The run's name, the last column in TREC's format.
 
     Raises
     ------
     InvalidArgumentError
-        If a score is NaN, or an id cannot be written in TREC's format: it is empty or has white space.
+        If a score is NaN, an id is empty, or it has white space and cannot be written in TREC's format.
     StorageError
         If the file cannot be written.
 
@@ -153,22 +156,21 @@ def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
     {"query_id": "q1", "document_id": "a document", "score": 0.5}
     """
     path = as_path(path)
-    if path.suffix != ".jsonl":
+    if not _is_json_lines(path):
         write_trec(run, path, name)
         return
-    check_table(run, "run")
+    check_evaluated(run, "run")
+    _check_not_empty("query id", run)
     lines = []
     for query, scores in run.items():
+        _check_not_empty("document id", scores)
         for document, score in ranking(scores):
             if math.isnan(score):
                 raise InvalidArgumentError(
                     f"document {document!r} of query {query!r} has score NaN, which cannot be ranked."
                 )
             lines.append(json.dumps({"query_id": query, "document_id": document, "score": score}) + "\n")
-    try:
-        path.write_text("".join(lines), encoding="utf-8", newline="\n")
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise StorageError(f"cannot write {path}: {error}.") from error
+    write_lines(path, lines)
 
 
 def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable[str]) -> None:
@@ -204,9 +206,19 @@ def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable
     place = path if os.path.lexists(path) else path.parent  # a device or a pipe in a folder that may not be written
     if not os.access(place, os.W_OK):
         raise StorageError(f"cannot write {path}: no permission to write {place}; name another file.")
-    if path.suffix != ".jsonl":
-        check_trec_ids("query id", queries)
-        check_trec_ids("document id", documents)
+    check = _check_not_empty if _is_json_lines(path) else check_trec_ids
+    check("query id", queries)
+    check("document id", documents)
+
+
+def _is_json_lines(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def _check_not_empty(what: str, ids: Iterable[str]) -> None:
+    """Check that no id is empty: `read_run` would reject it."""
+    if "" in ids:
+        raise InvalidArgumentError(f"{what} '' cannot be written, as readers of runs expect an id; give one.")
 
 
 def _lines(path: Path) -> tuple[str, Iterator[tuple[int, str]]]:
@@ -259,7 +271,7 @@ def _json_entries(
 def _id(record: dict[str, Any], names: tuple[str, ...], place: str) -> str:
     id_ = _field(record, names, place)
     if isinstance(id_, bool) or not isinstance(id_, (str, int)) or id_ == "":
-        raise InvalidArgumentError(f"{place}: the id is {describe(id_)}; expected a string.")
+        raise InvalidArgumentError(f"{place}: the id is {describe(id_)}; expected a string that is not empty.")
     return str(id_)
 
 

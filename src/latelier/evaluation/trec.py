@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from latelier.errors import InvalidArgumentError, StorageError
+from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import numbered_lines
+from latelier.evaluation.writing import write_lines
 from latelier.utils.describing import describe, short
 from latelier.utils.reading import as_path
 
@@ -21,13 +22,16 @@ __all__ = [
     "Qrels",
     "Run",
     "add_entry",
+    "check_evaluated",
     "check_relevance",
+    "check_str_ids",
     "check_table",
     "check_trec_ids",
     "qrels_from_lines",
     "ranking",
     "read_trec",
     "read_trec_qrels",
+    "relevance_fault",
     "run_from_lines",
     "write_trec",
     "write_trec_qrels",
@@ -40,6 +44,9 @@ Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Query id to document id to relevance."""
 
 _TABLE = "{query id: {document id: number}}"
+# trec_eval allocates arrays as long as the largest relevance, and holds it in a C integer: larger ones take gigabytes,
+# are cut off, or end the process.
+_LARGEST_RELEVANCE = 1_000_000
 _KINDS = {int: "an integer", float: "a number"}
 
 
@@ -78,7 +85,7 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
     run
         Query id to document id to score. A query without documents is not written.
     path
-        The file; an existing one is replaced, after the whole run has been checked.
+        The file; an existing one is replaced, after the whole run has been checked. ``.gz`` is compressed.
     name
         The run's name, the last column.
 
@@ -100,7 +107,7 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
     >>> read_trec(path)
     {'q1': {'d2': 1.25, 'd1': 0.5}}
     """
-    check_table(run, "run")
+    check_evaluated(run, "run")
     check_trec_ids("run name", [name])
     check_trec_ids("query id", run)
     lines = []
@@ -112,7 +119,7 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
                     f"document {document!r} of query {query!r} has score NaN, which cannot be ranked."
                 )
             lines.append(f"{query} Q0 {document} {rank} {score!r} {name}\n")
-    _write(as_path(path), lines)
+    write_lines(as_path(path), lines)
 
 
 def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
@@ -175,12 +182,12 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     qrels
         Query id to document id to relevance.
     path
-        The file; an existing one is replaced, after all qrels have been checked.
+        The file; an existing one is replaced, after all qrels have been checked. ``.gz`` is compressed.
 
     Raises
     ------
     InvalidArgumentError
-        If an id is empty or has white space, or a relevance is not an integer.
+        If an id is empty or has white space, or a relevance is not an integer or beyond a million.
     StorageError
         If the file cannot be written.
 
@@ -192,14 +199,14 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     >>> read_trec_qrels(path)
     {'q1': {'d1': 1, 'd2': 0}}
     """
-    check_table(qrels, "qrels")
+    check_evaluated(qrels, "qrels")
     check_trec_ids("query id", qrels)
     check_relevance(qrels)
     lines = []
     for query, judged in qrels.items():
         check_trec_ids("document id", judged)
         lines += [f"{query} 0 {document} {int(relevance)}\n" for document, relevance in judged.items()]
-    _write(as_path(path), lines)
+    write_lines(as_path(path), lines)
 
 
 def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
@@ -218,8 +225,8 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     Raises
     ------
     InvalidArgumentError
-        If a line does not have four columns, a relevance is not an integer, or a document is repeated for a query; the
-        message names the file and the line.
+        If a line does not have four columns, a relevance is not an integer or beyond a million, or a document is
+        repeated for a query; the message names the file and the line.
 
     Examples
     --------
@@ -249,8 +256,11 @@ def qrels_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str,
     """
     qrels: dict[str, dict[str, int]] = {}
     for number, columns in _rows(lines, source, "query-id 0 document-id relevance"):
-        query, _, document, relevance = columns
-        add_entry(qrels, query, document, _number(int, relevance, source, number), f"{source}:{number}")
+        query, _, document, text = columns
+        relevance = _number(int, text, source, number)
+        if fault := relevance_fault(relevance):
+            raise InvalidArgumentError(f"{source}:{number}: relevance {short(relevance)} {fault}.")
+        add_entry(qrels, query, document, relevance, f"{source}:{number}")
     return qrels
 
 
@@ -300,6 +310,52 @@ def check_table(table: object, name: str) -> None:
         _check_row(row, f"query {short(query)} of the {name}")
 
 
+def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None:
+    """Check what `check_table` checks, and that all ids are str.
+
+    Parameters
+    ----------
+    table
+        The run or the qrels.
+    name
+        What the message calls them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they have another form, or an id is not a str.
+    """
+    check_table(table, name)
+    check_str_ids("query id", table, name)
+    for row in table.values():
+        check_str_ids("document id", row, name)
+
+
+def check_str_ids(what: str, ids: Iterable[object], name: str) -> None:
+    """Check that ids are str: the tools of evaluation take no others, and 1 and ``"1"`` would not match.
+
+    Parameters
+    ----------
+    what
+        What the message calls one of them.
+    ids
+        The ids.
+    name
+        What the message calls what holds them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is not a str.
+    """
+    for id_ in ids:
+        if not isinstance(id_, str):
+            raise InvalidArgumentError(
+                f"received {describe(id_)} as a {what} of the {name}; evaluation takes ids as str: give str(id). "
+                "Retriever.run returns such ids."
+            )
+
+
 def _check_row(row: object, name: str) -> None:
     if not isinstance(row, Mapping):
         raise InvalidArgumentError(f"received {describe(row)} as {name}; expected {{document id: number}}.")
@@ -315,7 +371,7 @@ def _check_row(row: object, name: str) -> None:
 
 
 def check_relevance(qrels: Qrels) -> None:
-    """Check that each relevance is an integer, of whatever type: a fraction would be cut off without a word.
+    """Check that each relevance is an integer, of whatever type, and not too large: see `relevance_fault`.
 
     Parameters
     ----------
@@ -329,11 +385,28 @@ def check_relevance(qrels: Qrels) -> None:
     """
     for query, judged in qrels.items():
         for document, relevance in judged.items():
-            if not float(relevance).is_integer():  # so neither NaN nor infinite
+            if fault := relevance_fault(float(relevance)):
                 raise InvalidArgumentError(
-                    f"the relevance of document {document!r} for query {query!r} is not an integer: received "
+                    f"the relevance of document {document!r} for query {query!r} {fault}: received "
                     f"{describe(relevance)}; give grades such as 0, 1 and 2."
                 )
+
+
+def relevance_fault(relevance: float) -> str | None:
+    """Return what is wrong with a relevance; None if it is an integer from minus a million to a million.
+
+    A fraction would be cut off without a word, and a very large integer too, or take all memory.
+
+    Examples
+    --------
+    >>> relevance_fault(2.0), relevance_fault(0.5), relevance_fault(2**63)
+    (None, 'is not an integer', 'is not from -1,000,000 to 1,000,000')
+    """
+    if -_LARGEST_RELEVANCE <= relevance <= _LARGEST_RELEVANCE:
+        return None if float(relevance).is_integer() else "is not an integer"
+    if relevance != relevance or abs(relevance) == math.inf:
+        return "is not an integer"
+    return f"is not from {-_LARGEST_RELEVANCE:,} to {_LARGEST_RELEVANCE:,}"
 
 
 def check_trec_ids(what: str, ids: Iterable[str]) -> None:
@@ -357,13 +430,6 @@ def check_trec_ids(what: str, ids: Iterable[str]) -> None:
                 f"{what} {id_!r} cannot be written to a TREC file, as white space separates its columns; give a str "
                 "without white space, or write JSON Lines: to a file whose name ends in .jsonl."
             )
-
-
-def _write(path: Path, lines: list[str]) -> None:
-    try:
-        path.write_text("".join(lines), encoding="utf-8", newline="\n")
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path, a lone surrogate in an id
-        raise StorageError(f"cannot write {path}: {error}.") from error
 
 
 def _rows(lines: Iterable[tuple[int, str]], source: str, form: str) -> Iterable[tuple[int, list[str]]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, overload
 import torch
 
 from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.experimental.document_searches import DocumentSearches
 from latelier.experimental.merging import Merge, check_merge, merge_hits
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Hit, Id
@@ -71,7 +72,8 @@ class MultiStepRetriever:
        searching with it.
     3. Stop if the gain is not above a threshold. Otherwise search with the new matrix, merge the hits, and go to 2.
 
-    Any index will do; the documents are its stored vectors, so nothing is encoded after the query.
+    Any index will do; the documents are its stored vectors, so nothing is encoded after the query. Of a document that
+    is stored as passages, the best passage is read.
 
     Parameters
     ----------
@@ -181,27 +183,29 @@ class MultiStepRetriever:
         queries: Any = self.retriever.model.encode_query(texts, packed=True)
         state = self.dynamics.eval().begin(queries)
         with index.snapshot():
-            searches = [[hits] for hits in index.search(state.queries(), k)]
+            searches = DocumentSearches(index, len(texts))
+            searches.search(range(len(texts)), state.queries(), k)
             steps: list[list[Step]] = [[] for _ in texts]
             active = list(range(len(texts)))  # the queries in `state`
             for _ in range(max_steps):
-                unread = [_best_unread(merge_hits(searches[i], k, merge), steps[i]) for i in active]
+                unread = [_best_unread(merge_hits(searches.hits[i], k, merge), steps[i]) for i in active]
                 reading = [row for row, id_ in enumerate(unread) if id_ is not None]
                 ids = [id_ for id_ in unread if id_ is not None]
                 if not ids:
                     break
-                before, state = state.select(reading), self._read(state.select(reading), ids)
-                gains = (state.value_prefix - before.value_prefix).tolist()
                 active = [active[row] for row in reading]
+                parts = [searches.parts[i][id_] for i, id_ in zip(active, ids, strict=True)]
+                before, state = state.select(reading), self._read(state.select(reading), parts)
+                gains = (state.value_prefix - before.value_prefix).tolist()
                 for i, id_, gain in zip(active, ids, gains, strict=True):
                     steps[i].append(Step(id_, gain, gain > least))
                 going_on = [row for row, gain in enumerate(gains) if gain > least]
                 if not going_on:
                     break
                 state, active = state.select(going_on), [active[row] for row in going_on]
-                for i, hits in zip(active, index.search(state.queries(), k), strict=True):
-                    searches[i].append(hits)
-        return [MultiStepResult(merge_hits(found, k, merge), read) for found, read in zip(searches, steps, strict=True)]
+                searches.search(active, state.queries(), k)
+        merged = [merge_hits(found, k, merge) for found in searches.hits]
+        return [MultiStepResult(hits, read) for hits, read in zip(merged, steps, strict=True)]
 
     def _read(self, state: QueryState, ids: list[Id]) -> QueryState:
         return self.dynamics(state, self.retriever.index.get_embeddings(ids))

@@ -17,6 +17,7 @@ from latelier.errors import InvalidArgumentError, UnknownIdError
 from latelier.experimental.multi_step import MultiStepRetriever
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Id
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.scores import colbert_kd_scores
 from latelier.utils import check_count, check_number, count_entries
 from latelier.utils.describing import describe
@@ -103,7 +104,7 @@ def train_query_dynamics(
     Raises
     ------
     InvalidArgumentError
-        If an argument is not accepted, examples differ in their number of documents, or there are too few.
+        If an argument is not accepted, examples differ in length or are too few, or the index has passages.
     UnknownIdError
         If a document is not in the index.
 
@@ -210,6 +211,10 @@ def _checked_examples(
 ) -> list[ReadingExample]:
     if not isinstance(multi_step, MultiStepRetriever):
         raise InvalidArgumentError(f"received {describe(multi_step)} as multi_step; expected a MultiStepRetriever.")
+    if StoredDocuments(multi_step.retriever.index).has_passages:
+        raise InvalidArgumentError(
+            "the index holds documents as passages; training reads whole documents: give one filled without passages."
+        )
     try:
         given = [ReadingExample(*example) for example in examples]
     except TypeError as error:

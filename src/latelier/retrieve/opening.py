@@ -14,6 +14,7 @@ from latelier.indexes.base import PathLike
 from latelier.models.checkpoints.location import DEFAULT_MODEL
 from latelier.retrieve.computation import Computation
 from latelier.retrieve.encoder_store import is_exported
+from latelier.retrieve.existing_index import open_if_made
 from latelier.retrieve.model_identity import ModelIdentity
 from latelier.retrieve.query_model import QueryModel
 from latelier.utils.describing import describe, short
@@ -147,10 +148,8 @@ def open_or_make(path: Index | PathLike | None, max_memory: int | str | None = N
         return path
     if not isinstance(path, (str, os.PathLike, type(None))):
         raise InvalidArgumentError(f"received {describe(path)} as the index; expected an Index, a folder or None.")
-    exists = path is not None and is_folder(Path(path)) and any(Path(path).iterdir())
-    if path is not None and exists:
-        return indexes.open(path, max_memory=max_memory)
-    return indexes.Flat(path, max_memory=max_memory)
+    opened = None if path is None else open_if_made(Path(path), max_memory=max_memory)
+    return indexes.Flat(path, max_memory=max_memory) if opened is None else opened
 
 
 def _stored_options(index: Index) -> dict[str, Any]:

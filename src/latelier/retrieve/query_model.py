@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ __all__ = ["QueryModel", "check_query_backend"]
 
 
 def check_query_backend(backend: Any, model: Any) -> None:
-    """Check what is to encode the queries of an index.
+    """Check what is to encode the queries of an index, before the index is opened.
 
     Parameters
     ----------
@@ -40,8 +41,13 @@ def check_query_backend(backend: Any, model: Any) -> None:
     Raises
     ------
     InvalidArgumentError
-        If the backend is unknown, or not that of the model that the user names.
+        If the backend is unknown, or not that of the model that the user names, or the model is not named.
     """
+    if not isinstance(model, (str, os.PathLike, type(None))):
+        raise InvalidArgumentError(
+            f"received {describe(model)} as the model to open an index with; expected its name or folder. With a "
+            "loaded model: Retriever(model, path)."
+        )
     if backend not in ("auto", "onnx", "torch"):
         raise InvalidArgumentError(f"received backend={describe(backend)}; expected 'auto', 'onnx' or 'torch'.")
     if model is not None and backend == "torch" and is_exported(model):

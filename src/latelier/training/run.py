@@ -115,8 +115,8 @@ def train(
             on_progress(f"Mined negatives for {len(training):,} rows.")
     if len(training) < 2:
         raise InvalidArgumentError(
-            f"the data leave {len(training)} rows to train on; expected at least 2. Fewer validation queries or fewer "
-            "mined negatives per row leave more."
+            f"the data leave {len(training)} row{'' if len(training) == 1 else 's'} to train on; expected at least 2. "
+            "Fewer validation queries or fewer mined negatives per row leave more."
         )
     steps = run_trainer(encoder, _ordered(training, options), evaluation, options, on_progress)
     after = measure(evaluation, encoder)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
+from pathlib import Path
 from uuid import uuid4
 
 from latelier.errors import InvalidArgumentError, StorageError
@@ -14,12 +16,12 @@ __all__ = ["write_bytes"]
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
-    """Write a file; an existing one is replaced.
+    """Write a file; an existing one is replaced, and keeps its permissions.
 
     Parameters
     ----------
     path
-        The file.
+        The file. A symbolic link stays: what it points to is written. A pipe or a device gets the contents.
     contents
         All that it is to hold.
 
@@ -39,16 +41,50 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     file = as_path(path)
     if not file.name or "\0" in str(file):
         raise InvalidArgumentError(f"received {describe(path)} as path; give the name of a file.")
+    try:
+        mode = _mode(file)
+        if mode is None or (stat.S_ISREG(mode) and not _is_descriptor(file)):
+            _replace(Path(os.path.realpath(file)), contents, mode)
+            return
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
+    try:
+        file.write_bytes(contents)
+    except OSError as error:
+        raise StorageError(f"could not write {file}: {error.strerror or error}.") from error
+
+
+def _mode(file: Path) -> int | None:
+    """Return the type and the permissions of what a path leads to; None if there is nothing."""
+    try:
+        return file.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _is_descriptor(file: Path) -> bool:
+    """Whether a path leads to an open descriptor, as /dev/stdout does: a new file would not be what is open."""
+    while True:
+        folder = os.path.realpath(file.parent)
+        if folder == "/dev/fd" or folder.startswith("/proc/"):
+            return True
+        if not file.is_symlink():
+            return False
+        file = file.parent / file.readlink()
+
+
+def _replace(file: Path, contents: bytes, mode: int | None) -> None:
+    """Put a new file in the place of a regular one, whose permissions it gets, or of none."""
     temporary = file.with_name(f".{uuid4().hex}.tmp")  # a name of its own: that of the file may have no room for more
     try:
         with temporary.open("xb") as writer:
             writer.write(contents)
             writer.flush()
             os.fsync(writer.fileno())
+        if mode is not None:
+            temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(file)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -1,0 +1,98 @@
+"""Files are replaced as a whole; links, permissions, pipes and open descriptors stay what they are."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.utils.writing import write_bytes
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs links, permissions and pipes of POSIX")
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
+    for contents in (b"one", b"two"):
+        write_bytes(tmp_path / "file", contents)
+        assert (tmp_path / "file").read_bytes() == contents
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o755])
+def test_an_existing_file_keeps_its_permissions(tmp_path, mode):
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(mode)
+    write_bytes(path, b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert path.read_bytes() == b"new"
+
+
+@posix
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
+    (tmp_path / "other").mkdir()
+    target = tmp_path / "other" / "target"
+    (tmp_path / "link").symlink_to("other/target")
+    for contents in (b"the target is missing", b"and there"):
+        write_bytes(tmp_path / "link", contents)
+        assert (tmp_path / "link").is_symlink()
+        assert target.read_bytes() == contents
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["target"]
+
+
+@posix
+def test_links_in_a_circle_are_an_error(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(StorageError, match="could not write"):
+        write_bytes(tmp_path / "a", b"new")
+    assert (tmp_path / "a").is_symlink()
+
+
+@posix
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_gets_the_contents_and_stays_a_pipe(tmp_path, linked):
+    pipe = path = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if linked:
+        path = tmp_path / "link"
+        path.symlink_to(pipe)
+    received = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_bytes(path, b"through the pipe")
+    reader.join(timeout=10)
+    assert received == [b"through the pipe"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="needs /dev/fd")  # noqa: PTH112 (a name of the system)
+def test_an_open_descriptor_is_written(tmp_path):
+    reading, writing = os.pipe()
+    try:
+        write_bytes(f"/dev/fd/{writing}", b"to the descriptor")
+        assert os.read(reading, 100) == b"to the descriptor"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="needs /dev/fd")  # noqa: PTH112 (a name of the system)
+def test_the_file_of_an_open_descriptor_is_written_in_its_place(tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        (tmp_path / "link").symlink_to(f"/dev/fd/{file.fileno()}")
+        write_bytes(tmp_path / "link", b"to the descriptor")
+        assert (tmp_path / "file").stat().st_ino == os.fstat(file.fileno()).st_ino
+    assert (tmp_path / "file").read_bytes() == b"to the descriptor"
+
+
+def test_what_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(StorageError, match=r"could not write .*; an existing file is unchanged"):
+        write_bytes(tmp_path / "none" / "file", b"new")
+    with pytest.raises(StorageError, match="could not write"):
+        write_bytes(tmp_path, b"new")
+    with pytest.raises(InvalidArgumentError, match="give the name of a file"):
+        write_bytes(".", b"new")
+    assert list(tmp_path.iterdir()) == []
