@@ -95,6 +95,63 @@ def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, 
     with_client(create_mcp_server({"records": retriever}, writable=True), session)
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("list_indexes", {"limit": 1}, "received 'limit'; expected no arguments"),
+        (
+            "search",
+            {"query": "a", "limit": 3, "filters": "year > 1"},
+            "received 'limit', 'filters'; expected no other names than 'query', 'index', 'k', 'filter', 'mode'",
+        ),
+        (
+            "add",
+            {"documents": [{"id": "d", "text": "dog", "metadata": {}, "title": "x", "year": 2024}]},
+            "received 'title', 'year'; expected no other names than 'id', 'text', 'metadata'",
+        ),
+        ("update", {"documents": [{"id": "d", "text": "dog", "year": 2024}]}, "received 'year'"),
+        ("add", {"documents": [{"id": "d", "text": None}]}, "a valid string"),
+        ("add", {"documents": [{"id": True, "text": "dog"}]}, "a valid integer"),
+        ("remove", {"ids": [True]}, "a valid integer"),
+        ("get", {"ids": [True]}, "a valid integer"),
+        ("get", {"ids": [1.0]}, "a valid string"),
+        ("explain", {"query": "dog", "id": True}, "a valid integer"),
+        ("why_not", {"query": "dog", "id": 1.0}, "a valid string"),
+    ],
+)
+def test_unknown_names_and_other_types_of_ids_are_refused(retriever, tool, arguments, message):
+    retriever.add([{"id": 1, "text": "One."}])
+
+    async def session(client):
+        failed = await client.call_tool(tool, arguments)
+        assert failed.is_error
+        assert message in failed.content[0].text
+
+    with_client(create_mcp_server({"records": retriever}, writable=True), session)
+    assert len(retriever) == 4
+
+
+def test_the_schemas_say_what_is_accepted(retriever):
+    async def schemas(client):
+        return {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+
+    found = with_client(create_mcp_server({"records": retriever}, writable=True), schemas)
+    assert found.keys() == READING | WRITING
+    assert not any(schema["additionalProperties"] for schema in found.values())
+    document = found["add"]["$defs"]["NewDocument"]
+    assert document["additionalProperties"] is False
+    assert document["required"] == ["id", "text"]
+    assert document["properties"]["text"]["type"] == "string"
+
+
+def test_metadata_may_be_left_out(retriever):
+    async def session(client):
+        assert value(await client.call_tool("add", {"documents": [{"id": "pear", "text": "Pears are ripe."}]}))
+        assert value(await client.call_tool("get", {"ids": ["pear"]}))[0]["metadata"] == {}
+
+    with_client(create_mcp_server({"records": retriever}, writable=True), session)
+
+
 def deep(levels):
     value = 1
     for _ in range(levels - 1):  # the metadata is the outermost level

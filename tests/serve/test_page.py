@@ -200,6 +200,59 @@ def test_assistive_technology_finds_nothing_to_complain_about(browser, url, sche
     page.close()
 
 
+def test_a_click_on_a_value_filters_by_exactly_this_value_or_is_not_offered(browser, shallow, tmp_path):
+    large = 2**53 + 1  # JavaScript rounds it
+    with Retriever(shallow, tmp_path / "values", device="cpu") as retriever:
+        retriever.add(
+            [
+                {"id": "exact", "text": "The moon.", "isbn": large, "kind": "", "digits": str(large)},
+                {"id": "rounded", "text": "The sun.", "isbn": 2**53, "kind": "sky", "huge": 2**70},
+                {"id": "odd", "text": "The earth.", "metadata": {"id": 5, "text": "other", "isbn": 3, "lines": "a\nb"}},
+            ]
+        )
+    server = Process(str(tmp_path / "values"), "--model", shallow, "--device", "cpu", "--no-log")
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{server.url}/?q=planets")
+    found = page.locator("#results h2")
+    expect(found).to_have_count(3, timeout=60_000)
+    for value, id in (
+        (f"isbn: {large}", "exact"),
+        (f"isbn: {2**53}", "rounded"),
+        (f"huge: {2**70}", "rounded"),
+        (f"digits: {large}", "exact"),
+        ("kind: ", "exact"),
+    ):
+        page.get_by_role("button", name=value.strip(), exact=True).click()
+        expect(found).to_have_text([id], timeout=60_000)
+        page.reload()  # the address keeps it
+        expect(found).to_have_text([id], timeout=60_000)
+        page.get_by_role("button", name="Remove this filter").click()
+        expect(found).to_have_count(3, timeout=60_000)
+    odd = page.locator("#results > li", has=page.locator("h2", has_text="odd")).locator(".metadata")
+    assert odd.get_by_role("button").all_inner_texts() == ["isbn: 3"]
+    assert set(odd.locator("span").all_text_contents()) == {"id: 5", "text: other", "lines: a\nb"}
+    assert errors == []
+    page.close()
+    server.stop()
+
+
+def test_an_index_that_cannot_be_read_leaves_the_others_to_search(browser, shallow, tmp_path):
+    for name in ("moved", "whole"):
+        with Retriever(shallow, tmp_path / name, device="cpu") as retriever:
+            retriever.add([(name, "The moon is far away from the earth.")])
+    server = Process(str(tmp_path / "moved"), str(tmp_path / "whole"), "--model", shallow, "--device", "cpu")
+    shutil.move(tmp_path / "moved", tmp_path / "elsewhere")
+    page = browser.new_page()
+    page.goto(f"{server.url}/?q=planets")
+    expect(page.locator("#about")).to_contain_text("moved: the server cannot use the files", timeout=60_000)
+    page.select_option("#index", "whole")
+    expect(page.locator("#results h2")).to_have_text("whole", timeout=60_000)
+    expect(page.locator("#about")).to_contain_text("whole: 1 documents")
+    page.close()
+    server.stop()
+
+
 def test_a_pooled_index_and_large_integer_ids(browser, shallow, tmp_path):
     large = 2**53 + 1  # JavaScript rounds it
     for name, factor in (("pooled", 2), ("plain", 1)):

@@ -13,6 +13,7 @@ import pytest
 
 from latelier import indexes
 from latelier.retrieve import Retriever
+from latelier.serve import Limits, run, serve
 
 SEARCH = "/v1/indexes/records/search"
 DOCUMENTS = "/v1/indexes/records/documents"
@@ -120,6 +121,28 @@ def test_a_stopping_server_finishes_what_it_has_accepted(own_folder, shallow, st
         assert len(index) == 3 + 3 * 40
 
 
+def test_a_second_ctrl_c_ends_a_server_at_once_while_a_request_runs(own_folder, shallow, start):
+    server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+    documents = [{"id": f"{i}", "text": "many words " * 1000} for i in range(500)]
+
+    def write():
+        with pytest.raises(httpx.TransportError):
+            httpx.post(server.url + DOCUMENTS, json={"documents": documents}, timeout=60)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        time.sleep(3)  # the documents are being encoded
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(1) == -signal.SIGINT
+        writing.result()
+    with indexes.open(own_folder) as index:
+        assert len(index) == 3
+        assert index.verify().is_whole
+
+
 def test_other_machines_are_served_with_a_token_only(folder, start):
     with pytest.raises(AssertionError, match="without a read token"):
         start(folder, "--host", "0.0.0.0")
@@ -135,3 +158,11 @@ def test_a_port_in_use_is_a_clear_error(folder, start):
     port = server.url.rpartition(":")[2]
     with pytest.raises(AssertionError, match=r"cannot listen on 127\.0\.0\.1"):
         start(folder, "--device", "cpu", "--port", port)
+
+
+@pytest.mark.parametrize("seconds", [1, 60])
+def test_a_stopping_server_gives_requests_longer_than_they_may_take(retriever, monkeypatch, seconds):
+    configurations = []
+    monkeypatch.setattr(run._Server, "run", lambda server, sockets: configurations.append(server.config))
+    serve({"records": retriever}, port=0, limits=Limits(seconds=seconds), log=False)
+    assert configurations[0].timeout_graceful_shutdown > seconds

@@ -1,6 +1,8 @@
 """The REST interface over a real retriever, without a network."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import numpy as np
@@ -340,3 +342,105 @@ def test_the_access_log_holds_neither_texts_nor_tokens(client, caplog):
     written = [json.loads(record.message) for record in caplog.records]
     assert [line["status"] for line in written] == [200, 200]
     assert "secret" not in caplog.text
+
+
+def test_looking_up_does_not_wait_for_what_takes_long(client, retriever, monkeypatch):
+    at_work, release = threading.Event(), threading.Event()
+
+    def rerank(*_):
+        at_work.set()
+        release.wait(30)
+        return []
+
+    monkeypatch.setattr(retriever, "rerank", rerank)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(client.post, "/v1/rerank", json={"query": "a", "documents": ["b"]})
+        assert at_work.wait(30)
+        try:
+            assert client.get("/v1/indexes").json()[0]["documents"] == 3
+            assert client.get(INDEX).json()["documents"] == 3
+            assert client.get(f"{INDEX}/documents/moon").json()["id"] == "moon"
+            assert post(client, "/documents/get", {"ids": [7]})[0]["id"] == 7
+            assert client.get("/health/ready").status_code == 200
+            assert not slow.done()
+        finally:
+            release.set()
+        assert slow.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        (b"{", 422, "the body is no JSON: Expecting property name enclosed in double quotes at line 1, column 2."),
+        (b'{"query":\n oops}', 422, "the body is no JSON: Expecting value at line 2, column 2."),
+        (b'{"query": "\xff"}', 400, "the body is no text in UTF-8: invalid start byte at byte 11."),
+        (b"[" * 5000 + b"]" * 5000, 400, "the body has too many lists and objects in one another; flatten it."),
+        (b'{"query": ' + b"9" * 10_000 + b"}", 400, "the body has an integer of more than 4,300 digits; "),
+    ],
+)
+def test_a_body_that_is_no_json_is_answered_with_the_reason_and_the_place(client, content, status, message):
+    answer = client.post(f"{INDEX}/search", content=content, headers={"content-type": "application/json"})
+    assert message in error(answer, status)["message"]
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [({}, "received no Content-Type; "), ({"content-type": "text/plain"}, "received Content-Type: text/plain; ")],
+)
+def test_a_body_of_another_type_is_answered_with_the_type_that_is_accepted(client, header, message):
+    answer = client.post(f"{INDEX}/search", content=b'{"query": "a"}', headers=header)
+    assert error(answer, 415)["message"] == f"{message}send Content-Type: application/json, and a body of JSON."
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        *(
+            ("/documents/get", {"ids": [id]}, "body.ids.0: Input should be a valid string or a valid integer.")
+            for id in (None, 1.5, True)
+        ),
+        ("/documents/get", {"ids": [2**63]}, "body.ids.0: Input should be less than 9223372036854775808."),
+        (
+            "/search",
+            {"query": "a", "effort": 0},
+            "body.effort: Input should be 'fast', 'balanced' or 'exact' or greater than 0.",
+        ),
+        (
+            "/search",
+            {"query": "a", "effort": []},
+            "body.effort: Input should be 'fast', 'balanced' or 'exact' or a valid number.",
+        ),
+        ("/search", {"query": ["a", 3]}, "body.query.1: Input should be a valid string."),
+        (
+            "/search",
+            {"query": "a", "filter": "year = ?", "parameters": [[]]},
+            "body.parameters.0: Input should be a valid string or a valid integer or a valid number or a valid "
+            "boolean.",
+        ),
+    ],
+)
+def test_a_part_of_none_of_several_types_is_answered_with_all_of_them(client, path, body, message):
+    assert error(client.post(INDEX + path, json=body), 422)["message"] == message
+
+
+def test_the_title_counts_as_part_of_the_text(retriever):
+    with TestClient(
+        create_app({"records": retriever}, limits=Limits(characters=50)), base_url="http://localhost"
+    ) as client:
+        for title, text in (("x" * 60, "a"), ("x" * 25, "y" * 25)):
+            body = {"documents": [{"id": "new", "title": title, "text": text}]}
+            assert error(client.post(f"{INDEX}/documents", json=body), 413)["type"] == "TooLargeError"
+        body["documents"][0]["text"] = "y" * 24
+        post(client, "/documents", body, 201)
+
+
+def test_new_ids_are_of_at_most_1000_characters(client, retriever):
+    body = {"documents": [{"id": "x" * 1001, "text": "A long id."}]}
+    assert (
+        "String should have at most 1000 characters"
+        in error(client.post(f"{INDEX}/documents", json=body), 422)["message"]
+    )
+    body["documents"][0]["id"] = "x" * 1000
+    post(client, "/documents", body, 201)
+    retriever.add([("y" * 1001, "A longer one.")])
+    assert client.delete(f"{INDEX}/documents/{'y' * 1001}").status_code == 200

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 from latelier.serve.access import Access, Reading
-from latelier.serve.errors import StoppingError, add_error_handlers
+from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
 from latelier.serve.limits import Limits
 from latelier.serve.metrics import Metrics
 from latelier.serve.middleware import BodyLimit, LoopbackHost, Observed, SafeHeaders
@@ -146,10 +148,16 @@ def _add_health(app: FastAPI, metrics: Metrics) -> None:
 
     @app.get("/health/ready")
     async def ready() -> dict[str, Any]:
-        """Answer 200 while the server takes requests."""
+        """Answer 200 while the server takes requests and can read an index; those that it cannot are listed apart."""
         if not app.state.ready:
             raise StoppingError("the server is starting or stopping.")
-        return {"status": "ready", "indexes": list(app.state.services)}
+        services = app.state.services
+        readable = await asyncio.gather(*(service.is_readable() for service in services.values()))
+        indexes = list(compress(services, readable))
+        unreadable = [name for name in services if name not in indexes]
+        if not indexes:
+            raise UnreadableError(f"the server cannot read: {', '.join(map(repr, unreadable))}.")
+        return {"status": "ready", "indexes": indexes} | ({"unreadable": unreadable} if unreadable else {})
 
     @app.get("/metrics", dependencies=[Reading], response_class=Response)
     async def show_metrics() -> Response:

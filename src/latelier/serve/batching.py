@@ -124,14 +124,20 @@ class Batcher(Generic[Item, Answer]):
         self._tasks = [asyncio.create_task(self._run()) for _ in range(self._count)]
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        """Answer what has been accepted, and stop."""
+    async def __aexit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        """Answer what has been accepted, and stop; stop at once if an exception, such as a cancellation, ends it."""
         self._is_closing = True
-        await self._idle.wait()
-        for task in self._tasks:
-            task.cancel()
+        is_finished = False
+        try:
+            if kind is None:
+                await self._idle.wait()
+                is_finished = True
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            # A batch that is being answered would have to end first.
+            self._threads.shutdown(wait=is_finished, cancel_futures=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._threads.shutdown()
 
     async def _run(self) -> None:
         """Answer one batch after the other in one of the threads."""
@@ -145,8 +151,10 @@ class Batcher(Generic[Item, Answer]):
             expected = size if len(batch) > 1 else 0
             if batch:
                 self._answered.append(size)
-                await self._serve(loop, batch)
-                self._answered.remove(size)
+                try:
+                    await self._serve(loop, batch)
+                finally:
+                    self._answered.remove(size)
             if not self._waiting:
                 self._arrived.clear()
                 if not self._answered:

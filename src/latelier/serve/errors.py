@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import logging
+import sqlite3
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,12 +35,18 @@ __all__ = [
     "TooLargeError",
     "UnauthorizedError",
     "UnknownIndexError",
+    "UnreadableError",
     "add_error_handlers",
     "error_body",
+    "storage_problem",
 ]
 
+_LOG = logging.getLogger("latelier.serve")
 _LONGEST_MESSAGE = 2000
 _MOST_PROBLEMS = 5
+# Names by which pydantic tells alternatives apart.
+_TYPES = frozenset(("str", "int", "float", "bool", "DocumentText"))
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _ServerError(LatelierError):
@@ -84,15 +95,18 @@ class StoppingError(_ServerError):
     status = 503
 
 
+class UnreadableError(_ServerError):
+    """No index can be read."""
+
+    status = 503
+
+
 # The first class that fits counts.
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownIdError, 404),
     (DuplicateIdError, 409),
-    (ReadOnlyIndexError, 403),
     (FilterTimeoutError, 422),
     (InvalidArgumentError, 422),
-    (CorruptedIndexError, 500),
-    (StorageError, 507),
     (LatelierError, 422),
 )
 
@@ -100,6 +114,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every error in the form of `ErrorResponse`."""
     app.add_exception_handler(LatelierError, _of_library)
+    app.add_exception_handler(StorageError, _of_storage)
+    app.add_exception_handler(CorruptedIndexError, _of_storage)
     app.add_exception_handler(RequestValidationError, _of_request)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unexpected)
@@ -112,18 +128,72 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": shown}}
 
 
+def storage_problem(error: Exception) -> tuple[int, str]:
+    """Return the status and the message of a failure of an index's files; the log gets the error's own message.
+
+    That one is for who runs the server: it names folders, and calls in Python that help.
+
+    Parameters
+    ----------
+    error
+        A `StorageError` or a `CorruptedIndexError`.
+
+    Examples
+    --------
+    >>> error = ReadOnlyIndexError("the index in notes is open for reading only.")
+    >>> storage_problem(error)
+    (403, 'this index takes no changes: it is open for reading only, or the server may not write its files.')
+    """
+    if isinstance(error, ReadOnlyIndexError):
+        return 403, "this index takes no changes: it is open for reading only, or the server may not write its files."
+    _LOG.error("%s", error)
+    if isinstance(error, CorruptedIndexError):
+        return 500, "this index is damaged; the server's log says where. Who runs the server has to restore it."
+    if _is_disk_full(error):
+        return 507, "the server's disk is full; nothing was changed. Who runs the server has to free some space."
+    return 503, (
+        "the server cannot use the files of this index; its log says why. Try again later, or tell who runs the server."
+    )
+
+
+def _is_disk_full(error: Exception) -> bool:
+    reason = error.__cause__
+    return getattr(reason, "errno", None) in _FULL or (
+        isinstance(reason, sqlite3.Error) and "disk is full" in str(reason)
+    )
+
+
+async def _of_storage(request: Request, error: Exception) -> JSONResponse:
+    status, message = storage_problem(error)
+    return _answer(error, message, status)
+
+
 async def _of_library(request: Request, error: Exception) -> JSONResponse:
     status = getattr(error, "status", None) or next(status for kind, status in _STATUS if isinstance(error, kind))
+    return _answer(error, str(error), status)
+
+
+def _answer(error: Exception, message: str, status: int) -> JSONResponse:
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}.get(status)
-    return JSONResponse(error_body(type(error).__name__, str(error)), status, headers)
+    return JSONResponse(error_body(type(error).__name__, message), status, headers)
 
 
 async def _of_request(request: Request, error: Any) -> JSONResponse:
+    if isinstance(error.body, bytes):  # it is parsed if the header says that it is JSON
+        sent = request.headers.get("content-type")
+        given = "no Content-Type" if sent is None else f"Content-Type: {cut(sent, 100)}"
+        message = f"received {given}; send Content-Type: application/json, and a body of JSON."
+        return JSONResponse(error_body("InvalidRequest", message), 415)
+    if isinstance(error.__cause__, json.JSONDecodeError):
+        return JSONResponse(error_body("InvalidRequest", _json_problem(error.__cause__)), 422)
     return JSONResponse(error_body("InvalidRequest", _problems(error.errors())), 422)
 
 
 async def _of_http(request: Request, error: Any) -> JSONResponse:
-    return JSONResponse(error_body("InvalidRequest", str(error.detail)), error.status_code, error.headers)
+    # Other errors of the parser of JSON come with a message that does not name them.
+    reason = error.__cause__ if error.status_code == 400 else None
+    message = str(error.detail) if reason is None else _json_problem(reason)
+    return JSONResponse(error_body("InvalidRequest", message), error.status_code, error.headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
@@ -131,17 +201,53 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error_body("InternalError", message), 500)
 
 
+def _json_problem(error: BaseException) -> str:
+    """Return why a body is no JSON that can be read, and where."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+    if isinstance(error, UnicodeDecodeError):
+        return f"the body is no text in UTF-8: {error.reason} at byte {error.start}."
+    if isinstance(error, RecursionError):
+        return "the body has too many lists and objects in one another; flatten it."
+    if isinstance(error, ValueError):  # of int(), which limits the digits
+        return f"the body has an integer of more than {sys.get_int_max_str_digits():,} digits; send it as a text."
+    return "the body could not be read."
+
+
 def _problems(errors: Sequence[Any]) -> str:
     """Return the first problems of a body in one line, without what was received, which may be long.
 
     Where several types are accepted, pydantic names each of them in the place, and a problem for each: the names of
-    types are left out, and of several problems of one place the first is kept.
+    types are left out, and the problems of one place are alternatives. If a part of a place has a problem, that place
+    is of one of the types, and that it is not of the others does not matter.
     """
-    found: dict[str, str] = {}
+    found: dict[str, list[Any]] = {}
     for problem in errors:
-        place = ".".join(str(part) for part in problem["loc"] if isinstance(part, int) or part.isidentifier())
-        found.setdefault(place, problem["msg"].removeprefix("Value error, "))
-    lines = [f"{place}: {message}" for place, message in list(found.items())[:_MOST_PROBLEMS]]
+        parts = [str(part) for part in problem["loc"] if isinstance(part, int) or part.isidentifier()]
+        found.setdefault(".".join(part for part in parts if part not in _TYPES), []).append(problem)
+    wholes = [
+        place
+        for place, problems in found.items()
+        if all(_is_of_type(problem) for problem in problems) and any(other.startswith(f"{place}.") for other in found)
+    ]
+    for place in wholes:
+        del found[place]
+    lines = [f"{place}: {_alternatives(problems)}" for place, problems in list(found.items())[:_MOST_PROBLEMS]]
     if len(found) > _MOST_PROBLEMS:
         lines.append(f"and {len(found) - _MOST_PROBLEMS} more")
     return "; ".join(lines) + "."
+
+
+def _alternatives(problems: Sequence[Any]) -> str:
+    """Return what is wrong with one part, which may have to be of one of several types.
+
+    If it is of one of the types, its problems with the others do not matter.
+    """
+    if not all(_is_of_type(problem) or problem["type"] == "literal_error" for problem in problems):
+        problems = [problem for problem in problems if not _is_of_type(problem)]
+    texts = list(dict.fromkeys(problem["msg"].removeprefix("Value error, ") for problem in problems))
+    return " or ".join([texts[0], *(text.removeprefix("Input should be ") for text in texts[1:])])
+
+
+def _is_of_type(problem: Any) -> bool:
+    return bool(problem["type"].endswith("_type"))

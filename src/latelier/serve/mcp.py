@@ -13,12 +13,13 @@ from typing import Annotated, Any, Literal, TypeVar
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictInt, StrictStr
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Explanation, Result, Retriever
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.serve.mcp_arguments import StrictModel, strict_tool
 
 __all__ = ["create_mcp_server"]
 
@@ -38,7 +39,7 @@ _MOST_CITATIONS = 3
 # Lists and dicts in one another in a value of the metadata; more are answered as a JSON text.
 _MOST_LEVELS = 100
 
-Id = str | int
+Id = StrictStr | StrictInt
 Mode = Literal["vectors", "keywords", "hybrid", "rerank"]
 IndexName = Annotated[str | None, Field(description="Name of the index; may be left out if there is one.")]
 Filter = Annotated[
@@ -69,6 +70,14 @@ class Document(BaseModel):
     id: Id
     text: str | None
     metadata: dict[str, Any]
+
+
+class NewDocument(StrictModel):
+    """A document to store."""
+
+    id: Id
+    text: str
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Values by field, which filters can name.")
 
 
 class FoundDocument(Document):
@@ -115,11 +124,7 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     """
     if not retrievers:
         raise InvalidArgumentError("received no retriever; expected at least one.")
-    # At its default level, INFO, which it sets for the whole process, loaders of models log what they do.
-    server: MCPServer[Any] = MCPServer(
-        "latelier", version=version("latelier"), instructions=_INSTRUCTIONS, log_level="WARNING"
-    )
-    tools = _Tools(retrievers)
+    tools, offered = _Tools(retrievers), []
     reading = (tools.list_indexes, tools.search, tools.get, tools.explain, tools.why_not)
     writing = (tools.add, tools.update, tools.remove) if writable else ()
     for tool in (*reading, *writing):
@@ -130,8 +135,11 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
             idempotent_hint=tool != tools.add,
             open_world_hint=False,
         )
-        server.tool(annotations=hints)(_reporting(tool))
-    return server
+        offered.append(strict_tool(_reporting(tool), hints))
+    # At its default level, INFO, which it sets for the whole process, loaders of models log what they do.
+    return MCPServer(
+        "latelier", version=version("latelier"), instructions=_INSTRUCTIONS, tools=offered, log_level="WARNING"
+    )
 
 
 class _Tools:
@@ -190,11 +198,11 @@ class _Tools:
         """Say why a search does not return a document, and what would make it do so."""
         return str(self._retriever(index).why_not(query, id, k, filter=filter))
 
-    def add(self, documents: list[Document], index: IndexName = None) -> str:
+    def add(self, documents: list[NewDocument], index: IndexName = None) -> str:
         """Add documents; an id that is in the index already is an error, and then nothing is added."""
         return self._write(index, "add", [_record(document) for document in documents])
 
-    def update(self, documents: list[Document], index: IndexName = None) -> str:
+    def update(self, documents: list[NewDocument], index: IndexName = None) -> str:
         """Replace documents, and insert those that are new."""
         return self._write(index, "update", [_record(document) for document in documents])
 
@@ -230,7 +238,7 @@ def _reporting(tool: T) -> T:
     return call  # type: ignore[return-value]
 
 
-def _record(document: Document) -> dict[str, Any]:
+def _record(document: NewDocument) -> dict[str, Any]:
     return {"id": document.id, "text": document.text, "metadata": document.metadata}
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from latelier.errors import LatelierError
+
 __all__ = ["Metrics"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -45,6 +47,7 @@ class Metrics:
             "latelier_waiting", "Queries or writes that wait.", ["index", "kind"], registry=self._registry
         )
         self._documents = Gauge("latelier_documents", "Documents in the index.", ["index"], registry=self._registry)
+        self._counts: dict[str, Callable[[], int]] = {}  # of documents
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -61,10 +64,15 @@ class Metrics:
 
     def watch(self, index: str, documents: Callable[[], int], waiting: dict[str, Callable[[], int]]) -> None:
         """Read some numbers of an index whenever the metrics are read."""
-        self._documents.labels(index).set_function(documents)
+        self._counts[index] = documents
         for kind, count in waiting.items():
             self._waiting.labels(index, kind).set_function(count)
 
     def text(self) -> bytes:
-        """Return everything in the text form of Prometheus."""
+        """Return everything in the text form of Prometheus, without the documents of an index that cannot be read."""
+        for index, count in self._counts.items():
+            try:
+                self._documents.labels(index).set(count())
+            except LatelierError:
+                self._documents.remove(index)
         return generate_latest(self._registry)

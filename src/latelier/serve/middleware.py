@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,6 +24,8 @@ ACCESS_LOG = logging.getLogger("latelier.access")
 
 # Others are counted together, since anybody can make up methods.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"))
+# The status, as proxies count it, of a request that gets no answer, since its client has gone while it sent the body.
+_GONE = 499
 # Pages show texts of documents: nothing in them may run or load, whatever they contain.
 _SAFE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -32,6 +35,7 @@ _SAFE_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+_HOST = re.compile(r"(?:\[([0-9a-f]*:[0-9a-f:.]+)\]|([a-z0-9.-]+))(?::[0-9]{0,5})?", re.ASCII | re.IGNORECASE)
 _HEADERS = [(name.encode(), value.encode()) for name, value in _SAFE_HEADERS.items()]
 
 
@@ -98,10 +102,12 @@ class LoopbackHost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] == "http":
-            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-            if not is_loopback(name):
-                message = f"this server is reached as localhost, not as {name!r}; --host lets other machines in."
+            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            if len(hosts) != 1:
+                await _reject(send, 400, "InvalidRequest", f"received {len(hosts)} headers Host; send one.")
+                return
+            if not _is_own(hosts[0]):
+                message = f"this server is reached as localhost, not as {hosts[0]!r}; --host lets other machines in."
                 await _reject(send, 400, "InvalidRequest", message)
                 return
         await self._app(scope, receive, send)
@@ -152,7 +158,8 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begin, status, size = time.perf_counter(), 500, 0
+        begin, size = time.perf_counter(), 0
+        status: int | None = None
 
         async def observe(message: Any) -> None:
             nonlocal status, size
@@ -164,7 +171,11 @@ class Observed:
 
         try:
             await self._app(scope, receive, observe)
+        except BaseException:
+            status = status or 500
+            raise
         finally:
+            status = status or _GONE
             seconds = time.perf_counter() - begin
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -173,6 +184,16 @@ class Observed:
                 line = {"method": method, "route": route, "status": status, "ms": round(1e3 * seconds, 2)}
                 line |= {"bytes": size, "client": (scope.get("client") or ("",))[0]}
                 ACCESS_LOG.info(json.dumps(line))
+
+
+def _is_own(host: str) -> bool:
+    """Whether the value of a ``Host`` header is a name of this machine, with a port or without."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    address, name = found.groups()
+    # An address of version 6 is in brackets, as its colons would otherwise be those of a port.
+    return is_loopback(address) if address else is_loopback(name.lower().removesuffix("."))
 
 
 async def _reject(send: Send, status: int, kind: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Path, Request, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from latelier.errors import EmbeddingsError, UnknownIdError
+from latelier.errors import CorruptedIndexError, EmbeddingsError, StorageError, UnknownIdError
 from latelier.indexes import Id
 from latelier.indexes.results import Record
 from latelier.retrieve import Retriever
@@ -17,7 +18,7 @@ from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.search_batch import Search
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.serve.access import Reading, Writing
-from latelier.serve.errors import UnknownIndexError
+from latelier.serve.errors import UnknownIndexError, storage_problem
 from latelier.serve.json_body import json_body
 from latelier.serve.limits import Limits
 from latelier.serve.schemas import (
@@ -45,7 +46,7 @@ from latelier.utils.describing import short
 __all__ = ["router"]
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 409, 413, 422, 429, 503, 507)
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 503, 507)
 }
 
 
@@ -81,14 +82,14 @@ Index = Annotated[Service, Depends(_index)]
 
 @router.get("/indexes", dependencies=[Reading])
 async def list_indexes(request: Request) -> list[IndexResponse]:
-    """List the indexes of the server."""
-    return [await service.ask(_describe(service)) for service in request.app.state.services.values()]
+    """List the indexes of the server; one that cannot be read has an error, and no number of documents."""
+    return await asyncio.gather(*map(_listed, request.app.state.services.values()))
 
 
 @router.get("/indexes/{index}", dependencies=[Reading])
 async def get_index(service: Index) -> IndexResponse:
     """Describe an index."""
-    return await service.ask(_describe(service))
+    return await service.look_up(_describe(service))
 
 
 @router.post("/indexes/{index}/search", dependencies=[Reading], response_model=SearchResponse)
@@ -135,14 +136,18 @@ async def delete_documents(request: Request, service: Index, body: IdsRequest) -
 async def get_documents(request: Request, service: Index, body: IdsRequest) -> Response:
     """Return the texts and metadata of documents."""
     _limits(request).check_batch(len(body.ids))
-    records = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
+    records = await service.look_up(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
     return _json([_record(record) for record in records])
 
 
 @router.get("/indexes/{index}/documents/{id:any_id}", dependencies=[Reading], response_model=RecordResponse)
 async def get_document(service: Index, id: str) -> Response:
     """Return a document. An address has no integers: if no document has this string as its id, the integer is meant."""
-    (record,) = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(_spelled(retriever, id)))
+
+    def read(retriever: Retriever) -> list[Record]:
+        return StoredDocuments(retriever.index).get(_spelled(retriever, id))
+
+    (record,) = await service.look_up(read)
     return _json(_record(record))
 
 
@@ -210,7 +215,8 @@ def _matrix(rows: list[list[float]], position: int) -> np.ndarray:
 def _documents(request: Request, body: DocumentsRequest) -> list[dict[str, Any]]:
     limits = _limits(request)
     limits.check_batch(len(body.documents))
-    limits.check_texts([document.text for document in body.documents])
+    # The title is stored before the text.
+    limits.check_texts([f"{document.title or ''} {document.text}".lstrip() for document in body.documents])
     # Unlike model_dump, this also takes metadata that is nested too deeply, which the index refuses with a message.
     return [{name: value for name, value in document if value is not None} for document in body.documents]
 
@@ -247,6 +253,16 @@ def _spelled(retriever: Retriever, id: str) -> Id:
     if number is not None and -(2**63) <= number < 2**63 and number in documents:
         return number
     raise UnknownIdError(f"document {short(id)} is not in the index.")
+
+
+async def _listed(service: Service) -> IndexResponse:
+    try:
+        return await service.look_up(_describe(service))
+    except (StorageError, CorruptedIndexError) as error:
+        kind, (_, message) = type(service.retriever.index).__name__, storage_problem(error)
+        return IndexResponse(
+            name=service.name, kind=kind, documents=None, dim=None, model=None, fields=[], error=message
+        )
 
 
 def _describe(service: Service) -> Callable[[Retriever], IndexResponse]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 
 import uvicorn
 
@@ -20,8 +22,8 @@ from latelier.serve.termination import exits_on_sigterm
 
 __all__ = ["serve"]
 
-# A stopping server waits this long for the requests that it has accepted.
-_STOP_SECONDS = 30
+# A stopping server gives its requests so much more than they may take, so that each gets its own answer.
+_STOP_MARGIN = 10
 
 
 def serve(
@@ -35,6 +37,8 @@ def serve(
     log: bool = True,
 ) -> None:
     """Serve some indexes over HTTP, until the process gets SIGINT or SIGTERM and every accepted request is answered.
+
+    A second SIGINT ends the process at once, and closes nothing; what has been committed is kept.
 
     Parameters
     ----------
@@ -70,7 +74,7 @@ def serve(
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received no retriever; expected at least one.
     """
-    access = access or Access()
+    access, limits = access or Access(), limits or Limits()
     access.check_host(host)
     app = create_app(retrievers, access=access, limits=limits, loopback_only=is_loopback(host))
     listening = listen(host, port)
@@ -82,7 +86,7 @@ def serve(
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=_STOP_SECONDS,
+        timeout_graceful_shutdown=limits.seconds + _STOP_MARGIN,
     )
     name = f"[{host}]" if ":" in host else host
     with exits_on_sigterm():
@@ -90,7 +94,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it takes requests."""
+    """A server that says when it takes requests, and does not outlive a second SIGINT."""
 
     def __init__(self, config: uvicorn.Config, url: str, on_start: Callable[[str], None] | None) -> None:
         super().__init__(config)
@@ -103,6 +107,13 @@ class _Server(uvicorn.Server):
         gc.freeze()  # what is loaded now stays until the end, so later collections need not look at it
         if self.started and self._on_start is not None:
             self._on_start(self._url)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; on a second SIGINT, end the process, as Python would wait for the threads that answer requests."""
+        if self.should_exit and sig == signal.SIGINT:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        super().handle_exit(sig, frame)
 
 
 def _log_to_stderr() -> None:

@@ -51,7 +51,10 @@ def _has_words(text: str) -> str:
 
 Name = Annotated[StrictStr, AfterValidator(_is_unicode)]
 Text = Annotated[StrictStr, AfterValidator(_is_unicode), AfterValidator(_has_words)]
-Id: TypeAlias = Annotated[Name, Field(min_length=1)] | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+IntegerId: TypeAlias = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+Id: TypeAlias = Annotated[StrictStr, Field(min_length=1), AfterValidator(_is_unicode)] | IntegerId
+# Ids that were stored in other ways may be longer, so that only new ones are limited.
+NewId: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=1000), AfterValidator(_is_unicode)] | IntegerId
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Matrix = Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
 Value: TypeAlias = Name | StrictInt | Number | bool | None
@@ -186,7 +189,7 @@ class SearchResponse(_Body):
 class DocumentBody(_Body):
     """A document to store."""
 
-    id: Id
+    id: NewId
     text: Text
     title: Name | None = None
     """Put before the text."""
@@ -281,11 +284,14 @@ class IndexResponse(_Body):
 
     name: str
     kind: str
-    documents: int
+    documents: int | None
+    """null if the index cannot be read."""
     dim: int | None
     model: str | None
     fields: list[str]
     """Keys of the metadata, which filters can name."""
+    error: str | None = None
+    """Why the index cannot be read; null if it can."""
 
 
 class DocumentText(_Body):

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from latelier.errors import CorruptedIndexError, StorageError
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.search_batch import Search, find_batch
@@ -45,8 +47,8 @@ class Service:
     """One index behind a server.
 
     Searches that wait at the same time are encoded and searched together. Writes wait in a queue of their own, and one
-    at a time is encoded and committed, so that an answered write is on disk. Everything else that may take longer, such
-    as explaining, has a third queue, so that it delays neither.
+    at a time is encoded and committed, so that an answered write is on disk. Look-ups have a third queue. Everything
+    else that may take longer, such as explaining, has a fourth, so that it delays none of these.
 
     Parameters
     ----------
@@ -72,6 +74,7 @@ class Service:
             gather_seconds=_GATHER_SECONDS,
         )
         self._writes = self._queue("write")
+        self._look_ups = self._queue("look-up")
         self._others = self._queue("other")
         metrics.watch(
             name,
@@ -80,13 +83,15 @@ class Service:
         )
 
     async def __aenter__(self) -> Service:
-        for batcher in (self._searches, self._writes, self._others):
+        for batcher in (self._searches, self._writes, self._look_ups, self._others):
             await self._stack.enter_async_context(batcher)
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        """Finish what has been accepted."""
-        await self._stack.aclose()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish what has been accepted, unless an exception ends it."""
+        await self._stack.__aexit__(kind, error, trace)
 
     async def search(self, search: Search) -> SearchAnswer:
         """Search one or several queries with the same options.
@@ -121,8 +126,20 @@ class Service:
         work = self._writes.submit(lambda: change(self.retriever))
         return await self._within(work, "A change that had begun is still made.")
 
+    async def look_up(self, question: Callable[[Retriever], T]) -> T:
+        """Call a function that reads the index quickly, without the model, in a thread."""
+        return await self._within(self._look_ups.submit(lambda: question(self.retriever)))
+
+    async def is_readable(self) -> bool:
+        """Whether the files of the index can be read."""
+        try:
+            await self.look_up(len)
+        except (StorageError, CorruptedIndexError):
+            return False
+        return True
+
     async def ask(self, question: Callable[[Retriever], T]) -> T:
-        """Call a function that reads the index, in a thread."""
+        """Call a function that reads the index and may take longer, in a thread."""
         return await self._within(self._others.submit(lambda: question(self.retriever)))
 
     async def _within(self, answer: Any, otherwise: str = "Try again later, or ask for less.") -> Any:

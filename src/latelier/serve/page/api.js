@@ -14,18 +14,29 @@ export class RequestError extends Error {
   }
 }
 
-// Integers beyond 2^53 are no numbers of JavaScript: such an id becomes its digits, which the server takes as well.
-// A browser that does not tell how a number was spelled rounds it.
+// A browser that does not tell how a number was spelled rounds integers beyond 2^53.
+export const keepsIntegers = "rawJSON" in JSON;
+
+// Integers beyond 2^53 are no numbers of JavaScript: they become BigInts, and ids their digits, which the server takes
+// as well.
 const parsed = (json) =>
   JSON.parse(json, (key, value, context) => {
-    const isRounded = key === "id" && Number.isInteger(value) && !Number.isSafeInteger(value);
-    return isRounded ? (context?.source ?? value) : value;
+    const isRounded = Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source);
+    if (!isRounded) return value;
+    return key === "id" ? context.source : BigInt(context.source);
+  });
+
+// Filters compare integers of more than 64 bits as the server stores them, rounded.
+const spelled = (body) =>
+  JSON.stringify(body, (key, value) => {
+    if (typeof value !== "bigint") return value;
+    return keepsIntegers && BigInt.asIntN(64, value) === value ? JSON.rawJSON(String(value)) : Number(value);
   });
 
 async function request(path, body, signal) {
   const headers = { "content-type": "application/json" };
   if (token) headers.authorization = `Bearer ${token}`;
-  const options = body === undefined ? { headers, signal } : { method: "POST", headers, body: JSON.stringify(body), signal };
+  const options = body === undefined ? { headers, signal } : { method: "POST", headers, body: spelled(body), signal };
   let response;
   try {
     response = await fetch(path, options);

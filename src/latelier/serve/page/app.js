@@ -1,6 +1,6 @@
 // The page: its state is in its form and in the address, so a link to a search can be shared.
 
-import { RequestError, explain, listIndexes, search, setToken, whyNot } from "./api.js";
+import { RequestError, explain, keepsIntegers, listIndexes, search, setToken, whyNot } from "./api.js";
 import { element, heatMap, highlighted, stageTimes } from "./render.js";
 
 const DEBOUNCE_MS = 150;
@@ -44,11 +44,21 @@ function conditions() {
 function parameter(typed) {
   if (/^".*"$/s.test(typed)) return typed.slice(1, -1);
   if (typed === "true" || typed === "false") return typed === "true";
+  if (/^-?\d+$/.test(typed.trim()) && !Number.isSafeInteger(Number(typed))) return BigInt(typed.trim());
   return typed.trim() !== "" && Number.isFinite(Number(typed)) ? Number(typed) : typed;
 }
 
-// The spelling of a value that `parameter` turns back into it.
-const spelled = (value) => (parameter(String(value)) === value ? String(value) : `"${value}"`);
+// The spelling of a value that `parameter` turns back into it; an empty one would be no condition.
+function spelled(value) {
+  const isClear = typeof value !== "string" || (value !== "" && parameter(value) === value);
+  return isClear ? String(value) : `"${value}"`;
+}
+
+// Whether a condition can hold a value: a field that filters can name, and a value that its input takes as it is.
+function canFilterBy(field, value) {
+  const isRounded = !keepsIntegers && Number.isInteger(value) && !Number.isSafeInteger(value);
+  return current().fields.includes(field) && !/[\r\n]/.test(value) && !isRounded;
+}
 
 function filters() {
   const parsed = { filter: [], parameters: [] };
@@ -124,7 +134,12 @@ function resultItem(query, result) {
   const metadata = element("ul", { className: "metadata", ariaLabel: "Metadata" });
   for (const [field, value] of Object.entries(result.metadata ?? {})) {
     if (value === null || typeof value === "object") continue;
-    const button = element("button", { type: "button", title: "Filter by this value" }, `${field}: ${value}`);
+    const shown = `${field}: ${value}`;
+    if (!canFilterBy(field, value)) {
+      metadata.append(element("li", {}, element("span", {}, shown)));
+      continue;
+    }
+    const button = element("button", { type: "button", title: "Filter by this value" }, shown);
     button.addEventListener("click", () => filterBy(field, value));
     metadata.append(element("li", {}, button));
   }
@@ -225,8 +240,8 @@ async function ask(event) {
 function describeIndex() {
   const index = current();
   if (!index) return;
-  const count = index.documents.toLocaleString("en");
-  at("about").textContent = `${index.name}: ${count} documents, ${index.kind}${index.model ? `, ${index.model}` : ""}`;
+  const size = index.error ?? `${index.documents.toLocaleString("en")} documents, ${index.kind}`;
+  at("about").textContent = `${index.name}: ${size}${index.model ? `, ${index.model}` : ""}`;
   at("add-condition").disabled = !index.fields.length;
   at("effort").disabled = index.kind !== "IVF";
 }
