@@ -50,6 +50,35 @@ def test_a_sequence_of_views(kind, dtype):
     assert packed[-1].shape == (3, 3)
 
 
+class Second:
+    def __index__(self):
+        return 1
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("position", [np.array(1), torch.tensor(1), np.uint8(1), Second()])
+def test_whatever_counts_as_an_integer_selects_a_text(position, kind):
+    source = matrices([2, 3])
+    packed = TokenEmbeddings.from_list(source).to(kind)
+    assert np.array_equal(packed[position], source[1])
+    assert isinstance(packed[torch.tensor([1])], TokenEmbeddings)
+
+
+@pytest.mark.parametrize("index", [np.array(True), torch.tensor(True), np.True_, np.array(1.0), torch.tensor(1.0), 1.0])
+def test_what_is_no_integer_selects_nothing(index):
+    with pytest.raises(InvalidArgumentError, match=r"cannot select texts by .*; use integers or a slice"):
+        TokenEmbeddings.from_list(matrices([2, 3]))[index]
+
+
+def test_nothing_is_concatenated_with_anything():
+    nothing = TokenEmbeddings.from_list([])
+    some = TokenEmbeddings.from_list(matrices([2, 3])).to("torch")
+    assert TokenEmbeddings.concatenate([nothing, some, nothing, some]).lengths.tolist() == [2, 3, 2, 3]
+    assert TokenEmbeddings.concatenate([nothing, nothing]) == nothing
+    with pytest.raises(EmbeddingsError, match=r"batch 2 is torch .* dim 5, batch 1 is .*dim 3; encode them with one"):
+        TokenEmbeddings.concatenate([nothing, some, TokenEmbeddings(torch.zeros(1, 5), [0, 1])])
+
+
 @given(lengths_lists, st.data())
 def test_indexing_is_that_of_a_list(lengths, data):
     source = matrices(lengths)
@@ -257,6 +286,9 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
             "batch 1 is torch float16",
         ),
         (lambda: TokenEmbeddings(torch.zeros(1, 2), [0, 1]).to("float8"), "cannot convert embeddings to 'float8'"),
+        (lambda: TokenEmbeddings(torch.zeros(1, 2), [0, 1]).to("float64"), r"'float64'\. Give a device that is there"),
+        (lambda: TokenEmbeddings.from_list([], dim=-1), "received dim=-1; expected an integer of at least 0, or None"),
+        (lambda: TokenEmbeddings.from_list([], dim="a"), "received dim='a'; expected an integer of at least 0"),
         (lambda: TokenEmbeddings(torch.zeros(1, 2), [0, 1])[[0.5]], "cannot select texts by float64"),
     ],
 )

@@ -6,6 +6,7 @@ Nothing is padded: ``vectors`` holds the tokens of all texts one after the other
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from latelier.arrays import (
     is_tensor,
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
+from latelier.utils import check_count
 from latelier.utils.ranges import lengths_to_offsets, rows_of
 from latelier.utils.reading import as_path, open_binary
 
@@ -126,15 +128,15 @@ class TokenEmbeddings(Sequence[Any]):
 
         Raises
         ------
-        EmbeddingsError
-            If a matrix is not 2-D, or its kind, dtype or ``dim`` differs from the first; the message names it.
+        InvalidArgumentError
+            If `dim` is not a count, or a matrix is not 2-D or not as the first in kind, dtype and ``dim``.
 
         Examples
         --------
         >>> TokenEmbeddings.from_list([[[1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]]).lengths
         array([1, 2])
         """
-        items = as_matrices(matrices)
+        items, dim = as_matrices(matrices), check_count("dim", dim, 0, optional=True)
         if not items:
             return cls(np.zeros((0, dim or 0), dtype="float32"), np.zeros(1, dtype="int64"))
         return cls(concatenate(items), lengths_to_offsets([len(item) for item in items]))
@@ -186,7 +188,7 @@ class TokenEmbeddings(Sequence[Any]):
         Parameters
         ----------
         parts
-            At least one batch, all of one kind, dtype and dim.
+            At least one batch, all of one kind, dtype and dim. Those of no texts and dim 0 are left out.
 
         Returns
         -------
@@ -204,22 +206,17 @@ class TokenEmbeddings(Sequence[Any]):
         >>> len(TokenEmbeddings.concatenate([one, one, one]))
         3
         """
-        try:
-            parts = list(parts)
-        except TypeError as error:
-            raise InvalidArgumentError(
-                f"received {type(parts).__name__} to concatenate; give a list of TokenEmbeddings."
-            ) from error
+        parts = list(parts) if isinstance(parts, Iterable) else [parts]
         odd = next((type(part).__name__ for part in parts if not isinstance(part, TokenEmbeddings)), None)
         if not parts or odd:
             raise InvalidArgumentError(f"received {odd or 'no batch'} to concatenate; give a list of TokenEmbeddings.")
-        first = parts[0]
-        for i, part in enumerate(parts):
+        numbered = [(i, part) for i, part in enumerate(parts) if len(part) or part.dim] or [(0, parts[0])]
+        (zero, first), parts = numbered[0], [part for _, part in numbered]
+        for i, part in numbered:
             if describe_matrix(part.vectors) != describe_matrix(first.vectors):
-                raise EmbeddingsError(
-                    f"batch {i} is {describe_matrix(part.vectors)}, batch 0 is {describe_matrix(first.vectors)}; "
-                    "convert them with .to(...) first."
-                )
+                hint = "convert them with .to(...) first" if part.dim == first.dim else "encode them with one model"
+                described = f"batch {i} is {describe_matrix(part.vectors)}, batch {zero} is"
+                raise EmbeddingsError(f"{described} {describe_matrix(first.vectors)}; {hint}.")
         offsets = lengths_to_offsets(np.concatenate([part.lengths for part in parts]))
         scales = None if first.scales is None else concatenate([part.scales for part in parts])
         return cls(concatenate([part.vectors for part in parts]), offsets, scales)
@@ -261,10 +258,8 @@ class TokenEmbeddings(Sequence[Any]):
 
     @overload
     def __getitem__(self, index: int) -> Array: ...
-
     @overload
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> TokenEmbeddings: ...
-
     def __getitem__(self, index: Any) -> Any:
         """Return one text's ``(n_i, dim)`` matrix, or several texts as `TokenEmbeddings`.
 
@@ -278,8 +273,8 @@ class TokenEmbeddings(Sequence[Any]):
                 return self._slice(start, max(start, stop))
             index = range(start, stop, step)
         try:
-            return self._take(np.asarray(index))
-        except ValueError as error:  # lists of unequal length
+            return self._text(operator.index(index)) if _is_position(index) else self._take(np.asarray(index))
+        except (TypeError, ValueError) as error:  # numbers that are not integers; lists of unequal length
             if isinstance(error, LatelierError):
                 raise
             raise InvalidArgumentError(f"cannot select texts by {index!r:.80}; use integers or a slice.") from error
@@ -353,8 +348,8 @@ class TokenEmbeddings(Sequence[Any]):
             raise
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # AssertionError: torch without CUDA
             raise InvalidArgumentError(
-                f"cannot convert embeddings to {target!r:.80}: {str(error).splitlines()[0]:.200} Expected a device "
-                f"that is there, such as 'cpu' or 'cuda', one of the dtypes {', '.join(DTYPES)}, 'numpy' or 'torch'."
+                f"cannot convert embeddings to {target!r:.80}: {str(error).splitlines()[0].rstrip('.'):.200}. Give a "
+                f"device that is there, such as 'cpu' or 'cuda', a dtype ({', '.join(DTYPES)}), 'numpy' or 'torch'."
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -498,3 +493,8 @@ class TokenEmbeddings(Sequence[Any]):
             return self
         vectors, scales = cast(self.vectors, self.scales, name)
         return TokenEmbeddings(vectors, self.offsets, scales)
+
+
+def _is_position(item: Any) -> bool:
+    """Whether an object that is not an integer of Python or numpy stands for one, such as a tensor of no dimension."""
+    return hasattr(item, "__index__") and not getattr(item, "ndim", 0) and "bool" not in str(getattr(item, "dtype", ""))

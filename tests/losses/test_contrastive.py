@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from naive_losses import Lexicon, embed, features, naive_contrastive, score_each, vocabulary_texts
@@ -114,6 +115,9 @@ def test_nothing_to_contrast_is_said_once():
 
 
 def test_settings_for_the_model_card():
-    loss = Contrastive(Lexicon(), temperature=0.5)
-    assert loss.get_config_dict() == {"score_metric": "colbert_scores", "size_average": True, "temperature": 0.5}
+    for temperature in (0.5, np.float32(0.5)):
+        loss = Contrastive(Lexicon(), temperature=temperature)
+        config = loss.get_config_dict()
+        assert config == {"score_metric": "colbert_scores", "size_average": True, "temperature": 0.5}
+        assert type(config["temperature"]) is float  # which JSON and YAML hold
     assert loss.citation.strip().startswith("@inproceedings{khattab-zaharia-2020-colbert,")

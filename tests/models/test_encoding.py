@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from functools import partial
 from itertools import count, islice
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models import compute_dtype, encoding
+from latelier.models import ColBERT, compute_dtype, encoding
 
 pytestmark = pytest.mark.processor
 
@@ -91,6 +92,21 @@ class TestComputeDtype:
             torch.testing.assert_close(norms, torch.ones_like(norms))
             assert all(row.dtype == torch.float32 for row in rows)
 
+    @pytest.mark.parametrize("weights", ["float16", "bfloat16", "float64"])
+    def test_weights_in_another_dtype(self, shallow, weights):
+        model = ColBERT.from_dense(shallow, device="cpu").to(getattr(torch, weights))
+        for dtype in {"float32", "bfloat16", "float16"} - {weights}:
+            message = f"compute_dtype='{dtype}', but the model's weights are {weights}; .*model.float()"
+            for call in (model.encode_document, partial(model.encode_query, normalize_embeddings=True)):
+                if call is model.encode_document or dtype == "float32":
+                    with pytest.raises(InvalidArgumentError, match=message):
+                        call(TEXTS, compute_dtype=dtype)
+            with pytest.raises(InvalidArgumentError, match=message):
+                next(model.encode_stream(TEXTS, compute_dtype=dtype))
+        for dtype in {"auto", weights} - {"float64"}:
+            rows = model.encode_document(TEXTS, compute_dtype=dtype)
+            assert all(torch.isfinite(row).all() for row in rows)
+
     def test_short_work_is_in_float32(self, fresh):
         exact = fresh.encode_document(TEXTS, compute_dtype="float32", packed=True)
         assert fresh.encode_document(TEXTS, packed=True) == exact
@@ -147,8 +163,21 @@ class TestTruncation:
         model = type(fresh)(tmp_path / "model", device="cpu", truncate_dim=5)
         torch.testing.assert_close(model.encode_query("pear"), fresh.encode_query("pear", truncate_dim=5))
         assert model.encode_query("pear", truncate_dim=7).shape == (32, 7)
-        assert model(texts=["pear"])["embeddings"].shape == (1, 32, 16)
         assert next(model.encode_stream(["pear"])).shape[1] == 5
+
+    def test_texts_with_gradients(self, fresh, tmp_path):
+        fresh.save_pretrained(tmp_path / "model")
+        model = type(fresh)(tmp_path / "model", device="cpu", truncate_dim=5)
+        query, document = model.encode_query(["pear"]), model.encode_document(["a pear, ripe"])
+        scores = model.scores(["pear"], ["a pear, ripe"], tqdm_bar=False)
+        torch.testing.assert_close(scores.detach(), model.similarity_pairwise(query, document), rtol=1e-4, atol=1e-4)
+        scores.sum().backward()
+        assert model[1].linear.weight.grad[:5].abs().sum() > 0
+        embedded = model(texts=["pear"])["embeddings"]
+        torch.testing.assert_close(embedded[0].detach(), query[0], rtol=1e-4, atol=1e-5)
+        assert model(texts=[])["embeddings"].shape == (0, 32, 5)
+        features = model(model.tokenize(["pear"]))  # losses cut these vectors themselves
+        assert features["token_embeddings"].shape[-1] == 16
 
     @pytest.mark.parametrize("dim", [0, 17, True, 2.0])
     def test_other_sizes_are_errors(self, fresh, dim):

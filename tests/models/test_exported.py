@@ -175,7 +175,7 @@ def test_no_texts_and_other_inputs(exported):
     for texts in ("pear", b"pear", ["pear", 3], {"pear": 1}, None):
         with pytest.raises(InvalidArgumentError, match="give a list of str"):
             exported["dense"].encode_queries(texts)
-    with pytest.raises(InvalidArgumentError, match="cannot tokenise these texts"):
+    with pytest.raises(InvalidArgumentError, match=r"texts\[0\] is not valid Unicode"):
         exported["dense"].encode_queries(["\ud800"])
 
 
@@ -233,6 +233,11 @@ def test_a_damaged_export_raises(exported, tmp_path, damage):
     damage(folder)
     with pytest.raises(ModelLoadError, match="could not load the model"):
         ExportedEncoder(folder)
+
+
+def test_another_folder_is_not_an_export(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"[^.]\. Give a folder that ColBERT.export wrote"):
+        ExportedEncoder(tmp_path)
 
 
 def rewrite(folder, name, content):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.models import ColBERT, Recipe
 
 TEXTS = ["a pear, and a fig!", "planes"]
@@ -39,6 +39,23 @@ REFUSED_CALLS = {
     "save_pretrained": (lambda m, path: m.save_pretrained(path, layot="pylate"), "save has no argument 'layot'"),
     "a number": (lambda m, _: m(3), r"received 3 \(int\); expected texts, or features from tokenize"),
     "flag": (lambda m, _: m.encode("a", is_query="no"), "received is_query='no'; expected True or False"),
+    "packed": (lambda m, _: m.encode_document(["a"], packed="no"), "received packed='no'; expected True or False"),
+    "arrays": (lambda m, _: m.encode("a", convert_to_numpy="no"), "received convert_to_numpy='no'; expected True or"),
+    "tensors": (lambda m, _: m.encode("a", convert_to_tensor="no"), "received convert_to_tensor='no'; expected True"),
+    "truncation": (lambda m, _: m.encode("a", truncation="no"), "received truncation='no'; expected True or False"),
+    "tokenize": (lambda m, _: m.tokenize("a", truncation="no"), "received truncation='no'; expected True or False"),
+    "forward": (lambda m, _: m(["a"], truncation="no"), "received truncation='no'; expected True or False"),
+    "normalised": (lambda m, _: m.encode("a", normalize_embeddings="no"), "normalize_embeddings='no'; expected True"),
+    "progress": (lambda m, _: m.encode("a", show_progress_bar="no"), "show_progress_bar='no'; expected True or False"),
+    "stream": (lambda m, _: m.encode_stream(["a"], is_query="no"), "received is_query='no'; expected True or False"),
+    "packed stream": (lambda m, _: m.encode_stream(["a"], packed="no"), "received packed='no'; expected True or False"),
+    "prompt": (lambda m, _: m.encode_query("a", prompt=5), r"received 5 \(int\) as prompt; give a str, '' for none"),
+    "prompt of features": (lambda m, _: m.preprocess(["a"], prompt=5), r"received 5 \(int\) as prompt; give a str"),
+    "token pooling": (lambda m, _: m.encode_document(["a"], token_pooling=5), r"received 5 \(int\) as token_pooling"),
+    "similarity": (
+        lambda m, _: setattr(m, "similarity_fn_name", "cosine"),
+        "received similarity_fn_name='cosine'; expected 'maxsim' or 'meanmaxsim'",
+    ),
     "raw, packed": (lambda m, _: m.encode("a", output_value=None, packed=True), "packed=True with output_value=None"),
     "raw, cut": (lambda m, _: m.encode("a", output_value=None, truncate_dim=8), "truncate_dim=8 with output_value"),
     "batch size": (lambda m, _: m.encode("a", batch_size=0, normalize_embeddings=True), "received batch_size=0"),
@@ -55,6 +72,29 @@ def test_calls_are_checked(fresh, tmp_path, call, message):
     with pytest.raises(InvalidArgumentError, match=message):
         call(fresh, tmp_path / "saved")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_similarity_is_checked(shallow):
+    with pytest.raises(InvalidArgumentError, match="received similarity_fn_name='cosine'; expected 'maxsim' or 'mean"):
+        ColBERT(shallow, device="cpu", similarity_fn_name="cosine")
+    model = ColBERT.from_dense(shallow, device="cpu", similarity_fn_name="meanmaxsim")
+    assert model.similarity_fn_name == "meanmaxsim"
+
+
+@pytest.mark.parametrize("layout", ["sentence-transformers", "pylate"])
+def test_a_model_is_not_saved_to_a_file(fresh, tmp_path, layout):
+    file = tmp_path / "file"
+    file.write_text("kept")
+    with pytest.raises(InvalidArgumentError, match=r"received the file '.*' as the folder; give a new folder"):
+        fresh.save(file, layout=layout)
+    with pytest.raises(StorageError, match=r"could not save the model to '.*'"):
+        fresh.save(file / "model", layout=layout)
+    assert file.read_text() == "kept"
+
+
+def test_errors_of_a_tokenizer_end_with_what_to_give(fresh):
+    with pytest.raises(InvalidArgumentError, match=r"inputs: .*[^. ]\. Give texts, as str, in a list\.$"):
+        fresh.preprocess([None, 5])
 
 
 def test_texts_for_a_projection_are_checked(shallow):

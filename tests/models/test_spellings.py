@@ -6,6 +6,7 @@ import pytest
 import torch
 from sentence_transformers import MultiVectorEncoder
 
+from latelier import scores
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
@@ -64,6 +65,20 @@ def test_arguments_stand_where_sentence_transformers_has_them(method):
     theirs = list(inspect.signature(getattr(MultiVectorEncoder, method)).parameters)[2:]
     ours = inspect.signature(getattr(ColBERT, method)).parameters
     assert list(ours)[2 : len(theirs) + 1] == [name for name in theirs if name != "kwargs"]
+
+
+@pytest.mark.parametrize("precision", [None, "int8"])
+def test_similarity_of_packed_embeddings(fresh, precision):
+    queries = fresh.encode_query(TEXTS, packed=True)
+    documents = fresh.encode_document(TEXTS, packed=True, precision=precision)
+    expected = scores.colbert_scores(queries, documents)
+    assert_same(fresh.similarity(queries, documents), expected)
+    assert_same(fresh.similarity(queries.to("numpy"), documents.to("numpy")), expected)
+    assert_same(fresh.similarity(list(queries), documents), expected)
+    assert_same(fresh.similarity_pairwise(queries, documents), expected.diagonal())
+    if precision is None:  # int8 documents are multiplied as int8 above, and dequantised with options
+        mean = expected / torch.from_numpy(queries.lengths)[:, None]
+        assert_same(fresh.similarity(queries, documents, length_normalize=True), mean)
 
 
 @pytest.mark.parametrize("task", ["query", "document"])

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules import Attention, ExplicitProcessor, FusedProcessor, SDPAProcessor, SlicedProcessor
+from latelier.modules.normalization import Float32LayerNorm
 
 SMALL = {"query_dim": 8, "heads": 2, "dim_head": 4}
 PROCESSORS = [SDPAProcessor(), ExplicitProcessor(), SlicedProcessor(3)]
@@ -209,6 +210,16 @@ def test_upcasting_loses_less(processor):
     assert errors[1] < 0.9 * errors[0]
 
 
+@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
+@pytest.mark.parametrize("option", ["upcast_attention", "upcast_softmax"])
+def test_upcasting_keeps_float64(option, processor):
+    attention, sequence = Attention(**SMALL).double(), torch.randn(2, 3, 8, dtype=torch.float64)
+    upcasting = Attention(**SMALL, **{option: True}).double()
+    upcasting.load_state_dict(attention.state_dict())
+    upcasting.set_processor(processor)
+    torch.testing.assert_close(upcasting(sequence), attention(sequence), rtol=1e-12, atol=1e-12)
+
+
 class Inputs(TorchDispatchMode):
     """Records the dtypes of the tensors that an operation is applied to."""
 
@@ -238,6 +249,12 @@ def test_the_norm_is_computed_in_float32_where_told(kind):
     with Inputs(torch.ops.aten.native_layer_norm.default) as seen:
         assert attention(torch.randn(2, 3, 8).bfloat16()).dtype == torch.bfloat16
     assert seen.dtypes == [torch.float32 if kind == "fp32_layer_norm" else torch.bfloat16] * 2
+
+
+def test_the_norm_in_float32_keeps_float64():
+    rows = torch.randn(2, 3, 8, dtype=torch.float64)
+    expected = torch.nn.functional.layer_norm(rows, (8,))
+    torch.testing.assert_close(Float32LayerNorm(8, 1e-5)(rows), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("option", [None, "upcast_attention", "upcast_softmax"])

@@ -167,6 +167,10 @@ def test_rotations_that_do_not_fit_raise(arguments, context, table, message):
         (lambda: RotaryPositions(2, alpha=2.0), "received alpha=2.0 for 2 channels; expected dim of at least 4"),
         (lambda: RotaryPositions(4)(torch.zeros(3, 6)), r"of shape \(3, 6\) and .* of shape \(..., length, 4\)"),
         (lambda: SinusoidalPositions(4)(torch.zeros(3, 4, dtype=int)), "torch.int64; expected floating-point"),
+        (lambda: RotaryPositions(4)("a"), r"received 'a' \(str\) as hidden_states; expected a tensor"),
+        (lambda: SinusoidalPositions(4)([[1.0]]), "as hidden_states; expected a tensor"),
+        (lambda: RotaryPositions(4).table(-1), "received length=-1; expected an integer of at least 0"),
+        (lambda: RotaryPositions(4).table(2.5), "received length=2.5; expected an integer of at least 0"),
     ],
 )
 def test_wrong_arguments_raise(make, message):

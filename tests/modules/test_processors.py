@@ -102,6 +102,37 @@ def test_outputs_and_gradients_are_equal(configuration, kind, dtype):
                 torch.testing.assert_close(other[name], gradient, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.mark.parametrize("processor", [SDPAProcessor(), *OTHERS], ids=repr)
+@pytest.mark.parametrize("masked", [-1e9, torch.finfo(torch.float32).min, 1e9])
+def test_keys_that_are_all_masked_alike_are_as_without_a_mask(processor, masked):
+    torch.manual_seed(0)
+    attention, sequence = Attention(8, heads=2, dim_head=4, pre_only=True), torch.randn(1, 4, 8)
+    exact = copy.deepcopy(attention).double()
+    query, key, value = (
+        project(sequence.double()).unflatten(-1, (2, 4)).transpose(1, 2)
+        for project in (exact.to_q, exact.to_k, exact.to_v)
+    )
+    expected = ((query @ key.mT / 2).softmax(dim=-1) @ value).transpose(1, 2).flatten(2)
+    expected.cos().sum().backward()
+    if isinstance(processor, FusedProcessor):
+        attention.fuse_projections()
+    attention.set_processor(processor)
+    out = attention(sequence, attention_mask=torch.full((1, 4), masked))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+    out.cos().sum().backward()
+    found = {name: parameter.grad for name, parameter in attention.named_parameters()} | unfused(attention)
+    for name, parameter in exact.named_parameters():
+        torch.testing.assert_close(found[name].double(), parameter.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("processor", [SDPAProcessor(), ExplicitProcessor()], ids=repr)
+def test_a_mask_has_gradients(processor):
+    mask = torch.tensor([[-5.0, -9.0, -7.0]], dtype=torch.float64, requires_grad=True)
+    attention = Attention(8, heads=2, dim_head=4, processor=processor).double()
+    sequence = torch.randn(1, 3, 8, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda mask: attention(sequence, None, mask), [mask])
+
+
 def test_probabilities_are_those_that_made_the_output():
     attention = Attention(8, heads=2, dim_head=4, processor=ExplicitProcessor())
     sequence = torch.randn(2, 3, 8)

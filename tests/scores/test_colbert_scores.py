@@ -35,6 +35,27 @@ def padded(matrices):
     return TokenEmbeddings.from_list(matrices).pad()
 
 
+@pytest.mark.parametrize("score", [colbert_scores, colbert_kd_scores, colbert_scores_pairwise])
+@pytest.mark.parametrize("broken", ["query", "document", "whole document", None])
+def test_nan_shows_where_a_gradient_is_needed(score, broken):
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = (torch.randn(3, tokens, 8, generator=generator) for tokens in (2, 4))
+    if broken == "query":
+        queries[1, 1, 3] = torch.nan
+    elif broken is not None:
+        documents[1, 1 if broken == "document" else slice(None)] = torch.nan
+    expected = score(queries, documents, backend="torch")
+    assert bool(expected.isnan().any()) == (broken is not None)
+    for sides in ((queries.clone().requires_grad_(), documents), (queries, documents.clone().requires_grad_())):
+        found = score(*sides, backend="packed")
+        torch.testing.assert_close(found.detach(), expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+
+
+def test_large_numbers_are_no_nan():
+    queries, documents = torch.full((1, 1, 2), 1e-30, requires_grad=True), torch.full((2, 3, 2), 3e38)
+    assert colbert_scores(queries, documents, backend="packed").isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_pairs_equal_the_double_loop(backend, dtype):
     queries = ragged([5, 1, 3], seed=1, dtype=dtype)

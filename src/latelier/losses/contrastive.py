@@ -92,8 +92,7 @@ class Contrastive(Loss):
     ) -> None:
         options = LossOptions(size_average, dims, gather_across_devices, MiniBatches(mini_batch_tokens))
         super().__init__(model, score_metric, options)
-        check_number("temperature", temperature)
-        self.temperature = temperature
+        self.temperature = check_number("temperature", temperature)
         check_flag("mask_duplicates", mask_duplicates)
         self.mask_duplicates = mask_duplicates
 

@@ -134,15 +134,14 @@ class Distillation(Loss):
         super().__init__(
             model, score_metric, LossOptions(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens))
         )
-        check_number("temperature", temperature)
+        self.temperature = check_number("temperature", temperature)
         check_flag("normalize_scores", normalize_scores)
         self.normalize_scores = normalize_scores
-        self.temperature = temperature
-        self.teacher_temperature = temperature if teacher_temperature is None else teacher_temperature
-        check_number("teacher_temperature", self.teacher_temperature)
-        check_number("in_batch_weight", in_batch_weight, zero=True)
+        self.teacher_temperature = self.temperature
+        if teacher_temperature is not None:
+            self.teacher_temperature = check_number("teacher_temperature", teacher_temperature)
+        self.in_batch_weight = check_number("in_batch_weight", in_batch_weight, zero=True)
         check_score_metric(in_batch_metric, "in_batch_metric")
-        self.in_batch_weight = in_batch_weight
         self.in_batch_metric = in_batch_metric
 
     def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:

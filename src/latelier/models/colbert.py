@@ -241,7 +241,7 @@ class ColBERT(Overrides):
         batch = read_inputs(given, self.is_singular_input)
         task = options.resolve_task(query_mode, is_query, task)
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
-        numpy, size = convert_to_numpy and not convert_to_tensor, self.embedding_size
+        numpy, size = options.wants_arrays(convert_to_numpy, convert_to_tensor), self.embedding_size
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
         dim = options.resolve_truncation(truncate_dim, self.truncate_dim, size, form.raw)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
@@ -285,7 +285,7 @@ class ColBERT(Overrides):
         torch.Tensor
             One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
         """
-        task = "query" if is_query else "document"
+        task = options.resolve_task(None, is_query, None, default="document")
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task)
         dim = options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
         job = encoding.Job(task, None, batch_size, compute_dtype, dim, pooling=pooling)
@@ -319,7 +319,7 @@ class ColBERT(Overrides):
         -------
         dict
             For texts ``{"embeddings": (batch, max_length, dim)}``, of the full length cap; rows that are not scored are
-            zero. For features, the features with ``token_embeddings`` and ``attention_mask`` (the scored tokens).
+            zero. For features, those with ``token_embeddings``, not truncated, and ``attention_mask`` (what is scored).
 
         Raises
         ------
@@ -384,8 +384,7 @@ class ColBERT(Overrides):
         """
         task = options.resolve_task(query_mode, is_query, task)
         texts = [texts] if isinstance(texts, str) else texts
-        if not truncation:
-            check_lengths(self, texts, task)
+        check_lengths(self, texts, task, truncation=truncation)
         return self.preprocess(texts, task=task, **kwargs)
 
     def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -407,7 +406,7 @@ class ColBERT(Overrides):
         dict
             The features, and ``task`` if it was given.
         """
-        check_preprocessing(self, inputs, kwargs)
+        check_preprocessing(self, inputs, prompt, kwargs)
         task = kwargs.get("task")
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
@@ -474,12 +473,13 @@ class ColBERT(Overrides):
         Raises
         ------
         InvalidArgumentError
-            If PyLate's layout cannot hold the model; nothing is written then.
+            If PyLate's layout cannot hold the model, or the path is a file; nothing is written then.
         """
         self._construction.check_fitted()
         options.check("save", kwargs, options.parameters_of(super().save), self.save)
-        folder, save = str(as_path(path, "the folder")), super().save
-        (partial(save_for_pylate, self) if is_layout(layout) else save)(folder, *args, **kwargs)
+        save = partial(save_for_pylate, self) if is_layout(layout) else super().save
+        with location.saving(path) as folder:
+            save(folder, *args, **kwargs)
 
     def export(self, folder: str | os.PathLike[str], *, compute_dtype: Literal["float32", "int8"] = "float32") -> None:
         """Write a folder from which `latelier.models.ExportedEncoder` encodes without torch.

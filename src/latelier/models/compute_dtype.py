@@ -19,7 +19,15 @@ from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.backends import cpu_forwards
 from latelier.models.cpu.prepacked import can_prepack
 
-__all__ = ["COMPUTE_DTYPES", "check_compute_dtype", "inference", "is_long_work", "prefers_bfloat16", "stays_close"]
+__all__ = [
+    "COMPUTE_DTYPES",
+    "check_compute_dtype",
+    "check_weights",
+    "inference",
+    "is_long_work",
+    "prefers_bfloat16",
+    "stays_close",
+]
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
@@ -35,6 +43,26 @@ def check_compute_dtype(compute_dtype: Any) -> None:
     if not isinstance(compute_dtype, str) or compute_dtype not in COMPUTE_DTYPES:
         raise InvalidArgumentError(
             f"received compute_dtype={compute_dtype!r}; expected one of {', '.join(map(repr, COMPUTE_DTYPES))}."
+        )
+
+
+def check_weights(model: Any, compute_dtype: str | None) -> None:
+    """Raise an error for a dtype that a model's weights rule out: autocast starts from float32.
+
+    Parameters
+    ----------
+    model
+        The model.
+    compute_dtype
+        One of `COMPUTE_DTYPES`, or None. ``"auto"`` follows the weights.
+    """
+    if compute_dtype in (None, "auto", "int8"):
+        return
+    weights = str(model.dtype).removeprefix("torch.")
+    if weights not in ("None", "float32", compute_dtype):
+        raise InvalidArgumentError(
+            f"received compute_dtype={compute_dtype!r}, but the model's weights are {weights}; give 'auto', which "
+            "computes in their dtype, or convert them first: model.float()."
         )
 
 
@@ -67,7 +95,9 @@ def stays_close(computed: Tensor, exact: Tensor) -> bool:
 
 
 @contextmanager
-def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iterator[None]:
+def inference(
+    model: nn.Module, device: torch.device, dtype: str | None, *, reads_attention: bool = False
+) -> Iterator[None]:
     """Compute without gradients, on a CPU with the model's backend.
 
     Parameters
@@ -78,12 +108,16 @@ def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iter
         Where it computes.
     dtype
         The dtype to compute in: one of `COMPUTE_DTYPES` but ``"auto"``; None for that of the weights.
+    reads_attention
+        Whether the encoder's attention is recorded, which takes torch whatever the backend is.
 
     Raises
     ------
     InvalidArgumentError
-        For ``"int8"`` on another device, or with another backend than ONNX Runtime.
+        For ``"int8"`` on another device, or with another backend than ONNX Runtime; for another dtype that the weights
+        rule out.
     """
+    check_weights(model, dtype)
     if dtype == "int8" and device.type != "cpu":
         raise InvalidArgumentError(
             f"received compute_dtype='int8' on {device}, but int8 is computed on the CPU only; give device='cpu', or "
@@ -95,7 +129,7 @@ def inference(model: nn.Module, device: torch.device, dtype: str | None) -> Iter
         if autocast is not None:
             stack.enter_context(torch.autocast(device.type, autocast))
         if device.type == "cpu":
-            stack.enter_context(cpu_forwards(model, "autocast" if autocast else dtype or "float32"))
+            stack.enter_context(cpu_forwards(model, "autocast" if autocast else dtype or "float32", reads_attention))
         yield
 
 

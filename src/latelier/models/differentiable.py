@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from sentence_transformers import MultiVectorEncoder
 from torch import Tensor, nn
 from tqdm import trange
 
@@ -27,7 +26,7 @@ def embed_texts(model: Any, texts: str | Iterable[str], task: str, *, truncation
     Parameters
     ----------
     model
-        A `ColBERT`.
+        A `ColBERT`; its `truncate_dim` applies.
     texts
         One text or many.
     task
@@ -40,20 +39,21 @@ def embed_texts(model: Any, texts: str | Iterable[str], task: str, *, truncation
         raise InvalidArgumentError(f"received {describe(texts)}; expected texts, or features from tokenize(...).")
     features = model.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
     if not features:
-        return torch.zeros(0, length, int(model.get_embedding_dimension() or 0), device=model.device)
+        dim = model.truncate_dim or model.get_embedding_dimension() or 0
+        return torch.zeros(0, length, int(dim), device=model.device)
     vectors, mask = _token_vectors(model, features)
     vectors = vectors * mask.unsqueeze(-1)
     return nn.functional.pad(vectors, (0, 0, 0, max(length - vectors.shape[1], 0)))
 
 
 def score_pairs(
-    model: MultiVectorEncoder,
+    model: Any,
     queries: Sequence[str],
     documents: Sequence[str],
     batch_size: int,
     show_progress_bar: bool,
 ) -> Tensor:
-    """Return the score of query ``i`` against document ``i``, ``(n,)`` float32."""
+    """Return the score of query ``i`` against document ``i``, ``(n,)`` float32; `truncate_dim` applies."""
     queries, documents = check_text_pairs(queries, documents)
     check_count("batch_size", batch_size)
     batches = []
@@ -67,7 +67,10 @@ def score_pairs(
     return torch.cat(batches) if batches else torch.zeros(0, device=model.device)
 
 
-def _token_vectors(model: MultiVectorEncoder, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _token_vectors(model: Any, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return vectors ``(n, tokens, dim)`` and the bool mask ``(n, tokens)`` of those that are scored."""
     out = model.forward(move_features(features, model.device))
-    return out["token_embeddings"], out["attention_mask"].bool()
+    vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
+    if model.truncate_dim is not None:
+        vectors = nn.functional.normalize(vectors[..., : model.truncate_dim], dim=-1)
+    return vectors, mask

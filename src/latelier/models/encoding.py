@@ -25,12 +25,19 @@ from torch import Tensor, nn
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, map_each, thread_count
-from latelier.models.compute_dtype import check_compute_dtype, inference, is_long_work, prefers_bfloat16, stays_close
+from latelier.models.compute_dtype import (
+    check_compute_dtype,
+    check_weights,
+    inference,
+    is_long_work,
+    prefers_bfloat16,
+    stays_close,
+)
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
 from latelier.models.inputs import are_texts, checked_stream
 from latelier.models.lengths import check_lengths, max_length
-from latelier.models.options import check_delegated_dtype, has_loop_options, prompt_errors
+from latelier.models.options import check_delegated_dtype, check_prompt, has_loop_options, prompt_errors
 from latelier.models.outputs import OutputForm
 from latelier.models.pooling import Pooling, pool_tokens
 from latelier.models.salience import Recorder, recorded_attention
@@ -92,7 +99,7 @@ class Job:
     Raises
     ------
     InvalidArgumentError
-        If `compute_dtype` is unknown.
+        If `compute_dtype` is unknown, or the prompt is not a text.
     """
 
     task: str
@@ -106,6 +113,7 @@ class Job:
 
     def __post_init__(self) -> None:
         check_compute_dtype(self.compute_dtype)
+        check_prompt(self.prompt)
 
 
 def encodes_by_budget(model: MultiVectorEncoder) -> bool:
@@ -157,11 +165,11 @@ def encode_rows(
     with prompt_errors(prompt_name, model.prompts):
         prompt = model._resolve_prompt(job.prompt, prompt_name)
     check_count("batch_size", job.batch_size)
-    if not truncation:
-        check_lengths(model, rows, job.task, prompt)
+    check_lengths(model, rows, job.task, prompt, truncation=truncation)
     delegated = model._distributed_inference is not None and options.get("device") is None
     if delegated or not (encodes_by_budget(model) and has_loop_options(options) and are_texts(rows)):
         check_delegated_dtype(job.compute_dtype, options, job.task)
+        check_weights(model, job.compute_dtype)
         if job.pooling.uses_attention:
             raise InvalidArgumentError(
                 f"received pool_method={job.pooling.method!r}, but these inputs or options are encoded by "
@@ -345,7 +353,8 @@ def _encode_window(
     model: MultiVectorEncoder, features: Any, used: Tensor, job: Job, dtype: str | None, bar: Any
 ) -> Window:
     batches = []
-    with _recording(model, job) as recorder, _limited(job), inference(model, job.device, dtype):
+    computing = inference(model, job.device, dtype, reads_attention=job.pooling.uses_attention)
+    with _recording(model, job) as recorder, _limited(job), computing:
         shares = _shares(model, used, job) if recorder is None else []
         if len(shares) > 1:
             return Window(_encode_in_threads(model, features, used, shares, job, dtype, bar))

@@ -12,12 +12,12 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.kernels.threads import allowed_threads, for_each, limited_threads
-from latelier.models.cpu.onnx_files import read_description
+from latelier.models.cpu.onnx_files import ExportLoadError, read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
 from latelier.models.token_offsets import text_ranges
 from latelier.utils import batch_by_tokens, check_count, tokens_per_batch
 from latelier.utils.describing import describe
-from latelier.utils.reading import as_path
+from latelier.utils.reading import as_path, check_unicode
 
 __all__ = ["ACTIVATIONS", "HEADS_FILE", "TOKENIZER_FILE", "ExportedEncoder"]
 
@@ -138,7 +138,7 @@ class ExportedEncoder:
         except ModelLoadError:
             raise
         except (KeyError, TypeError, ValueError, OSError) as error:
-            raise ModelLoadError(str(self.folder), error) from error
+            raise ExportLoadError(str(self.folder), error) from error
         self._tokenizers: dict[str, Any] = {}
 
     @property
@@ -256,11 +256,15 @@ class ExportedEncoder:
         given = list(texts) if is_list else []
         if not is_list or not all(isinstance(text, str) for text in given):
             raise InvalidArgumentError(f"received {describe(texts)} as texts; give a list of str.")
+        for i, text in enumerate(given):
+            check_unicode(text, f"texts[{i}]")
         settings = self._tasks[task]
         try:
             encodings = self._tokenizer(task).encode_batch([settings.prompt + text for text in given])
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"cannot tokenise these texts: {error} Give texts, as str.") from error
+            raise InvalidArgumentError(
+                f"cannot tokenise these texts: {str(error).rstrip('.')}. Give texts, as str."
+            ) from error
         rows: list[_Tokens] = []
         for encoding in encodings:
             ids, types = (np.array(each, dtype="int64") for each in (encoding.ids, encoding.type_ids))
@@ -284,7 +288,7 @@ class ExportedEncoder:
             try:
                 tokenizer = Tokenizer.from_str(self._json)
             except Exception as error:  # tokenizers raises no narrower class
-                raise ModelLoadError(str(self.folder / TOKENIZER_FILE), error) from error
+                raise ExportLoadError(str(self.folder / TOKENIZER_FILE), error) from error
             tokenizer.no_padding()
             tokenizer.no_truncation()
             settings = self._tasks.get(task)  # "untruncated" is no task

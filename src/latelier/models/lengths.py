@@ -12,7 +12,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.recipe import Recipe
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenizer_lock import tokenizer_lock
-from latelier.utils import encoder_limit, resolve_length
+from latelier.utils import check_flag, encoder_limit, resolve_length
 
 __all__ = ["check_lengths", "encoder_module", "length_limit", "max_length", "set_max_lengths"]
 
@@ -40,11 +40,16 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
     return cap or length_limit(encoder) or int(model.max_seq_length or 0)
 
 
-def check_lengths(model: MultiVectorEncoder, inputs: Sequence[Any], task: str, prompt: str | None = None) -> None:
+def check_lengths(
+    model: MultiVectorEncoder, inputs: Sequence[Any], task: str, prompt: str | None = None, *, truncation: bool
+) -> None:
     """Raise an error for the first text, or pair of texts, that would be truncated; other inputs are not looked at.
 
-    `prompt` is what is put before each; None for the model's own prompt.
+    `prompt` is what is put before each; None for the model's own prompt. With ``truncation=True``, any length is fine.
     """
+    check_flag("truncation", truncation)
+    if truncation:
+        return
     cap = max_length(model, task)
     prompt = model.prompts.get(task) or "" if prompt is None else prompt
     for i, given in enumerate(inputs):

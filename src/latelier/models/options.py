@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
+from sentence_transformers.multi_vector_encoder.modules.token_pooling import BaseTokenPooling
+
 from latelier.errors import InvalidArgumentError
 from latelier.utils import check_count, check_flag
-from latelier.utils.describing import short
+from latelier.utils.describing import describe, short
 
 __all__ = [
     "check",
     "check_delegated_dtype",
+    "check_prompt",
     "chosen",
     "has_loop_options",
     "one_name",
@@ -22,6 +25,7 @@ __all__ = [
     "prompt_errors",
     "resolve_task",
     "resolve_truncation",
+    "wants_arrays",
 ]
 
 # Arguments of other libraries, or of other methods, and what to give here instead.
@@ -167,6 +171,21 @@ def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: i
     return check_count("truncate_dim", truncate_dim, most=embedding_size)
 
 
+def wants_arrays(convert_to_numpy: Any, convert_to_tensor: Any) -> bool:
+    """Whether arrays are to be returned: tensors take precedence."""
+    check_flag("convert_to_numpy", convert_to_numpy)
+    check_flag("convert_to_tensor", convert_to_tensor)
+    return bool(convert_to_numpy and not convert_to_tensor)
+
+
+def check_prompt(prompt: Any) -> None:
+    """Raise an error for a prompt that is neither a text nor None."""
+    if prompt is not None and not isinstance(prompt, str):
+        raise InvalidArgumentError(
+            f"received {describe(prompt)} as prompt; give a str, '' for none, or None for the model's own."
+        )
+
+
 @contextmanager
 def prompt_errors(prompt_name: Any, prompts: Mapping[str, Any]) -> Iterator[None]:
     """Turn the error for an unknown prompt name into one that lists the model's prompts."""
@@ -187,9 +206,23 @@ def chosen(values: Iterable[Any], others: Mapping[str, Any]) -> dict[str, Any]:
         Values of the options in `_ENCODE_DEFAULTS`, in that order.
     others
         Options without a default.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a flag is not one, or `token_pooling` is no pooling of sentence-transformers.
     """
-    named = zip(_ENCODE_DEFAULTS.items(), values, strict=True)
-    return {**{name: value for (name, default), value in named if value != default}, **others}
+    named = dict(zip(_ENCODE_DEFAULTS, values, strict=True))
+    for name in ("show_progress_bar", "normalize_embeddings"):
+        if named[name] is not None:
+            check_flag(name, named[name])
+    pooling = named["token_pooling"]
+    if pooling is not None and not isinstance(pooling, BaseTokenPooling):
+        raise InvalidArgumentError(
+            f"received {describe(pooling)} as token_pooling; give a module of sentence-transformers, such as "
+            "HierarchicalTokenPooling(pool_factor=2), or pool_factor=2 instead."
+        )
+    return {**{name: value for name, value in named.items() if value != _ENCODE_DEFAULTS[name]}, **others}
 
 
 def has_loop_options(options: Iterable[str]) -> bool:

@@ -13,6 +13,7 @@ from latelier.arrays import DTYPES, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.pooling import Pooling, pool_tokens
+from latelier.utils import check_flag
 
 __all__ = ["OutputForm"]
 
@@ -39,7 +40,7 @@ class OutputForm:
     Raises
     ------
     InvalidArgumentError
-        If the precision is unknown, or the form cannot hold it.
+        If `packed` is not a flag, the precision is unknown, or the form cannot hold it.
     """
 
     packed: bool = False
@@ -49,6 +50,7 @@ class OutputForm:
     pooling: Pooling = _UNPOOLED
 
     def __post_init__(self) -> None:
+        check_flag("packed", self.packed)
         if self.raw and self.packed:
             raise InvalidArgumentError("received packed=True with output_value=None; features are returned unchanged.")
         if self.precision is None:

@@ -11,11 +11,14 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import encoding, options, workers
 from latelier.models.construction import Construction
 from latelier.models.text_encoder import TextEncoder
 from latelier.modules import AttentionPooling
+from latelier.scores import colbert_scores, colbert_scores_pairwise
+from latelier.utils.describing import short
 
 __all__ = ["Overrides"]
 
@@ -42,6 +45,24 @@ def _in_every_spelling(method: Callable[..., Any], task: str) -> Callable[..., A
     return encode
 
 
+def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `similarity` or `similarity_pairwise`, which take `TokenEmbeddings` too.
+
+    Its signature and its docstring are those of sentence-transformers, which takes lists and has options of its own.
+    """
+
+    @wraps(method)
+    def similarity(self: Any, embeddings1: Any, embeddings2: Any, **kwargs: Any) -> Any:
+        sides = [embeddings1, embeddings2]
+        if any(isinstance(side, TokenEmbeddings) for side in sides):
+            if self.similarity_fn_name == "maxsim" and not kwargs:
+                return score(*sides)
+            sides = [list(side.to("torch")) if isinstance(side, TokenEmbeddings) else side for side in sides]
+        return method(self, *sides, **kwargs)
+
+    return similarity
+
+
 class Overrides(MultiVectorEncoder):
     """Base class of `ColBERT`, with no method that sentence-transformers does not have."""
 
@@ -49,6 +70,21 @@ class Overrides(MultiVectorEncoder):
 
     encode_query = _in_every_spelling(MultiVectorEncoder.encode_query, "query")
     encode_document = _in_every_spelling(MultiVectorEncoder.encode_document, "document")
+    similarity = _taking_packed(MultiVectorEncoder.similarity, colbert_scores)
+    similarity_pairwise = _taking_packed(MultiVectorEncoder.similarity_pairwise, colbert_scores_pairwise)
+
+    @property
+    def similarity_fn_name(self) -> Any:
+        """How `similarity` scores: ``"maxsim"``, the default, or ``"meanmaxsim"``."""
+        return super().similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, value: Any) -> None:
+        try:
+            MultiVectorEncoder.similarity_fn_name.fset(self, value)  # type: ignore[attr-defined]
+        except (TypeError, ValueError) as error:
+            names = " or ".join(map(repr, self.SUPPORTED_SIMILARITY_FN_NAMES))
+            raise InvalidArgumentError(f"received similarity_fn_name={short(value)}; expected {names}.") from error
 
     def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""

@@ -15,7 +15,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.compression import has_pooling
 from latelier.models.inputs import is_group
 from latelier.models.lengths import encoder_module, length_limit
-from latelier.models.options import check
+from latelier.models.options import check, check_prompt
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.token_offsets import text_ranges
 from latelier.models.tokenizer_lock import tokenizer_lock
@@ -28,11 +28,12 @@ __all__ = ["check_preprocessing", "check_task_is_known", "scored_ranges", "score
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
 
 
-def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping[str, Any]) -> None:
-    """Raise an error for options that the encoder would ignore, and for groups of texts, None and generators.
+def check_preprocessing(model: MultiVectorEncoder, inputs: Any, prompt: Any, options: Mapping[str, Any]) -> None:
+    """Raise an error for options that the encoder would ignore, groups of texts, None and generators, and bad prompts.
 
     An encoder that is neither `Transformer` nor `TextEncoder` is the user's own, and may have options of its own.
     """
+    check_prompt(prompt)
     if isinstance(model[0], TextEncoder):
         check("preprocess", options, ("task", "max_length"))
     elif not options.keys() <= _OPTIONS and isinstance(model[0], Transformer):
@@ -61,7 +62,7 @@ def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
         raise
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"cannot make features of these inputs: {error} Give texts, as str, in a list."
+            f"cannot make features of these inputs: {str(error).rstrip('.')}. Give texts, as str, in a list."
         ) from error
 
 

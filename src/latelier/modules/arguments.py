@@ -55,15 +55,15 @@ def show_arguments(module: nn.Module, arguments: Mapping[str, Any]) -> str:
 
 
 def check_arguments(given: dict[str, Any]) -> None:
-    """Check the constructor's arguments, given by name."""
+    """Check the constructor's arguments, given by name, and make Python's floats of those of numpy."""
     for name in (*_COUNTS, *_OPTIONAL_COUNTS):
         check_count(name, given[name], optional=name in _OPTIONAL_COUNTS)
     for name in (*_FLAGS, *_OPTIONAL_FLAGS):
         if given[name] is not None or name not in _OPTIONAL_FLAGS:
             check_flag(name, given[name])
-    check_number("dropout", given["dropout"], zero=True, most=1.0)
-    check_number("eps", given["eps"], zero=True)
-    check_number("rescale_output_factor", given["rescale_output_factor"])
+    given["dropout"] = check_number("dropout", given["dropout"], zero=True, most=1.0)
+    given["eps"] = check_number("eps", given["eps"], zero=True)
+    given["rescale_output_factor"] = check_number("rescale_output_factor", given["rescale_output_factor"])
     _check_divisors(given)
     if given["added_kv_proj_dim"] is None:
         if given["only_cross_attention"]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_arguments, check_inputs, show_arguments
 from latelier.modules.masks import check_mask, empty_rows, pad_mask, to_additive
@@ -52,7 +53,7 @@ class Attention(nn.Module):
         Whether the projections to queries, keys and values, the output projections and the added projections have a
         bias.
     upcast_attention, upcast_softmax
-        Compute the scores, or the softmax alone, in float32.
+        Compute the scores, or the softmax alone, in float32 at least.
     cross_attention_norm
         Norm of the context: ``"layer_norm"`` or ``"group_norm"``.
     cross_attention_norm_num_groups
@@ -309,12 +310,12 @@ class Attention(nn.Module):
         """
         dtype = query.dtype
         if self.upcast_attention:
-            query, key = query.float(), key.float()
+            query, key = at_least_float32(query), at_least_float32(key)
         scores = query @ key.transpose(-1, -2) * self.scale
         if attention_mask is not None:
             scores = scores + to_additive(attention_mask, scores.dtype)
         if self.upcast_softmax:
-            scores = scores.float()
+            scores = at_least_float32(scores)
         if attention_mask is None:
             return scores.softmax(dim=-1).to(dtype)
         empty = empty_rows(scores)

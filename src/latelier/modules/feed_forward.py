@@ -58,7 +58,7 @@ class FeedForward(nn.Module):
         super().__init__()
         check_count("dim", dim)
         check_count("hidden_dim", hidden_dim, optional=True)
-        check_number("dropout", dropout, zero=True, most=1.0)
+        dropout = check_number("dropout", dropout, zero=True, most=1.0)
         if activation not in get_args(Activation):
             raise InvalidArgumentError(f"received activation={short(activation)}; expected 'gelu' or 'relu'.")
         self._arguments = {"dim": dim, "hidden_dim": hidden_dim, "activation": activation, "dropout": dropout}

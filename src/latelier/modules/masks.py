@@ -67,10 +67,17 @@ def combine_masks(mask: Tensor, allowed: Tensor) -> Tensor:
 
 
 def to_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a mask of either kind into one that is added to scores of `dtype`."""
+    """Turn a mask of either kind into one that is added to scores of `dtype`.
+
+    The maximum of each row becomes 0, if it is finite, which does not change the softmax. With a row of -1e9, sums
+    would round the scores away, and the backward pass of torch's fused kernel on a CPU would be wrong.
+    """
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
-    return mask.to(dtype)
+    if not mask.shape[-1]:
+        return mask.to(dtype)
+    largest = mask.detach().amax(dim=-1, keepdim=True)
+    return (mask - largest.masked_fill(~largest.isfinite(), 0.0)).to(dtype)
 
 
 def empty_rows(mask: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import short
 
@@ -29,7 +30,7 @@ _QK_NORMS = ("layer_norm", "fp32_layer_norm", "layer_norm_across_heads", "rms_no
 
 
 class Float32LayerNorm(nn.LayerNorm):
-    """Layer norm without weights, computed in float32 whatever the dtype of its input.
+    """Layer norm without weights, computed in float32 at least, whatever the dtype of its input.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class Float32LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        return F.layer_norm(input.float(), self.normalized_shape, eps=self.eps).to(input.dtype)
+        return F.layer_norm(at_least_float32(input), self.normalized_shape, eps=self.eps).to(input.dtype)
 
 
 class L2Norm(nn.Module):

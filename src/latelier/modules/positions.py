@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import show_arguments
+from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.utils import check_count, check_number
 
 __all__ = ["RotaryPositions", "SinusoidalPositions", "rotate"]
@@ -46,8 +46,7 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, dim: int, base: float = 10_000.0) -> None:
         super().__init__()
-        self.dim, self.base = _check_even(dim), base
-        check_number("base", base)
+        self.dim, self.base = _check_even(dim), check_number("base", base)
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
         """Add the encoding of the positions ``start, start + 1, ...``.
@@ -129,9 +128,8 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, dim: int, base: float = 10_000.0, scale: float = 1.0, alpha: float = 1.0) -> None:
         super().__init__()
-        self.dim, self.base, self.scale, self.alpha = _check_even(dim), base, scale, alpha
-        for name in ("base", "scale", "alpha"):
-            check_number(name, getattr(self, name))
+        self.dim, self.base = _check_even(dim), check_number("base", base)
+        self.scale, self.alpha = check_number("scale", scale), check_number("alpha", alpha)
         if dim == 2 and alpha != 1:
             raise InvalidArgumentError(f"received alpha={alpha} for 2 channels; expected dim of at least 4.")
 
@@ -174,7 +172,14 @@ class RotaryPositions(nn.Module):
         -------
         tuple of Tensor
             Two times ``(length, dim)`` float32; both channels of a pair have the same value.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `length` is negative, or not an integer.
         """
+        if not isinstance(length, torch.SymInt):  # a traced length
+            check_count("length", length, 0)
         base = self.base if self.alpha == 1 else self.base * self.alpha ** (self.dim / (self.dim - 2))
         angles = _angles(length, start, self.dim, base, device, self.scale).repeat_interleave(2, dim=-1)
         return angles.cos(), angles.sin()
@@ -222,6 +227,7 @@ def _check_even(dim: int) -> int:
 
 def _check_input(module: SinusoidalPositions | RotaryPositions, hidden_states: Tensor) -> int:
     """Return the length of a sequence ``(..., l, dim)`` of floating-point numbers."""
+    check_tensor("hidden_states", hidden_states)
     shape, dtype = tuple(hidden_states.shape), hidden_states.dtype
     if len(shape) < 2 or shape[-1] != module.dim or not dtype.is_floating_point:
         raise InvalidArgumentError(

@@ -71,7 +71,7 @@ class TransformerBlock(nn.Module):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         check_count("dim", dim)
-        check_number("eps", eps, zero=True)
+        arguments["eps"] = eps = check_number("eps", eps, zero=True)
         check_flag("norm_first", norm_first)
         if dim % check_count("heads", heads):
             raise InvalidArgumentError(f"received dim={dim} for {heads} heads; expected a multiple of {heads}.")

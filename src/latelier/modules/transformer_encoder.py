@@ -82,7 +82,7 @@ class TransformerEncoder(nn.Module):
         for name in ("vocabulary_size", "dim", "num_layers", "heads"):
             arguments[name] = check_count(name, arguments[name])  # an int of Python, which JSON can hold
         arguments["hidden_dim"] = check_count("hidden_dim", hidden_dim, optional=True)
-        check_number("dropout", dropout, zero=True, most=1.0)
+        arguments["dropout"] = dropout = check_number("dropout", dropout, zero=True, most=1.0)
         check_flag("norm_first", norm_first)
         if positions not in ("rotary", "sinusoidal", None):
             raise InvalidArgumentError(

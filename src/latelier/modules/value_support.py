@@ -61,8 +61,7 @@ class ValueSupport:
         self.size = check_count("size", size, least=3)
         if self.size % 2 == 0:
             raise InvalidArgumentError(f"received size={size}; expected an odd number: integers from -n to n.")
-        check_number("epsilon", epsilon, zero=True)
-        self.epsilon = epsilon
+        self.epsilon = check_number("epsilon", epsilon, zero=True)
 
     def __repr__(self) -> str:
         """Return the call that makes an equal object."""

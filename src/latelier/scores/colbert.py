@@ -4,6 +4,9 @@
 ColBERT, https://arxiv.org/abs/2004.12832). A masked document token is minus infinity before the maximum, so it never
 wins, not even against negative similarities (PyLate multiplies by the mask, which lets padding score 0); a masked
 query token adds exactly 0. A document without any real token scores minus infinity.
+
+A text with NaN in its vectors scores NaN with ``backend="torch"``, and with ``"packed"`` where the scores need a
+gradient. Other kernels do not look for NaN: the text may score any number, minus infinity or NaN.
 """
 
 from __future__ import annotations

@@ -141,8 +141,9 @@ def storage_problem(error: Exception) -> tuple[int, str]:
     Examples
     --------
     >>> error = ReadOnlyIndexError("the index in notes is open for reading only.")
-    >>> storage_problem(error)
-    (403, 'this index takes no changes: it is open for reading only, or the server may not write its files.')
+    >>> status, message = storage_problem(error)
+    >>> status, message.partition(":")[0]
+    (403, 'this index takes no changes')
     """
     if isinstance(error, ReadOnlyIndexError):
         return 403, "this index takes no changes: it is open for reading only, or the server may not write its files."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal, TypeGuard, overload
 
 from latelier.errors import InvalidArgumentError
@@ -121,19 +121,24 @@ def check_flag(name: str, value: Any) -> None:
         raise InvalidArgumentError(f"received {name}={short(value)}; expected True or False.")
 
 
-def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys.float_info.max) -> None:
-    """Check a number that must be finite and above 0, such as a temperature.
+def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys.float_info.max) -> float:
+    """Check a number that must be finite and above 0, such as a temperature, and return it as a number of Python.
 
     Parameters
     ----------
     name
         The argument's name, for the message.
     value
-        What was given: an `int` or a `float`.
+        What was given: an `int`, a `float`, or one of numpy; a bool is rejected.
     zero
         Accept 0 too.
     most
         The largest number that is accepted.
+
+    Returns
+    -------
+    float
+        The value; an `int` where an integer was given.
 
     Raises
     ------
@@ -143,17 +148,21 @@ def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys
     Examples
     --------
     >>> check_number("temperature", 0.05)
+    0.05
     >>> check_number("temperature", -1)
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received temperature=-1; expected a positive number, such as 1.0.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= most or (value == 0 and not zero):
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = int(value) if isinstance(value, Integral) else float(value)
+    if not 0 <= number <= most or (number == 0 and not zero):
         limit = "" if most == sys.float_info.max else f" of at most {most:g}"
         none = ", or 0" if zero else ""
         raise InvalidArgumentError(
             f"received {name}={short(value)}; expected a positive number{limit}, such as 1.0{none}."
         )
+    return number
 
 
 def count_entries(values: object, name: str, expected: str = "a list") -> int:

@@ -93,6 +93,16 @@ def test_other_forms_of_the_result(model, torch_model):
     torch.testing.assert_close(ours.vectors, expected.vectors, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("method", ["attention", "attention-ward"])
+def test_attention_is_read_by_torch(model, torch_model, method, runs):
+    ours, expected = (each.encode_document(TEXTS, pool_factor=2, pool_method=method) for each in (model, torch_model))
+    for row, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(row, other, rtol=0, atol=1e-5)
+    assert not runs
+    with pytest.raises(InvalidArgumentError, match="compute_dtype='int8' with a pool_method that reads"):
+        model.encode_document(TEXTS, pool_factor=2, pool_method=method, compute_dtype="int8")
+
+
 def test_another_process_finds_the_export(model, torch_model, no_more_exports):
     assert_same(model, torch_model)
 

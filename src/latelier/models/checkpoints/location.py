@@ -12,11 +12,20 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from latelier.errors import ModelLoadError
+from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError, StorageError
 from latelier.utils import resolve_device
-from latelier.utils.reading import is_folder
+from latelier.utils.reading import as_path, is_file, is_folder
 
-__all__ = ["DEFAULT_MODEL", "HUB_NAME", "check_name", "load_device", "loading", "resolve_name", "without_pickles"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "HUB_NAME",
+    "check_name",
+    "load_device",
+    "loading",
+    "resolve_name",
+    "saving",
+    "without_pickles",
+]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 """The model that is used where none is given; the extra ``demo`` brings its weights."""
@@ -111,6 +120,28 @@ def loading(name: str | None, options: Mapping[str, Any]) -> Iterator[str | None
             yield found
     except (OSError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
+
+
+@contextmanager
+def saving(path: object) -> Iterator[str]:
+    """Yield the folder to save a model to, and turn errors of the file system into `StorageError`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the path cannot be that of a folder.
+    StorageError
+        If the folder cannot be written.
+    """
+    folder = as_path(path, "the folder")
+    if is_file(folder):
+        raise InvalidArgumentError(f"received the file {str(folder)!r:.300} as the folder; give a new folder.")
+    try:
+        yield str(folder)
+    except LatelierError:
+        raise
+    except OSError as error:
+        raise StorageError(f"could not save the model to {str(folder)!r:.300}: {error}.") from error
 
 
 @contextmanager

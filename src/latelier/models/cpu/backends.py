@@ -82,7 +82,7 @@ def check_backend(backend: Any, device: Any, options: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
+def cpu_forwards(model: Any, compute_dtype: str, reads_attention: bool = False) -> Iterator[None]:
     """Encode on the CPU inside the block with the model's backend: patched forwards, or ONNX Runtime.
 
     Parameters
@@ -91,11 +91,13 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
         The model; its ``cpu_backend`` is ``"torch"`` where it has none.
     compute_dtype
         ``"float32"``; ``"int8"``; or ``"autocast"``, for which torch computes in the dtype of its autocast.
+    reads_attention
+        Whether the encoder's attention is recorded. ONNX Runtime does not return it, so torch computes.
 
     Raises
     ------
     InvalidArgumentError
-        For ``"int8"`` with torch.
+        For ``"int8"`` with torch, or where attention is recorded.
     LatelierError
         For ``"int8"`` if the weights have changed since the model was first used, or it has hooks or adapters inside.
     """
@@ -104,6 +106,11 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
         raise InvalidArgumentError(
             "received compute_dtype='int8', which ONNX Runtime computes; load the model with backend='onnx'."
         )
+    if compute_dtype == "int8" and reads_attention:
+        raise InvalidArgumentError(
+            "received compute_dtype='int8' with a pool_method that reads the encoder's attention, which ONNX Runtime "
+            "does not return; give another compute_dtype, or pool_method='ward'."
+        )
     encoder: Any = model[0].model if isinstance(model[0], Transformer) else None
     if encoder is None and (compute_dtype == "int8" or backend == "onnx"):
         raise InvalidArgumentError(
@@ -111,9 +118,8 @@ def cpu_forwards(model: Any, compute_dtype: str) -> Iterator[None]:
             "runs those that start with a Transformer. Give backend='torch'."
         )
     session = None
-    if encoder is not None and (
-        compute_dtype == "int8" or (compute_dtype == "float32" and _wants_onnx(encoder, backend))
-    ):
+    follows_backend = compute_dtype == "float32" and not reads_attention
+    if encoder is not None and (compute_dtype == "int8" or (follows_backend and _wants_onnx(encoder, backend))):
         session = exported_session(encoder, compute_dtype)
         if session is None and compute_dtype == "int8":
             raise LatelierError(

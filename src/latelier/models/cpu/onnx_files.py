@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from latelier.errors import ModelLoadError
+from latelier.errors import LatelierError, ModelLoadError
 from latelier.utils.reading import parse_json
 
-__all__ = ["DESCRIPTION_FILE", "is_own", "is_whole", "read_description", "write_folder"]
+__all__ = ["DESCRIPTION_FILE", "ExportLoadError", "is_own", "is_whole", "read_description", "write_folder"]
 
 DESCRIPTION_FILE = "export.json"
 _FORMAT = 2
@@ -66,6 +66,26 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+class ExportLoadError(ModelLoadError):
+    """An export could not be found or read.
+
+    Parameters
+    ----------
+    folder
+        The folder of the export, or the file in it.
+    reason
+        What is wrong with it.
+    """
+
+    def __init__(self, folder: str, reason: Exception) -> None:
+        described = str(reason) if isinstance(reason, OSError) else f"{type(reason).__name__}: {reason}"
+        LatelierError.__init__(
+            self,
+            f"could not load the model {folder!r:.300}: {described.strip().splitlines()[0].rstrip('.')}. Give a folder "
+            "that ColBERT.export wrote.",
+        )
+
+
 def read_description(folder: Path) -> dict[str, Any]:
     """Return the description of an export, after comparing its files with it.
 
@@ -92,7 +112,7 @@ def read_description(folder: Path) -> dict[str, Any]:
                     f"the file {name!r} is damaged: its checksum differs from the one in {DESCRIPTION_FILE}."
                 )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(str(folder), error) from error
+        raise ExportLoadError(str(folder), error) from error
     return content
 
 

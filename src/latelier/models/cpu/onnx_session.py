@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from latelier.errors import MissingExtraError, ModelLoadError
+from latelier.errors import MissingExtraError
 from latelier.kernels.threads import allowed_threads
+from latelier.models.cpu.onnx_files import ExportLoadError
 
 __all__ = ["GRAPH_FILE", "INPUTS", "WEIGHTS_FILE", "OnnxEncoder"]
 
@@ -56,7 +57,7 @@ class OnnxEncoder:
         shapes = [each.shape for each in single.get_outputs()]
         if not {*self._names} <= {*INPUTS} or len(shapes) != 1 or len(shapes[0]) != 3 or type(shapes[0][2]) is not int:
             reason = ValueError(f"it has the inputs {self._names} and outputs of the shapes {shapes}: no transformer.")
-            raise ModelLoadError(str(self._path), reason)
+            raise ExportLoadError(str(self._path), reason)
         self.width: int = shapes[0][2]
 
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray | None) -> np.ndarray:
@@ -79,7 +80,7 @@ class OnnxEncoder:
         try:
             hidden: np.ndarray = session.run(None, {name: given[name] for name in self._names})[0]
         except Exception as error:  # as above
-            raise ModelLoadError(str(self._path), error) from error
+            raise ExportLoadError(str(self._path), error) from error
         return hidden
 
     def _session(self, threads: int) -> Any:
@@ -107,4 +108,4 @@ def _open_session(path: Path, threads: int) -> Any:
             str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
         )
     except Exception as error:  # the classes of ONNX Runtime's errors have no narrower base
-        raise ModelLoadError(str(path), error) from error
+        raise ExportLoadError(str(path), error) from error

@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from latelier.arrays import at_least_float32
 from latelier.modules.masks import empty_rows, to_additive
 from latelier.modules.processors.base import Heads, Processor
 
@@ -17,7 +18,7 @@ class SDPAProcessor(Processor):
     """Attention by torch's fused kernels (flash or memory-efficient, where the device has them).
 
     Memory grows with the length of the sequence rather than with its square. `upcast_attention` and `upcast_softmax`
-    compute in float32 as a whole, because the kernels do not separate the softmax from the products.
+    compute in float32 at least as a whole, because the kernels do not separate the softmax from the products.
 
     Examples
     --------
@@ -41,7 +42,7 @@ class SDPAProcessor(Processor):
         query, key, value = heads.query, heads.key, heads.value
         dtype = query.dtype
         if attn.upcast_attention or attn.upcast_softmax:
-            query, key, value = query.float(), key.float(), value.float()
+            query, key, value = at_least_float32(query), at_least_float32(key), at_least_float32(value)
         mask = None if heads.mask is None else heads.full_mask()
         if mask is None:
             out = F.scaled_dot_product_attention(query, key, value, is_causal=heads.causal, scale=attn.scale)

@@ -97,6 +97,8 @@ class _MaxSim(torch.autograd.Function):
         for block in blocks:
             q = block.queries
             score_into(scores[q], queries[q], documents[block.documents], positions[block.query_tokens])
+        if any(ctx.needs_input_grad):
+            _show_nan(scores, _texts_with_nan(left, query_offsets), _texts_with_nan(right, document_offsets), size)
         ctx.save_for_backward(left, right)
         ctx.layout = (query_offsets, document_offsets, blocks, positions)
         return torch.from_numpy(scores)
@@ -115,6 +117,22 @@ class _MaxSim(torch.autograd.Function):
             sides = out[0][q_tokens], out[1][d_tokens]
             _add_gradients(queries, documents, gradients[block.queries], positions[q_tokens], sides)
         return torch.from_numpy(out[0]), torch.from_numpy(out[1]), None, None, None
+
+
+def _texts_with_nan(vectors: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
+    """Return the numbers of the texts with a NaN, which the kernels do not show."""
+    if bool(vectors.sum().isfinite()):  # one pass, which allocates nothing
+        return np.zeros(0, dtype=np.int64)
+    tokens = vectors.isnan().any(dim=1).numpy().nonzero()[0]
+    return np.unique(np.searchsorted(offsets, tokens, side="right") - 1)
+
+
+def _show_nan(scores: np.ndarray, queries: np.ndarray, documents: np.ndarray, size: int) -> None:
+    """Make the scores of queries and documents NaN, in blocks of `size` queries."""
+    scores[queries] = np.nan
+    for document in documents:
+        number, column = divmod(int(document), scores.shape[1])
+        scores[number * size : (number + 1) * size, column] = np.nan
 
 
 class _Block(NamedTuple):
