@@ -249,6 +249,7 @@ def test_an_index_that_cannot_be_read_leaves_the_others_to_search(browser, shall
     page.select_option("#index", "whole")
     expect(page.locator("#results h2")).to_have_text("whole", timeout=60_000)
     expect(page.locator("#about")).to_contain_text("whole: 1 documents")
+    assert ids(page) == ["whole"]
     page.close()
     server.stop()
 
