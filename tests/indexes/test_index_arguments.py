@@ -143,7 +143,7 @@ REFUSED_DOCUMENTS = {
     "words": (["b"], ["word"], EmbeddingsError, "document 'b' came with str"),
     "one matrix": (["b", "c"], np.ones((2, 2)), InvalidArgumentError, "a single matrix needs a single id"),
     "no embeddings": (["b"], None, InvalidArgumentError, "received NoneType as embeddings"),
-    "twice": (["b", "c", "b"], [FINE] * 3, DuplicateIdError, "'b' was given twice in this call"),
+    "twice": (["b", "c", "b"], [FINE] * 3, DuplicateIdError, "'b' is given twice in this call"),
     "empty id": ([""], [FINE], InvalidArgumentError, "received '' .*as an id"),
     "bool id": ([True], [FINE], InvalidArgumentError, "received True .bool. as an id"),
     "float id": ([1.5], [FINE], InvalidArgumentError, "received 1.5 .float. as an id"),
@@ -240,7 +240,7 @@ def test_metadata_nested_too_deeply_is_refused():
 
 def test_present_ids_are_refused_by_add_naming_some(index):
     index.add(range(20), [FINE] * 20)
-    with pytest.raises(DuplicateIdError, match=r"0, 1, 2, 3, 4 and 3 more is in the index already; update\(\)"):
+    with pytest.raises(DuplicateIdError, match=r"ids 0, 1, 2, 3, 4 and 3 more are in the index already; update\(\)"):
         index.add([*range(8), "new"], [FINE] * 9)
     assert "new" not in index
 
@@ -404,7 +404,7 @@ def test_an_id_that_comes_twice_in_a_long_stream_is_refused(tmp_path):
         index._segment_bytes = 1000
         index.add("x", FINE)
         for write in (index.add, index.update):
-            with pytest.raises(DuplicateIdError, match="'d0' was given twice in this call"):
+            with pytest.raises(DuplicateIdError, match="'d0' is given twice in this call"):
                 write([*(f"d{i}" for i in range(5000)), "d0"], [FINE] * 5001)
         assert index.ids() == ["x"]
 
@@ -461,6 +461,14 @@ def test_an_array_as_the_value_of_a_parameter_is_refused(index, value):
     for filter, parameters in (("year < ?", [value]), ("year IN (:years)", {"years": value})):
         with pytest.raises(InvalidArgumentError, match=rf"received {type(value).__name__} as a value; give a number"):
             index.search(FINE, filter=filter, parameters=parameters)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**400, np.uint64(2**63)])
+def test_an_integer_that_sqlite_does_not_hold_is_refused(index, value):
+    index.add(["a", "b"], [FINE] * 2, metadata=[{"year": 1}, {"year": 2**63 - 1}])
+    with pytest.raises(InvalidArgumentError, match="received an integer beyond 64 bits"):
+        index.search(FINE, filter="year < ?", parameters=[value])
+    assert [hit.id for hit in index.search(FINE, filter="year = ?", parameters=[2**63 - 1])[0]] == ["b"]
 
 
 def test_arrays_of_no_dimension_are_numbers(index):

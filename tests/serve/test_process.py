@@ -34,10 +34,11 @@ def metric(url, name):
 def test_a_server_answers_and_stops_when_it_is_asked_to(folder, shallow, start):
     server = start(folder, "--model", shallow, "--device", "cpu")
     assert httpx.get(f"{server.url}/health/ready").json() == {"status": "ready", "indexes": ["records"]}
+    assert httpx.head(f"{server.url}/health/ready").status_code == 200
     answer = httpx.post(server.url + SEARCH, json={"query": "bananas", "k": 1}).json()
     assert answer["results"][0][0]["id"] == "fruit"
     logged = [json.loads(line) for line in server.stop().splitlines() if line.startswith("{")]
-    assert [line["request"]["status"] for line in logged] == [200, 200]
+    assert [line["request"]["status"] for line in logged] == [200, 200, 200]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

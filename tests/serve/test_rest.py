@@ -259,6 +259,14 @@ def test_unknown_addresses_and_methods_have_the_same_form_of_error(client):
     error(client.patch(INDEX), 405)
 
 
+def test_head_is_answered_like_get_without_the_body(client):
+    for address in ("/health/live", "/", INDEX, "/metrics", "/page/style.css"):
+        got, head = client.get(address), client.head(address)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
+    assert client.head(f"{INDEX}/search").status_code == client.get(f"{INDEX}/search").status_code == 405
+
+
 def test_limits(retriever):
     limits = Limits(body_bytes=2000, batch=2, characters=50, hits=5)
     with TestClient(create_app({"records": retriever}, limits=limits), base_url="http://localhost") as client:

@@ -142,7 +142,8 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
 def _check_dim(received: int, expected: int, position: int, name: Callable[[int], str]) -> None:
     if received != expected:
         raise EmbeddingsError(
-            f"{name(position)} has dim {received}, but the others have dim {expected}; encode with one model."
+            f"{name(position)} has dim {received}, but the index or the first one given has dim {expected}; encode all "
+            "with one model."
         )
     if received == 0:
         raise EmbeddingsError(f"{name(position)} has dim 0; every token needs at least one number.")

@@ -21,7 +21,7 @@ from latelier.serve.access import Access, Reading
 from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
 from latelier.serve.limits import Limits
 from latelier.serve.metrics import Metrics
-from latelier.serve.middleware import BodyLimit, LoopbackHost, Observed, SafeHeaders
+from latelier.serve.middleware import BodyLimit, HeadLikeGet, LoopbackHost, Observed, SafeHeaders
 from latelier.serve.routes import router
 from latelier.serve.service import Service
 
@@ -102,6 +102,7 @@ def create_app(
     _add_health(app, metrics)
     _add_page(app)
     # The last one added is the first to see a request.
+    app.add_middleware(HeadLikeGet)
     app.add_middleware(BodyLimit, body_bytes=limits.body_bytes)
     if access.origins:
         app.add_middleware(

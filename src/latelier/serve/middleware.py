@@ -13,7 +13,7 @@ from latelier.serve.access import is_loopback
 from latelier.serve.errors import error_body
 from latelier.serve.metrics import Metrics
 
-__all__ = ["ACCESS_LOG", "BodyLimit", "LoopbackHost", "Observed", "SafeHeaders"]
+__all__ = ["ACCESS_LOG", "BodyLimit", "HeadLikeGet", "LoopbackHost", "Observed", "SafeHeaders"]
 
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
@@ -111,6 +111,24 @@ class LoopbackHost:
                 await _reject(send, 400, "InvalidRequest", message)
                 return
         await self._app(scope, receive, send)
+
+
+class HeadLikeGet:
+    """Answers HEAD as it answers GET; the server leaves the body out.
+
+    Parameters
+    ----------
+    app
+        The application.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
 
 class SafeHeaders:

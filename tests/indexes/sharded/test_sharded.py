@@ -112,8 +112,8 @@ def test_errors_of_any_shard_leave_all_of_them_unchanged(tmp_path):
     with indexes.Sharded(tmp_path / "index", shards=3, index="flat") as index:
         index.add(list(range(10)), matrices([2] * 10))
         for write, error, message in [
-            (lambda: index.add([20, 21, 3, 22, 7], matrices([1] * 5)), DuplicateIdError, "^3, 7 is in the index"),
-            (lambda: index.update([20, 21, 20], matrices([1] * 3)), DuplicateIdError, "^20 was given twice"),
+            (lambda: index.add([20, 21, 3, 22, 7], matrices([1] * 5)), DuplicateIdError, "^the ids 3, 7 are in"),
+            (lambda: index.update([20, 21, 20], matrices([1] * 3)), DuplicateIdError, "^the id 20 is given twice"),
             (lambda: index.remove([1, 55, 2, "3"]), UnknownIdError, "the id 55, '3'"),
         ]:
             with pytest.raises(error, match=message):

@@ -147,7 +147,9 @@ def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
 
 def duplicate_ids(ids: Iterable[Id], problem: str) -> DuplicateIdError:
     """Return the error for ids that are given twice or are in the index already; `problem` says which of the two."""
-    return DuplicateIdError(f"{_name_some(ids)} {problem}.")
+    ids = list(ids)
+    subject = "the id {} is" if len(ids) == 1 else "the ids {} are"
+    return DuplicateIdError(f"{subject.format(_name_some(ids))} {problem}.")
 
 
 def check_known(ids: Iterable[Id], found: Container[Id]) -> None:

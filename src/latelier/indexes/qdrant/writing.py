@@ -97,11 +97,11 @@ def _check_ids(points: Points, batch: DocumentBatch, seen: set[Id], replace: boo
     counts = Counter(document.id for document in batch.documents)
     twice = [id for id, count in counts.items() if count > 1 or id in seen]
     if twice:
-        raise duplicate_ids(twice, "was given twice in this call; give every document a different id")
+        raise duplicate_ids(twice, "given twice in this call; give every document a different id")
     seen.update(counts)
     present = {} if replace else points.find(counts)
     if present:
-        raise duplicate_ids(present, "is in the index already; update() replaces documents")
+        raise duplicate_ids(present, "in the index already; update() replaces documents")
 
 
 def _check_sizes(batch: DocumentBatch) -> None:

@@ -134,10 +134,10 @@ class Write:
                 present.update(found.present)
         if twice:
             given = [id for id in dict.fromkeys(ids) if id in twice]
-            raise duplicate_ids(given, "was given twice in this call; give every document a different id")
+            raise duplicate_ids(given, "given twice in this call; give every document a different id")
         if present and not self.replace:
             given = [id for id in ids if id in present]
-            raise duplicate_ids(given, "is in the index already; update() replaces documents")
+            raise duplicate_ids(given, "in the index already; update() replaces documents")
 
 
 class Writer:

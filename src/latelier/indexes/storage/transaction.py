@@ -282,9 +282,9 @@ class Transaction:
         twice = [id for id, count in Counter(ids).items() if count > 1]
         twice += [id for id, number in present.items() if number >= self._first_number]
         if twice:
-            raise duplicate_ids(twice, "was given twice in this call; give every document a different id")
+            raise duplicate_ids(twice, "given twice in this call; give every document a different id")
         if present and not replace:
-            raise duplicate_ids(present, "is in the index already; update() replaces documents")
+            raise duplicate_ids(present, "in the index already; update() replaces documents")
         return present
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:

@@ -190,7 +190,7 @@ class _Target:
         """Add the documents that are not in the index, in one transaction; return how many there are."""
         twice = [id for id, count in Counter(batch.ids).items() if count > 1 or id in self._moved]
         if twice:
-            raise duplicate_ids(twice, "is in the source twice")
+            raise duplicate_ids(twice, "in the source twice")
         new = [i for i, id in enumerate(batch.ids) if id not in self._before]
         if len(new) < len(batch.ids):
             there = [i for i, id in enumerate(batch.ids) if id in self._before]
@@ -216,7 +216,7 @@ class _Target:
         ]
         if other:
             raise duplicate_ids(
-                other, "is in the index already, with another text, other metadata or other vectors; remove it there"
+                other, "in the index already, with another text, other metadata or other vectors; remove it there"
             )
         self._moved.update(batch.ids)
 

@@ -65,7 +65,7 @@ class Filter(NamedTuple):
         Raises
         ------
         InvalidArgumentError
-            If their number is wrong, a name is missing, or a value is an array.
+            If their number is wrong, a name is missing, or a value is an array or an integer of more than 64 bits.
         """
         if isinstance(parameters, Mapping):
             missing = [slot for slot in dict.fromkeys(self.slots) if slot not in parameters]
@@ -88,7 +88,9 @@ class Filter(NamedTuple):
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-            return value.item()
+            value = value.item()
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise self._bind_error("received an integer beyond 64 bits, sign included, as a value; give a float")
         if isinstance(value, bytes):
             return value
         try:
