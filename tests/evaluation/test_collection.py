@@ -117,9 +117,10 @@ def test_faulty_qrels(folder, line, message):
         assert load_beir(folder, on_problem="warn").qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
 
 
-def test_faulty_first_qrel_is_not_taken_for_a_header(folder):
-    (folder / "qrels" / "test.tsv").write_text("q1\td1\tyes\nq2\td2\t1\n")
-    with pytest.raises(InvalidArgumentError, match=r"qrels/test.tsv:1: relevance 'yes' is not an integer"):
+@pytest.mark.parametrize(("query", "relevance"), [("q1", "yes"), ("unknown", "0.7"), ("unknown", "")])
+def test_faulty_first_qrel_is_not_taken_for_a_header(folder, query, relevance):
+    (folder / "qrels" / "test.tsv").write_text(f"{query}\td1\t{relevance}\nq2\td2\t1\n")
+    with pytest.raises(InvalidArgumentError, match=rf"qrels/test.tsv:1: relevance '{relevance}' is not an integer"):
         load_beir(folder)
 
 

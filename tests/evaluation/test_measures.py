@@ -81,6 +81,27 @@ def test_prints_as_a_table():
     assert str(result) == "nDCG@10  0.5123\nR@100    1.0000\n(mean of 1 query)"
 
 
+def test_queries_whose_judgements_are_all_negative_have_no_relevant_document():
+    run = {"p": {"a": 1.0, "b": 2.0}, "q": {"d": 1.0, "not-relevant-0": 0.5, "e": 0.2}}
+    measures = ["nDCG@10", "AP", "Bpref", "R@100", "RR", "P@5", "NumRet", "NumRel", "Judged@10"]
+    for relevance in (-1, -2, -1_000_000):
+        qrels = {"p": {"a": 1, "b": 0}, "q": {"d": relevance}}
+        values = evaluate(run, qrels, measures).per_query
+        assert values["q"] == dict.fromkeys(measures, 0.0) | {"NumRet": 3.0, "Judged@10": 1 / 3}
+        assert (values["p"]["RR"], values["p"]["NumRet"], values["p"]["NumRel"]) == (0.5, 2.0, 1.0)
+
+
+def test_a_measure_has_the_same_value_beside_any_other():
+    run = {"q": {"a": 3.0, "b": 2.0, "c": 1.0}, "p": {"a": 2.0, "z": 1.0, "y": 0.5}}
+    qrels = {"q": {"b": 1, "x": 1, "y": 2}, "p": {"a": 1, "w": 0, "y": 2}}
+    measures = ["NumRet", "NumQ", "nDCG@2", "nDCG(gains={1: 3})@2", "AP(judged_only=True)", "AP", "RR(rel=2)"]
+    measures += ["nDCG(judged_only=True)@2", "IPrec@0.3", "IPrec@0.33", "IPrec@0.4", "SetF", "SetF(beta=2.0)"]
+    alone = {measure: evaluate(run, qrels, [measure])[measure] for measure in measures}
+    assert alone["NumRet"] == 6.0
+    for order in (measures, measures[::-1], sorted(measures)):
+        assert evaluate(run, qrels, order) == alone
+
+
 @pytest.mark.parametrize(
     ("measure", "message"),
     [
@@ -97,6 +118,8 @@ def test_prints_as_a_table():
         ("INST", r"cannot read measure 'INST': max_rel must be given: INST\(max_rel=<max_rel>\)"),
         ("NERR8@10", r"cannot read measure .*: max_rel must be given: NERR8\(max_rel=<max_rel>\)@10"),
         ("nDCG(gains={1: 4294967296})@10", "cannot read measure .*: the gain 4294967296 is not from -1,000,000"),
+        ("nDCG(gains={1: -1})@10", "cannot read measure .*: the gain -1 is negative"),
+        ("IPrec@0.331", "cannot read measure 'IPrec@0.331': the recall has at most two decimals"),
         ("nDCG(rel=)@10", "cannot read measure 'nDCG\\(rel=\\)@10'"),
         ("P(foo=2)@5", "cannot read measure .*unsupported params found: \\['foo'\\]"),
         ("P", "cannot read measure 'P'.*cutoff"),

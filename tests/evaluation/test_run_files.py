@@ -86,6 +86,15 @@ def test_json_lines_hold_ids_that_trec_cannot(tmp_path):
         write_run(run, tmp_path / "run.trec")
 
 
+def test_a_query_id_in_braces_is_no_json(tmp_path):
+    run, qrels = {"{3f25}": {"a": 1.5}, "q": {"b": 0.5}}, {"{3f25}": {"a": 1}, "q": {"b": 0}}
+    write_run(run, tmp_path / "run.trec")
+    write_trec_qrels(qrels, tmp_path / "qrels.trec")
+    (tmp_path / "qrels.tsv").write_text("{3f25}\ta\t1\nq\tb\t0\n")
+    assert read_run(tmp_path / "run.trec") == run
+    assert read_qrels(tmp_path / "qrels.trec") == read_qrels(tmp_path / "qrels.tsv") == qrels
+
+
 def test_qrels_in_each_format(tmp_path):
     write_trec_qrels(QRELS, tmp_path / "trec")
     (tmp_path / "json").write_text(rows(QRELS, "relevance"))
@@ -131,6 +140,8 @@ def test_qrels_in_each_format(tmp_path):
         (read_qrels, rows({"q": {"d": 2**32}}, "relevance"), "file:1: relevance 4294967296.0 is not from -1,000,000"),
         (read_qrels, "q\td\tscore\nq\td\t2147483647\n", "file:2: relevance 2147483647.0 is not from -1,000,000"),
         (read_qrels, "q\td\tscore\nq\td\tmuch\n", "file:2: relevance 'much' is not an integer"),
+        (read_qrels, "q\td\t1.0\nq\te\t1\n", "file:1: relevance '1.0' is not an integer"),
+        (read_qrels, "q\td\t\nq\te\t1\n", "file:1: relevance '' is not an integer"),
         (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query id, document id and relevance, separated"),
         (read_qrels, "q\td\t1\nq\td\t0\n", "file:2: document 'd' is repeated"),
         (read_qrels, "q 0 d one\n", "file:1: 'one' is not an integer"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.why_not import near_ids
@@ -175,3 +176,23 @@ def test_notebooks_show_a_table_with_escaped_texts(filled):
     assert "<b>" not in page
     assert "scored_lower" in page
     assert "k=7" in page
+
+
+def test_the_k_that_is_proposed_is_the_smallest_where_a_smaller_one_selects_fewer_candidates():
+    rng = np.random.default_rng(1)
+    topics = rng.standard_normal((200, 48))
+
+    def near(centres, noise):
+        vectors = centres + noise * rng.standard_normal(centres.shape)
+        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("float32")
+
+    documents = [near(topics[rng.choice(200, 3)][rng.integers(0, 3, rng.integers(30, 51))], 0.8) for _ in range(4000)]
+    with indexes.IVF(nbits=1) as index:
+        index.add(range(4000), documents)
+        for document in documents[::200]:
+            query = near(document[:8], 0.3)
+            ranking = [hit.id for hit in index.search(query, k=4000, effort="exact")[0]]
+            for id_ in (ranking[15], ranking[25], ranking[60]):
+                report = index.why_not(query, id_, k=10)
+                if not report.is_found:
+                    check_changes(index, query, report)

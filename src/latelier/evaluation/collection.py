@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.files import OnProblem, Problems, numbered_lines
+from latelier.evaluation.files import OnProblem, Problems, is_header, numbered_lines
 from latelier.evaluation.trec import check_evaluated, check_relevance, check_str_ids, relevance_fault
 from latelier.utils.describing import describe, short
 from latelier.utils.reading import as_path, is_file, is_folder, parse_json
@@ -219,7 +219,7 @@ def _qrels(
             relevance = int(value)
         except ValueError:
             # Only the first row may be a header, and a header has no known query id.
-            if row or query in queries:
+            if row or query in queries or not is_header(value):
                 problems.add(name, number, f"relevance {value!r} is not an integer")
             continue
         if query not in queries:

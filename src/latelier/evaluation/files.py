@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.utils.reading import open_binary, text_lines
 
-__all__ = ["OnProblem", "Problems", "numbered_lines"]
+__all__ = ["OnProblem", "Problems", "is_header", "numbered_lines"]
 
 OnProblem = Literal["error", "warn"]
 _LISTED = 10
@@ -46,6 +46,21 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.rstrip("\r\n")
     except StorageError as error:
         raise InvalidArgumentError(str(error)) from error
+
+
+def is_header(relevance: str) -> bool:
+    """Whether the first line of qrels in BEIR's format is a header, given its third column.
+
+    Examples
+    --------
+    >>> is_header("score"), is_header("1.0"), is_header("")
+    (True, False, False)
+    """
+    try:
+        float(relevance)
+    except ValueError:
+        return bool(relevance.strip())
+    return False
 
 
 class Problems:

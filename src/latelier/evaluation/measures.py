@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 import math
 import re
 import warnings
@@ -25,6 +26,7 @@ __all__ = ["DEFAULT_MEASURES", "Evaluation", "default_measures", "evaluate", "ev
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
 _GDEVAL_HIGHEST = 4
+_COMPUTED_APART = ("NumRet", "NumQ", "IPrec")
 _FORM = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>.*)\))?(?:@(?P<cutoff>\S+))?")
 
 
@@ -233,6 +235,8 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
             arguments[at] = float(arguments[at])
             if not 0 <= arguments[at] <= 1:
                 raise ValueError("the recall must be from 0 to 1")
+            if arguments[at] != round(arguments[at], 2):
+                raise ValueError("the recall has at most two decimals")  # ir-measures rounds it
         _check_arguments(kind, form["name"], arguments)
         measure = kind(**arguments)
         measure.validate_params()
@@ -253,6 +257,8 @@ def _check_arguments(kind: Any, name: str, arguments: dict[str | None, Any]) -> 
     for gain in gains.values() if isinstance(gains, dict) else ():
         if fault := relevance_fault(gain):
             raise ValueError(f"the gain {gain} {fault}")
+        if gain < 0:
+            raise ValueError(f"the gain {gain} is negative")
 
 
 def _check(run: Run, qrels: Qrels, label: str) -> None:
@@ -288,11 +294,12 @@ def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run
     values = {query: {str(measure): float(measure.DEFAULT) for measure in measures} for query in qrels}
     # gdeval takes only numbers as query ids.
     queries = {str(number): query for number, query in enumerate(qrels)}
-    judged = {n: {id_: int(relevance) for id_, relevance in qrels[query].items()} for n, query in queries.items()}
     found = {n: run[query] for n, query in queries.items() if query in run}
+    judged = {n: _judged(qrels[query], found.get(n, {})) for n, query in queries.items()}
     try:
-        for metric in ir_measures.iter_calc(measures, judged, found):
-            values[queries[metric.query_id]][str(metric.measure)] = float(metric.value)
+        for group in _compatible(measures):
+            for metric in ir_measures.iter_calc(group, judged, found):
+                values[queries[metric.query_id]][str(metric.measure)] = float(metric.value)
     except ZeroDivisionError as error:
         raise InvalidArgumentError(
             f"ir-measures cannot compute {measures}: one of them is undefined for a query, as Accuracy is where all "
@@ -301,6 +308,29 @@ def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run
     except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, OSError, SubprocessError) as error:
         raise InvalidArgumentError(f"ir-measures cannot compute {measures}: {error}") from error
     return values
+
+
+def _compatible(measures: list[Any]) -> list[list[Any]]:
+    """Divide measures into groups of which each can be computed in one call.
+
+    ir-measures gives pytrec_eval some measures with the options of others, such as ``judged_only`` or the gains.
+    """
+    apart = [m for m in measures if m.NAME in _COMPUTED_APART or "gains" in m.params]
+    together = [measure for measure in measures if measure not in apart]
+    return [[measure] for measure in apart] + ([together] if together else [])
+
+
+def _judged(judged: Mapping[str, float], found: Mapping[str, float]) -> dict[str, int]:
+    """Return the judgements of a query, as pytrec_eval takes them.
+
+    It reads outside of its memory where all relevances are negative. One more document that is not relevant, and not in
+    the run, changes no measure of such a query, which has no relevant document.
+    """
+    relevances = {id_: int(relevance) for id_, relevance in judged.items()}
+    if max(relevances.values()) < 0:
+        unknown = (f"not-relevant-{number}" for number in itertools.count())
+        relevances[next(id_ for id_ in unknown if id_ not in relevances and id_ not in found)] = 0
+    return relevances
 
 
 def _check_gdeval(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.collection import find_split
-from latelier.evaluation.files import numbered_lines
+from latelier.evaluation.files import is_header, numbered_lines
 from latelier.evaluation.trec import (
     Run,
     add_entry,
@@ -69,7 +69,7 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     """
     source = str(as_path(path))
     first, lines = _lines(as_path(path))
-    if not first.startswith("{"):
+    if not _is_json(first):
         return run_from_lines(lines, source)
     run: dict[str, dict[str, float]] = {}
     for number, query, document, score in _json_entries(lines, source, ("score",)):
@@ -113,12 +113,10 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
         path = find_split(path, split)
     source = str(path)
     first, lines = _lines(path)
-    if not first.startswith("{") and first.count("\t") != 2:
+    is_json = _is_json(first)
+    if not is_json and first.count("\t") != 2:
         return qrels_from_lines(lines, source)
-    if first.startswith("{"):
-        entries = _json_entries(lines, source, ("relevance", "score"))
-    else:
-        entries = _tab_entries(lines, source)
+    entries = _json_entries(lines, source, ("relevance", "score")) if is_json else _tab_entries(lines, source)
     qrels: dict[str, dict[str, int]] = {}
     for number, query, document, relevance in entries:
         if fault := relevance_fault(relevance):
@@ -230,6 +228,11 @@ def _lines(path: Path) -> tuple[str, Iterator[tuple[int, str]]]:
     return first[1].lstrip(), chain([first], lines)
 
 
+def _is_json(first: str) -> bool:
+    """Whether a first line is JSON, rather than a line of the other formats whose query id begins with a brace."""
+    return first.startswith("{") and first.count("\t") != 2 and first.split(maxsplit=2)[1:2] not in (["0"], ["Q0"])
+
+
 def _tab_entries(lines: Iterator[tuple[int, str]], source: str) -> Iterator[tuple[int, str, str, float]]:
     for row, (number, line) in enumerate(lines):
         columns = line.split("\t")
@@ -242,7 +245,7 @@ def _tab_entries(lines: Iterator[tuple[int, str]], source: str) -> Iterator[tupl
         try:
             relevance = float(int(value))
         except (ValueError, OverflowError) as error:
-            if not row:
+            if not row and is_header(value):
                 continue  # the header
             raise InvalidArgumentError(f"{source}:{number}: relevance {short(value)} is not an integer.") from error
         yield number, query, document, relevance

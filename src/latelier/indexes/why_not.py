@@ -198,13 +198,23 @@ class _Miss:
         return tuple(Change(dict(each)) for each in found if each is not None)
 
     def _raise_k(self) -> tuple[Change, ...]:
-        """Return the smallest k that finds the document, with a higher effort if it takes one."""
+        """Return the smallest k that finds the document, as do those above it, with a higher effort if it takes one."""
         for wider in ({}, *self.wider):
-            rank = self._finds({**wider, "k": max(self.rank, self.arguments["k"] + 1)})
-            if rank is not None:
-                fewer = {**wider, "k": max(rank, self.arguments["k"] + 1)}
-                return (Change(fewer if self._finds(fewer) is not None else {**wider, "k": self.rank}),)
+            k = self._smallest_k(wider)
+            if k is not None:
+                return (Change({**wider, "k": k}),)
         return ()
+
+    def _smallest_k(self, wider: Mapping[str, Any]) -> int | None:
+        given = self.arguments["k"]
+        most = max(self.rank, given + 1)
+        rank = self._finds({**wider, "k": most})
+        if rank is None:
+            return None
+        if self.stages is None:  # most indexes rank all documents, so that their ranks do not depend on k
+            most = max(rank, given + 1)
+            return most if self._finds({**wider, "k": most}) is not None else self.rank
+        return smallest_value(lambda k: self._finds({**wider, "k": k}) is not None, given, most)
 
     def _differences(self) -> tuple[TokenDifference, ...]:
         """Compare the terms of the document's score, by query token, with those of the last hit."""

@@ -199,8 +199,8 @@ def _check_padded(name: str, vectors: Any) -> None:
         raise EmbeddingsError(f"received {name} in the layout {vectors.layout}; give dense ones: {name}.to_dense().")
     if dtype_name(vectors) not in _FLOATS:
         raise EmbeddingsError(
-            f"received {name} of dtype {vectors.dtype}; expected one of {', '.join(_FLOATS)}, or int8 with scales, as "
-            "TokenEmbeddings."
+            f"received {name} of dtype {vectors.dtype}; expected one of {', '.join(_FLOATS)} in the byte order of this "
+            "machine, or int8 with scales, as TokenEmbeddings."
         )
 
 
