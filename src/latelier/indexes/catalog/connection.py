@@ -28,6 +28,15 @@ __all__ = [
 
 # How long a writer waits for another writer before it raises an error.
 WAIT_SECONDS = 5.0
+# What SQLite's errors say of a damaged catalog. The tables were checked when it was opened.
+_SIGNS_OF_DAMAGE = (
+    "malformed",
+    "not a database",
+    "Could not decode",
+    "unsupported file format",
+    "no such table",
+    "no such column",
+)
 
 
 class Connection(sqlite3.Connection):
@@ -170,6 +179,8 @@ def translate_errors(where: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _translate(error, where) from error
+    except UnicodeDecodeError as error:  # SQLite's own message names what is damaged
+        raise _damaged(where, str(error)) from error
 
 
 def _translate(error: sqlite3.Error, where: str) -> LatelierError:
@@ -178,12 +189,16 @@ def _translate(error: sqlite3.Error, where: str) -> LatelierError:
         return busy_error(where)
     if "readonly" in reason:
         return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
-    if any(sign in reason for sign in ("malformed", "not a database", "Could not decode", "unsupported file format")):
-        return CorruptedIndexError(
-            f"the catalog of the index in {where} is damaged: {reason}. Restore it from a backup or rebuild the index."
-        )
+    if any(sign in reason for sign in _SIGNS_OF_DAMAGE):
+        return _damaged(where, reason)
     return StorageError(
         f"SQLite failed on the catalog of the index in {where}: {reason}. Earlier commits are not affected."
+    )
+
+
+def _damaged(where: str, reason: str) -> CorruptedIndexError:
+    return CorruptedIndexError(
+        f"the catalog of the index in {where} is damaged: {reason}. Restore it from a backup or rebuild the index."
     )
 
 

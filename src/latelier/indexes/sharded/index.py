@@ -214,8 +214,7 @@ class Sharded(Index):
     def memory(self) -> MemoryReport:
         """What all shards and replicas take in memory together; see `MemoryReport`."""
         self._storage.stamp()  # raises an error if the index is closed
-        with self._views.open() as view:
-            reports: list[MemoryReport] = persist(list(view.replicas), lambda replica: replica.call("memory"))
+        reports: list[MemoryReport] = self._views.call("memory")
         kept, read = Counter[str](), Counter[str]()
         for report in reports:
             kept.update(report.kept)
@@ -384,8 +383,8 @@ class Sharded(Index):
     def statistics(self) -> IndexStatistics:
         """Return how much the index holds, and on how many bytes, those of all replicas; no vector is read."""
         files = (path for path in self.path.iterdir() if path.is_file())
+        found: list[IndexStatistics] = self._views.call("statistics")
         with self._views.open() as view:
-            found: list[IndexStatistics] = persist(list(view.replicas), lambda replica: replica.call("statistics"))
             return IndexStatistics(
                 documents=view.documents,
                 tokens=view.tokens,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from latelier.errors import LatelierError, StorageError
+from latelier.errors import CorruptedIndexError, LatelierError, StorageError
 from latelier.indexes.sharded.commit_record import RECORD_SETTING, CommitRecord
 from latelier.indexes.sharded.generations import Generations
 from latelier.indexes.sharded.replica import Replica, ReplicaDownError
@@ -241,14 +241,19 @@ class ShardsViews:
         """
         while True:
             with self.open() as view:
+                is_held = getattr(self._by_thread, "view", None) is not None
                 try:
                     return read(view)
                 except _ChangedError:
-                    if getattr(self._by_thread, "view", None) is not None:
+                    if is_held:
                         raise StorageError(
                             "the process of a shard has died within snapshot(), and the shard has changed meanwhile; "
                             "begin the snapshot again."
                         ) from None
+                except (CorruptedIndexError, StorageError):
+                    if is_held or self.record().generation == view.record.generation:
+                        raise
+                    # Meanwhile the documents were divided anew, and these shards deleted.
             self._forget(view)
 
     @contextmanager
@@ -295,6 +300,16 @@ class ShardsViews:
             yield record, replicas
         finally:
             self._generations.give_back(record)
+
+    def call(self, method: str) -> list[Any]:
+        """Return the result of a method of `Shard` for each replica of the latest commit."""
+        while True:
+            with self.using() as (record, replicas):
+                try:
+                    return list(persist(list(replicas), lambda replica: replica.call(method)))
+                except LatelierError:
+                    if self.record().generation == record.generation:
+                        raise
 
     @contextmanager
     def separate(self) -> Iterator[ShardsView]:

@@ -73,7 +73,7 @@ class Scratch:
         Parameters
         ----------
         blocks
-            Arrays; the memory of mapped ones is given back.
+            Arrays; the memory of mapped ones is given back while they are copied.
         rows
             Their number of rows together.
         like

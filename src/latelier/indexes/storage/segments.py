@@ -242,9 +242,10 @@ class Part(NamedTuple):
         return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """Yield the same rows, in blocks of bounded size."""
+        """Yield the same rows, in blocks of bounded size; the memory of mapped ones is given back after each."""
         for first, last in split_by_rows(lengths_to_offsets(self.lengths), _BLOCK_TOKENS):
             yield Part(self.segment, self.positions[first:last]).rows(name)
+            release_memory(self.segment.arrays[name])  # not that of the block, which may be a copy
 
 
 def _document_arrays(
