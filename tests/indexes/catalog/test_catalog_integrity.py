@@ -49,6 +49,23 @@ def test_flipped_bits_of_the_catalog_are_found_or_change_nothing(tmp_path):
     assert min(outcomes.values()) > 0, outcomes
 
 
+def test_a_schema_that_is_no_text_is_damage(tmp_path):
+    folder = tmp_path / "index"
+    with indexes.Flat(folder) as index:
+        index.add("a", matrices([1])[0], "text", {"year": 2000})
+    catalog = folder / "catalog.sqlite"
+    content, refused = catalog.read_bytes(), 0
+    begin = content.index(b"CREATE TABLE")
+    for place in range(begin, begin + 120):
+        catalog.write_bytes(content[:place] + b"\xe0" + content[place + 1 :])
+        try:
+            with indexes.open(folder) as index:
+                assert index.get("a").text == "text"
+        except CorruptedIndexError:
+            refused += 1
+    assert refused > 60
+
+
 @pytest.mark.parametrize(
     ("statement", "reads"),
     [

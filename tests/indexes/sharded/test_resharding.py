@@ -1,11 +1,12 @@
 """Documents divided among another number of shards: nothing else changes, and others go on reading and writing."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 from index_helpers import matrices
-from shard_kills import process_server
+from shard_kills import kill, process_server, shard_pids
 from test_sharded import TEXTS, documents
 
 from latelier import indexes
@@ -99,6 +100,30 @@ def test_what_others_write_and_read_meanwhile(tmp_path, monkeypatch):
         other.remove(expected[1:])
         assert index.ids() == other.ids() == [0]
         assert generations(index) == ["1", "2"]
+
+
+def test_reads_go_over_to_the_new_shards_when_the_old_ones_are_gone(tmp_path):
+    query, held = np.ones((1, 4), "float32"), threading.Event()
+    index = indexes.Sharded(tmp_path / "index", shards=1, index="flat")
+
+    def hold():
+        with index._views._refreshing:  # so that the reads below begin with the old shard
+            held.set()
+            time.sleep(3)
+
+    with index, indexes.open(tmp_path / "index") as other:
+        index.add(list(range(20)), matrices([2] * 20))
+        found = index.search(query)
+        [old] = shard_pids(index)
+        other.reshard(2)
+        other.compact()  # deletes the folder of the old shard
+        threading.Thread(target=hold).start()
+        held.wait()
+        assert index.statistics().documents == 20
+        assert index.memory.kept == other.memory.kept
+        kill(old)
+        assert index.search(query) == found
+        assert index.shards == 2
 
 
 def test_a_thread_keeps_the_commit_that_it_holds(tmp_path):

@@ -1,8 +1,10 @@
 """How segments come, grow and go: few after many writes, merged by compaction, no leftovers."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import contents, matrices
@@ -128,3 +130,24 @@ def test_merged_parts_hold_the_documents_in_order(lengths, data):
             assert found.tolist() == segment.arrays["rows"][starts[position] : starts[position + 1]].tolist()
             place += 1
     assert place == len(merged)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads what is in memory from /proc")
+@pytest.mark.parametrize("step", [1, 3])
+def test_blocks_of_a_mapped_file_are_in_memory_one_at_a_time(tmp_path, step):
+    """Contiguous ones are views, others copies: of both, the pages of the file are given back."""
+    np.save(tmp_path / "rows.npy", np.arange(200_000, dtype="float32")[:, None].repeat(64, axis=1))
+    rows = np.asarray(np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    segment = segments.Segment.build(range(1000), list(range(1000)), [200] * 1000, {"rows": rows})
+    firsts, most = [], 0
+    for block in segments.Part(segment, np.arange(0, 1000, step)).blocks("rows"):
+        firsts += block[::200, 0].tolist()
+        most = max(most, resident(tmp_path / "rows.npy"))
+    assert firsts == [200.0 * document for document in range(0, 1000, step)]
+    assert 0 < most < rows.nbytes / 2
+
+
+def resident(path):
+    """Return how many bytes of a mapped file are in the memory of this process."""
+    _, mapping = Path("/proc/self/smaps").read_text().split(f"{path}\n", 1)
+    return 1024 * int(mapping.split("Rss:", 1)[1].split()[0])
