@@ -99,6 +99,57 @@ def test_scores_are_kept(rows):
     assert content(load_training_set(rows)) == content(SCORED)
 
 
+@pytest.mark.parametrize("name", ["score", "label", "labels"])
+def test_scores_may_have_the_other_names_that_the_trainer_takes(name):
+    queries, documents, scores = content(SCORED)
+    rows = [
+        {"query": queries[0], "positive": documents[0][0], "negative": documents[0][1], name: scores[0]},
+        {"query": queries[1], "document_1": documents[1][0], "document_2": documents[1][1], name: str(scores[1])},
+    ]
+    assert content(load_training_set(rows)) == content(SCORED)
+    ids = [{"query_id": row["query_id"], "document_ids": row["document_ids"], name: row["scores"]} for row in PYLATE]
+    assert content(load_training_set(ids, queries=QUERIES, documents=DOCUMENTS)) == content(SCORED)
+
+
+@pytest.mark.parametrize("format_", ["numpy", "torch"])
+def test_rows_of_arrays(format_):
+    lists = [{"query": q, "documents": d, "scores": s} for q, d, s in zip(*content(SCORED), strict=True)]
+    found = content(load_training_set(Dataset.from_list(lists).with_format(format_)))
+    assert found[:2] == content(SCORED)[:2]
+    assert np.allclose(found[2], SCORED.scores)
+    rows, queries, documents = (
+        Dataset.from_list(each).with_format(format_)
+        for each in (
+            [{"query_id": 1, "document_ids": [7, 8], "scores": [2, 1]}],
+            [{"query_id": 1, "text": "q"}],
+            [{"document_id": 7, "text": "x"}, {"document_id": 8, "text": "n"}],
+        )
+    )
+    found = content(load_training_set(rows, queries=queries, documents=documents))
+    assert found == (["q"], [["x", "n"]], [[2.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"query": np.str_("q"), "positive": "x", "negatives": np.array(["n"]), "scores": [np.float32(2), np.int64(1)]},
+        {"query": "q", "pos": np.array(["x", "n"], dtype=object), "pos_scores": np.array([2, 1])},
+        {"query": "q", "documents": np.array(["x", "n"]), "scores": torch.tensor([2.0, 1.0]).bfloat16()},
+    ],
+)
+def test_arrays_and_numbers_of_numpy_in_rows(row):
+    found = load_training_set([row])
+    assert content(found) == (["q"], [["x", "n"]], [[2.0, 1.0]])
+    assert {type(score) for score in found.scores[0]} == {float}
+
+
+def test_sets_of_arrays():
+    found = TrainingSet(np.array(["q"]), [np.array(["x", "n"])], np.array([[2, 1]])).to_dataset()
+    assert found[0] == {"query": "q", "document_1": "x", "document_2": "n", "scores": [2.0, 1.0]}
+    with pytest.raises(InvalidArgumentError, match="row 0 has no document"):
+        TrainingSet(["q"], np.empty((1, 0), dtype=str))
+
+
 def test_data_sets_for_the_trainer_load_again():
     assert content(load_training_set(SCORED.to_dataset())) == content(SCORED)
     pairs = TrainingSet(["q"], [["x", "n", "m"]])
@@ -121,6 +172,7 @@ def test_flagembedding_without_scores_has_a_row_for_each_positive():
         {"query": "q", "document": "x", "neg_1": "n", "neg_2": "m"},
         {"query": "q", "document": "x", "negatives_1": ["n"], "negative2": "m"},
         {"query": "q", "pos": "x", "neg": ["n", "m"], "source": "s", "sources": ["s"], "title": "t", "document_id": 7},
+        {"query": "q", "pos": "x", "neg": ["n", "m"], "scope": "s", "store": "s", "labeler": "l", "answers": ["a"]},
         {"query": "q", "pos": "x", "neg": ["n", "m"], "scores": None, "hard_negative": None, "neg_scores": None, 3: 4},
     ],
 )
@@ -185,6 +237,13 @@ GOOD = {"query": "q", "positive": "x"}
         ({"query": "q", "positive": "x", "negative": "n", "scores": [1]}, "row 1 has 1 scores for 2 documents"),
         ({"query": "q", "positive": "x", "scores": 0.5}, "row 1: scores is 0.5; expected a list"),
         ({"query": "q", "document_1": "x", "document_2": "y", "scores": [1]}, "row 1 has 1 scores for 2 documents"),
+        (
+            {"query": "q", "positive": "x", "label": 0},
+            "row 1: label is 0; expected a list, a teacher's score for each document. If",
+        ),
+        ({"query": "q", "positive": "x", "labels": ["sport"]}, "row 1: labels holds 'sport'; expected numbers"),
+        ({"query": "q", "documents": ["x"], "scores": np.array([True])}, "row 1: scores holds True; expected numbers"),
+        ({"query": "q", "documents": ["x"], "scores": [10**400]}, "row 1: scores holds 1000.*; expected numbers"),
         ({"document_1": "x", "document_2": "y"}, "row 1 has the fields 'document_1', 'document_2'; expected"),
         ({"query": "q", "documents": ["x"], "scores": ["high"]}, "row 1: scores holds 'high'; expected numbers"),
         ({"query": "q", "documents": ["x"], "scores": [float("nan")]}, "row 1: scores holds nan; expected numbers"),
@@ -198,6 +257,37 @@ def test_faulty_rows_are_named(row, message):
         load_training_set([GOOD, row])
 
 
+LISTED = {"query": "q", "documents": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        (LISTED | {"negative": "n"}, "'documents' and 'negative'"),
+        (LISTED | {"positive": "p"}, "'documents' and 'positive'"),
+        (LISTED | {"document_1": "p"}, "'documents' and 'document_1'"),
+        (LISTED | {"pos_scores": [1.0]}, "'documents' and 'pos_scores'"),
+        ({"query": "q", "document_1": "x", "neg_scores": [1.0]}, "'document_1' and 'neg_scores'"),
+        ({"query": "q", "document": "x", "document_2": "y"}, "'document_2' and 'document'"),
+        ({"query_id": 1, "document_ids": ["a"], "scores": [1], "negatives": ["n"]}, "'document_ids' and 'negatives'"),
+        (GOOD | {"positive_2": "y"}, "'positive' and 'positive_2'"),
+        (GOOD | {"positives": ["y"]}, "'positive' and 'positives'"),
+        (GOOD | {"answer": "y"}, "'positive' and 'answer'"),
+        (GOOD | {"anchor": "r"}, "'query' and 'anchor'"),
+        (GOOD | {"scores": [1.0], "label": [0.5]}, "'scores' and 'label'"),
+    ],
+)
+def test_fields_of_which_one_would_be_ignored_are_refused(row, names):
+    message = rf"row 0 has the fields {names}, of which only one can be read; expected \{{query, .*Remove one"
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_training_set([row], queries=QUERIES, documents=DOCUMENTS)
+
+
+def test_fields_without_a_value_exclude_none():
+    row = {"anchor": None, "query": "q", "documents": None, "positive": None, "answer": "x", "label": None}
+    assert content(load_training_set([row | {"document_ids": None}])) == (["q"], [["x"]], None)
+
+
 @pytest.mark.parametrize(
     ("name", "suggestion"),
     [
@@ -206,7 +296,8 @@ def test_faulty_rows_are_named(row, message):
         ("hard_neg", "neg"),
         ("negativ", "negative"),
         ("Negative", "negative"),
-        ("score", "scores"),
+        ("Score", "scores"),
+        ("label_1", "labels"),
         ("negative_scores", "neg_scores"),
         ("negatives_count", "negatives"),
         ("negative_text", "negative"),
@@ -267,6 +358,10 @@ def test_faulty_lines_of_a_file_are_named(tmp_path):
     path.write_bytes(b'{"query": "\xff"}')
     with pytest.raises(InvalidArgumentError, match="is not UTF-8 text"):
         load_training_set(path)
+    for nothing in ("", "\n \n"):
+        path.write_text(nothing)
+        with pytest.raises(InvalidArgumentError, match=r"pairs\.jsonl is empty; expected one object per line"):
+            load_training_set(path)
     with pytest.raises(InvalidArgumentError, match=r"there is no file 'nowhere\.jsonl'"):
         load_training_set("nowhere.jsonl")
 

@@ -47,8 +47,10 @@ def load_training_set(
         * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, together with `queries` and
           `documents`.
 
-        Other fields are ignored, unless the name is nearly that of negatives or scores: ``hard_negative`` and
-        ``negative_text`` are errors.
+        ``scores`` may also be called ``score``, ``labels`` or ``label``; they are lists of numbers in any case. Lists
+        may be arrays. Other fields are ignored, unless the name is nearly that of negatives or scores:
+        ``hard_negative`` and ``negative_text`` are errors. So are two fields of which only one would be read, such as
+        ``positive`` and ``answer``, or ``documents`` and ``negative``.
     queries, documents
         Id to text, for rows that hold ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
         ``{document_id, text}``. The id may also be called ``_id`` or ``id``, the text ``query`` or ``document``. The
@@ -67,7 +69,7 @@ def load_training_set(
     ------
     InvalidArgumentError
         If a row has none of these formats, lacks a text or a score, or has another number of documents than the first;
-        or an id has two texts. The message names the row.
+        an id has two texts; or a file has no rows. The message names the row or the file.
 
     Examples
     --------
@@ -134,14 +136,18 @@ def _numbered(source: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
+    is_empty = True
     for number, line in enumerate(lines, start=1):
         if line.strip():
+            is_empty = False
             where = f"{path.name}:{number}"
             try:
                 value = parse_json(line)
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(f"{where}: {error} Expected one object per line.") from error
             yield where, value
+    if is_empty:
+        raise InvalidArgumentError(f"{path} is empty; expected one object per line.")
 
 
 def _from_beir(folder: Path, split: str) -> TrainingSet:

@@ -163,7 +163,7 @@ class TrainingSet:
             if not isinstance(text, str) or not text.strip():
                 raise InvalidArgumentError(f"{where}: {name} is {short(text)}; expected a text that is not empty.")
             check_unicode(text, f"{where}: {name}")
-        if not documents:
+        if not len(documents):  # an array of several has no truth value
             raise InvalidArgumentError(f"{where} has no document; give each query at least one.")
         if len(documents) != self.width:
             raise InvalidArgumentError(
