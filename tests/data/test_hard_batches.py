@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,7 @@ def test_neighbours_follow_hardest_first_and_passes_differ():
     assert sum(a // 4 == b // 4 for a, b in pairwise(numbers[:40])) == 30
     rows = [int(query[1:]) for query in alone.queries]
     assert sum(a // 4 == b // 4 for a, b in pairwise(rows)) < 10
+    assert order_by_neighbours(groups, neighbours=3, passes=2, seed=np.int64(0)) == ordered
 
 
 def test_rows_whose_neighbours_are_taken_are_spread_over_the_pass():

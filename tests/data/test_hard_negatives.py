@@ -54,7 +54,7 @@ def test_a_window_of_ranks(index):
     assert mined(index, {"q": {"d0": 1}}, ranks=(5, 9)) == [["0", "100"]]
     drawn = {tuple(mined(index, {"q": {"d0": 1}}, ranks=(1, 4), seed=seed)[0]) for seed in range(20)}
     assert drawn == {("0", "10"), ("0", "20"), ("0", "40"), ("0", "70")}
-    assert mined(index, {"q": {"d0": 1}}, seed=3) == mined(index, {"q": {"d0": 1}}, seed=3)
+    assert mined(index, {"q": {"d0": 1}}, seed=np.int64(3)) == mined(index, {"q": {"d0": 1}}, seed=3)
 
 
 def test_a_margin_below_the_positive(index):

@@ -1,5 +1,9 @@
 """`train`: the same as the command, as a function; see also the tests of the command."""
 
+import json
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +14,7 @@ from latelier.training import TrainingOptions, train
 from latelier.training.run import build_model
 
 PAIRS = TrainingSet([f"what is {i}?" for i in range(12)], [[f"{i} is a number."] for i in range(12)])
+SCORED = TrainingSet(PAIRS.queries, PAIRS.documents, [[1.0]] * 12)
 
 
 @pytest.fixture
@@ -50,6 +55,28 @@ def test_dense_models_start_as_they_are_or_with_a_new_head(shallow):
 def test_options_of_named_models_do_not_go_with_a_model(model, tmp_path, option):
     with pytest.raises(InvalidArgumentError, match="received start, dims or device together with a ColBERT"):
         train(PAIRS, tmp_path / "out", model, options=TrainingOptions(**option))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "option", "message"),
+    [
+        (SCORED, {"mine": 1}, "the rows have a teacher's scores, which mined negatives would lack; leave out mine and"),
+        (SCORED, {"neighbours": 1}, "the rows have a teacher's scores, which mined negatives would lack"),
+        (PAIRS.select([0]), {}, "the data leave 1 row to train on; expected at least 2"),
+        (PAIRS.select([]), {}, "the data hold no rows; expected at least 2"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_refused_before_the_model_is_loaded(tmp_path, rows, option, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        train(rows, tmp_path / "out", str(tmp_path / "no-model"), options=TrainingOptions(**option))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_rows_is_named(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(InvalidArgumentError, match=r"empty\.jsonl is empty"):
+        train(tmp_path / "empty.jsonl", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +106,15 @@ def test_an_output_with_an_impossible_name_is_refused(model, tmp_path):
         train(PAIRS, tmp_path / "o\ud800", model)
     with pytest.raises(InvalidArgumentError, match="received '' as output; give a path that is not empty"):
         train(PAIRS, "", model)
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    counts = dict.fromkeys(("dims", "mine", "neighbours", "batch_size", "validation_queries", "seed"), np.int64(2))
+    numbers = dict.fromkeys(("epochs", "learning_rate", "temperature"), np.float32(0.5))
+    options = asdict(TrainingOptions(**counts, **numbers))
+    assert {type(options[name]) for name in counts} == {int}
+    assert {type(options[name]) for name in numbers} == {float}
+    assert json.loads(json.dumps(options)) == options
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def order_by_neighbours(
         raise InvalidArgumentError("the rows have a teacher's scores; give rows from mine_hard_negatives.")
     for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):
         check_count(name, value, least)
-    check_count("seed", seed, 0)
+    seed = check_count("seed", seed, 0)  # an int: random takes no integer of numpy
     if len(mined) and negatives > mined.width - 1:
         raise InvalidArgumentError(f"received negatives={negatives}, but the rows have {mined.width - 1} each.")
     rng = random.Random(seed)

@@ -100,7 +100,7 @@ def mine_hard_negatives(
     [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
     """
     first, last = _check(negatives, ranks, margin, batch_size)
-    check_count("seed", seed, 0, optional=True)
+    seed = check_count("seed", seed, 0, optional=True)  # an int: random takes no integer of numpy
     _check_model_and_index(model, index)
     _check_tables(queries, qrels, documents)
     rng = None if seed is None else random.Random(seed)

@@ -78,14 +78,20 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         if self.start not in ("dense", "colbert"):
             raise InvalidArgumentError(f"received start={short(self.start)}; expected 'dense' or 'colbert'.")
-        check_count("dims", self.dims, optional=True)
-        for name in ("mine", "neighbours", "validation_queries"):
-            check_count(name, getattr(self, name), 0)
-        check_count("batch_size", self.batch_size)
-        check_count("seed", self.seed, 0, _MAX_SEED)
-        check_number("epochs", self.epochs, zero=True, most=_MAX_EPOCHS)
-        check_number("learning_rate", self.learning_rate, zero=True, most=_MAX_LEARNING_RATE)
-        check_number("temperature", self.temperature)
+        checked: dict[str, int | float | None] = {
+            "dims": check_count("dims", self.dims, optional=True),
+            "mine": check_count("mine", self.mine, 0),
+            "neighbours": check_count("neighbours", self.neighbours, 0),
+            "validation_queries": check_count("validation_queries", self.validation_queries, 0),
+            "batch_size": check_count("batch_size", self.batch_size),
+            "seed": check_count("seed", self.seed, 0, _MAX_SEED),
+            "epochs": check_number("epochs", self.epochs, zero=True, most=_MAX_EPOCHS),
+            "learning_rate": check_number("learning_rate", self.learning_rate, zero=True, most=_MAX_LEARNING_RATE),
+            "temperature": check_number("temperature", self.temperature),
+        }
+        # Numbers of Python in place of those of numpy: neither JSON nor `random` takes integers of numpy.
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def passes(self) -> int:

@@ -100,10 +100,9 @@ def distill_pooling(
     array([4, 4])
     """
     pooling = find_pooling(model)
-    for name, value in (("steps", steps), ("batch_size", batch_size)):
-        check_count(name, value)
-    check_number("learning_rate", learning_rate)
-    check_count("seed", seed, 0)
+    steps, batch_size = check_count("steps", steps), check_count("batch_size", batch_size)
+    learning_rate = check_number("learning_rate", learning_rate)
+    seed = check_count("seed", seed, 0)
     if not isinstance(documents, TokenEmbeddings):
         documents = list(checked_stream(documents))
     if queries is None:

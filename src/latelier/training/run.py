@@ -104,6 +104,7 @@ def train(
         training, validation = split_validation(rows, options.validation_queries, options.seed)
     else:
         training, validation = rows, _read(validation)
+    _check_rows(rows, training, options)
     output = as_path(output, "output")
     _prepare(output)
     encoder = build_model(model, options)
@@ -113,11 +114,7 @@ def train(
         training = _mine(encoder, rows, training, options, show_progress=show_progress)
         if on_progress is not None:
             on_progress(f"Mined negatives for {len(training):,} rows.")
-    if len(training) < 2:
-        raise InvalidArgumentError(
-            f"the data leave {len(training)} row{'' if len(training) == 1 else 's'} to train on; expected at least 2. "
-            "Fewer validation queries or fewer mined negatives per row leave more."
-        )
+    _check_enough(training)
     steps = run_trainer(encoder, _ordered(training, options), evaluation, options, on_progress)
     after = measure(evaluation, encoder)
     encoder.save_pretrained(str(output))
@@ -127,11 +124,6 @@ def train(
 def build_model(model: str | os.PathLike[str] | ColBERT | None, options: TrainingOptions) -> ColBERT:
     """Return the model to train: the given `ColBERT`, or one that is loaded by name with `options`."""
     if isinstance(model, ColBERT):
-        if (options.start, options.dims, options.device) != ("dense", None, None):
-            raise InvalidArgumentError(
-                "received start, dims or device together with a ColBERT; these are for a model that is given by name. "
-                "Build the ColBERT with them instead."
-            )
         return model
     name = DEFAULT_MODEL if model is None else os.fspath(model)
     torch.manual_seed(options.seed)  # the weights of a new head are random
@@ -163,10 +155,34 @@ def _check(model: object, options: object, on_progress: object) -> None:
             f"received {describe(model)} as model; expected the name or folder of a model, a ColBERT, or None. Give "
             "all else by name: options=TrainingOptions(...)."
         )
+    if isinstance(model, ColBERT) and (options.start, options.dims, options.device) != ("dense", None, None):
+        raise InvalidArgumentError(
+            "received start, dims or device together with a ColBERT; these are for a model that is given by name. "
+            "Build the ColBERT with them instead."
+        )
 
 
 def _read(data: str | os.PathLike[str] | TrainingSet) -> TrainingSet:
     return data if isinstance(data, TrainingSet) else load_training_set(data)
+
+
+def _check_rows(rows: TrainingSet, training: TrainingSet, options: TrainingOptions) -> None:
+    """Check what can be checked before the model is loaded and measured."""
+    if not len(rows):
+        raise InvalidArgumentError("the data hold no rows; expected at least 2.")
+    if rows.scores is not None and (options.mine or options.neighbours):
+        raise InvalidArgumentError(
+            "the rows have a teacher's scores, which mined negatives would lack; leave out mine and neighbours."
+        )
+    _check_enough(training)
+
+
+def _check_enough(training: TrainingSet) -> None:
+    if len(training) < 2:
+        raise InvalidArgumentError(
+            f"the data leave {len(training)} row{'' if len(training) == 1 else 's'} to train on; expected at least 2. "
+            "Fewer validation queries or fewer mined negatives per row leave more."
+        )
 
 
 def _prepare(output: Path) -> None:
@@ -187,10 +203,6 @@ def _mine(
     model: ColBERT, data: TrainingSet, training: TrainingSet, options: TrainingOptions, *, show_progress: bool
 ) -> TrainingSet:
     """Mine negatives of the rows of `training` among all documents of `data`."""
-    if data.scores is not None:
-        raise InvalidArgumentError(
-            "the rows have a teacher's scores, which mined negatives would lack; leave out mine and neighbours."
-        )
     texts = list(dict.fromkeys(text for documents in data.documents for text in documents))
     index = indexes.Flat()
     index.add(range(len(texts)), model.encode_document(texts, packed=True), texts=texts)
