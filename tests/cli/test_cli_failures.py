@@ -120,6 +120,18 @@ def test_every_exception_is_a_message(capsys):
             raise error
 
 
+def test_advice_is_for_the_command_line(run, folder):
+    result = run("search", folder, "fruit", "--max-memory", "1KB", "--device", "cpu")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("Give it more, or leave --max-memory out.\n")
+    items = "SELECT 1 FROM json_each(?1) AS"
+    endless = f"EXISTS ({items} a WHERE EXISTS ({items} b WHERE EXISTS ({items} c WHERE a.value + c.value < 0)))"
+    slow = "--filter", endless, "--parameter", json.dumps([0] * 1000), "--filter-timeout", 0.2
+    result = run("search", folder, "fruit", *slow, "--device", "cpu")
+    assert result.exit_code == 1
+    assert "give it more time: --filter-timeout 60, or 0 for no limit" in result.stderr
+
+
 def test_warnings_are_one_line(capsys, monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     prepare_streams()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -57,7 +58,10 @@ def served(folder):
         port = free.getsockname()[1]
     command = [sys.executable, *COMMAND, "mcp", str(folder), "--device", "cpu", "--http", "--port", str(port)]
     with subprocess.Popen(
-        command, env={**os.environ, "LATELIER_MCP_TOKEN": TOKEN}, stderr=subprocess.DEVNULL
+        command,
+        env={**os.environ, "LATELIER_MCP_TOKEN": TOKEN},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
         try:
             address = f"http://127.0.0.1:{port}/mcp"
@@ -87,6 +91,34 @@ def test_over_http_only_clients_with_the_token_are_served(served):
     assert run(main) == ["moon"]
     process.terminate()
     assert process.wait(60) == 143
+    assert process.stdout.read() == b""  # the log is on standard error
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_ctrl_c_stops_a_server_that_waits_for_standard_input(folder, tmp_path):
+    own = shutil.copytree(folder, tmp_path / "own")
+    # As a process of a terminal: one in the background of a script ignores Ctrl-C.
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {COMMAND[1]}"
+    command = [sys.executable, "-c", code, "mcp", str(own), "--device", "cpu", "--writable"]
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}
+    removal = {"name": "remove", "arguments": {"ids": ["moon"]}}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **streams) as process:
+        for message in (
+            hello,
+            {"jsonrpc": "2.0", "method": "notifications/initialized"},
+            {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": removal},
+        ):
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert answers[1]["result"]["content"][0]["text"] == "done; the index has 2 documents now"
+        assert (own / "catalog.sqlite-wal").exists()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert b"Traceback" not in process.stderr.read()
+    assert not (own / "catalog.sqlite-wal").exists()  # the index was closed
 
 
 def test_ctrl_c_stops_the_server_with_the_status_that_the_command_line_documents(served):

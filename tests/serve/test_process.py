@@ -51,6 +51,17 @@ def test_a_stopped_server_closes_its_indexes_and_says_what_stopped_it(own_folder
     assert not (own_folder / "catalog.sqlite-wal").exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_server_in_the_background_of_a_script_says_what_stopped_it(folder, start):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes that are started inherit it
+    try:
+        server = start(folder, "--device", "cpu", "--no-log")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(60) == 130
+
+
 def test_a_write_token_for_an_index_that_takes_no_changes_is_refused(folder, start):
     with pytest.raises(AssertionError, match="received a write token, but every index is open for reading only"):
         start(folder, "--device", "cpu", "--read-only", "--write-token", TOKEN)

@@ -55,10 +55,10 @@ def explain(
     quiet_loading()
     with open_retriever(index, model=model, device=device, backend=backend.value) as retriever:
         explanation = retriever.explain(text, document_id(retriever.index, document))
+    if figure is not None:  # first, as it fails for an ending that is no format
+        explanation.save_figure(figure)
     if html is not None:
         explanation.to_html(html)
-    if figure is not None:
-        explanation.save_figure(figure)
     if json_output:
         print_json(_as_json(explanation))
     else:

@@ -39,6 +39,7 @@ def mcp(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from contextlib import ExitStack
 
+    from latelier.cli.failures import INTERRUPTED, exit_now
     from latelier.cli.named_indexes import named_locations, open_named
     from latelier.cli.output import quiet_loading
     from latelier.cli.secret import given_secret
@@ -49,6 +50,7 @@ def mcp(
         from latelier.serve.listening import listen
         from latelier.serve.mcp import create_mcp_server
         from latelier.serve.mcp_http import serve_mcp
+        from latelier.serve.mcp_stdio import serve_stdio
         from latelier.serve.tokens import check_token
     except ImportError as error:
         raise MissingExtraError("The Model Context Protocol", "mcp") from error
@@ -60,10 +62,15 @@ def mcp(
         refuse_unused(context, ("token", "port"), "has no effect without --http")
     locations = named_locations(folders)
     quiet_loading()
-    with ExitStack() as stack:
-        retrievers = open_named(locations, stack, read_only=not writable, model=model, device=device)
-        server = create_mcp_server(retrievers, writable=writable)
-        if http:
-            serve_mcp(server, port=port, token=token)
-        else:
-            server.run("stdio")
+    try:
+        with ExitStack() as stack:
+            retrievers = open_named(locations, stack, read_only=not writable, model=model, device=device)
+            server = create_mcp_server(retrievers, writable=writable)
+            if http:
+                serve_mcp(server, port=port, token=token)
+            else:
+                serve_stdio(server)
+    except KeyboardInterrupt:
+        if not http:
+            exit_now(INTERRUPTED)  # Python would wait for the thread that reads standard input
+        raise

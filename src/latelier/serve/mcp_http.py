@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from latelier.serve.listening import listen
-from latelier.serve.termination import exits_on_sigterm
+from latelier.serve.termination import exits_on_signals
 from latelier.serve.tokens import check_token, sends_token
 
 if TYPE_CHECKING:
@@ -43,9 +43,16 @@ def serve_mcp(server: MCPServer[Any], *, port: int, token: str | None = None) ->
     check_token("token", token)
     listening = listen("127.0.0.1", port)
     app = server.streamable_http_app(host="127.0.0.1")
-    config = uvicorn.Config(app if token is None else require_token(app, token))
-    with exits_on_sigterm():
+    config = uvicorn.Config(app if token is None else require_token(app, token), log_config=_log_config())
+    with exits_on_signals():
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _log_config() -> dict[str, Any]:
+    """Return uvicorn's configuration of logging with all of it on standard error."""
+    handlers = uvicorn.config.LOGGING_CONFIG["handlers"]
+    access = handlers["access"] | {"stream": "ext://sys.stderr"}
+    return uvicorn.config.LOGGING_CONFIG | {"handlers": handlers | {"access": access}}
 
 
 def require_token(app: ASGIApp, token: str) -> ASGIApp:

@@ -18,7 +18,7 @@ from latelier.serve.app import create_app
 from latelier.serve.limits import Limits
 from latelier.serve.listening import listen
 from latelier.serve.middleware import ACCESS_LOG
-from latelier.serve.termination import exits_on_sigterm
+from latelier.serve.termination import exits_on_signals
 
 __all__ = ["serve"]
 
@@ -89,7 +89,7 @@ def serve(
         timeout_graceful_shutdown=limits.seconds + _STOP_MARGIN,
     )
     name = f"[{host}]" if ":" in host else host
-    with exits_on_sigterm():
+    with exits_on_signals():
         _Server(config, f"http://{name}:{listening.getsockname()[1]}", on_start).run(sockets=[listening])
 
 
