@@ -135,12 +135,19 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iter
                 yield line
                 number += 1
         except UnicodeDecodeError as error:
-            byte = f"byte {error.object[error.start]:#04x} after line {number}"
+            # All lines of what was decoded before this block have been returned.
+            byte = f"byte {error.object[error.start]:#04x} after line {number + _line_ends(error)}"
             raise InvalidArgumentError(f"{source} is not UTF-8 text ({byte}); convert it to UTF-8.") from error
         except (EOFError, zlib.error) as error:
             raise StorageError(f"cannot read {source}: damaged gzip after line {number}: {error}.") from error
         except OSError as error:
             raise StorageError(f"cannot read {source}: {error}.") from error
+
+
+def _line_ends(error: UnicodeDecodeError) -> int:
+    """Return the number of line ends before the faulty byte in what was to be decoded."""
+    before = error.object[: error.start]
+    return before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n")
 
 
 def read_text(path: Path) -> str:
@@ -189,6 +196,9 @@ def parse_json(text: str) -> Any:
     --------
     >>> parse_json('{"year": 2024}')
     {'year': 2024}
+    >>> parse_json('{"year": 2024')
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: malformed JSON: Expecting ',' delimiter: column 14.
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: malformed JSON: it is nested too deeply.
@@ -198,9 +208,17 @@ def parse_json(text: str) -> Any:
     except RecursionError as error:
         raise InvalidArgumentError("malformed JSON: it is nested too deeply.") from error
     except json.JSONDecodeError as error:
-        raise InvalidArgumentError(f"malformed JSON: {error}.") from error
+        raise InvalidArgumentError(f"malformed JSON: {error.msg}: {_place(error)}.") from error
     except ValueError as error:  # an integer with more digits than Python converts
         raise InvalidArgumentError("malformed JSON: it holds an integer with too many digits.") from error
+
+
+def _place(error: json.JSONDecodeError) -> str:
+    """Return the column of a fault, with the line only if the text has several: that of a record has its own number."""
+    text = error.doc.rstrip()
+    if "\n" in text:
+        return f"line {error.lineno}, column {error.colno}"
+    return f"column {min(error.pos, len(text)) + 1}"  # not behind the line end
 
 
 def number_or_text(text: str) -> int | float | str:
