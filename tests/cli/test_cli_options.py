@@ -107,3 +107,46 @@ def test_options_of_passages_and_folders_need_them(run, tmp_path, option, value,
     result = run("index", "-", "--index", tmp_path / "index", option, value, input="Pears.\n")
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("option", ["--queries", "--documents"])
+@pytest.mark.parametrize(
+    "row", ['{"query": "where?", "positive": "there"}', '{"query": "\\"document_ids\\"", "pos": ["x"]}']
+)
+def test_training_on_texts_refuses_texts_for_ids(run, tmp_path, option, row):
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n{row}\n")
+    command = "train", tmp_path / "rows.jsonl", "--output", tmp_path / "model"
+    result = run(*command, option, tmp_path / "none.jsonl")
+    assert result.exit_code == 2
+    assert (
+        f"Invalid value for {option}: it has no effect on {tmp_path / 'rows.jsonl'}, whose rows hold" in result.stderr
+    )
+    (tmp_path / "rows.jsonl").write_text(f'{row}\n{{"query_id": 1, "document_ids": [2], "scores": [1]}}\n')
+    result = run(*command, option, tmp_path / "none.jsonl")
+    assert (result.exit_code, "there is no file" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("option", ["--queries", "--documents"])
+def test_training_on_a_folder_refuses_texts_for_ids(run, tmp_path, option):
+    result = run("train", tmp_path, "--output", tmp_path / "model", option, tmp_path / "none.jsonl")
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: it has no effect on {tmp_path}, a folder, which has texts" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["search", "why-not"])
+def test_the_help_shows_weights_as_they_are_typed(run, command):
+    shown = " ".join(run(command, "--help").stdout.split())
+    assert "Default: 0.5 0.5." in shown
+    assert "0.5, 0.5" not in shown
+
+
+def test_a_faulty_file_is_a_failure_and_a_faulty_argument_is_wrong_usage(run, tmp_path):
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    (tmp_path / "texts.txt").write_text("Pears.\n")
+    command = "index", tmp_path / "texts.txt", "--index", tmp_path / "index"
+    result = run(*command, "--format", "parquet")
+    assert (result.exit_code, "texts.txt is not a Parquet file" in result.stderr) == (1, True)
+    result = run(*command, "--title", "name")
+    assert (result.exit_code, "received names of fields for" in result.stderr) == (2, True)
+    result = run(*command, "--passages", 0)
+    assert (result.exit_code, "an integer of at least 16, or auto" in result.stderr) == (2, True)

@@ -156,11 +156,12 @@ def index(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import quiet_loading, show_progress
-    from latelier.errors import InvalidArgumentError
 
     _refuse_unused(context, source, passages)
     if update and resume:
-        raise InvalidArgumentError("--update replaces stored documents, --resume keeps them; give one of them.")
+        raise typer.BadParameter(
+            "it keeps stored documents, --update replaces them; give one of them.", param_hint="--resume"
+        )
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
     documents = _read(source, format, fields, glob or [])
     _check_not_empty(documents, glob or [])
@@ -196,6 +197,7 @@ def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) 
     from latelier.retrieve.document_fields import as_fields
     from latelier.retrieve.document_files import read_document_file
     from latelier.retrieve.document_sources import read_documents
+    from latelier.utils.reading import is_file
 
     try:
         if source != "-":
@@ -205,6 +207,8 @@ def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) 
         # As bytes: the text layer decodes by the locale, and some locales let invalid bytes through.
         return read_document_file(sys.stdin.buffer, format.value, name="standard input", fields=as_fields(**fields))
     except InvalidArgumentError as error:
+        if is_file(Path(source)) and not str(error).startswith("received "):
+            raise  # a fault of what the file holds, not of the arguments
         raise typer.BadParameter(str(error), param_hint="SOURCE") from error
 
 
@@ -255,7 +259,7 @@ def _passages(given: str | None, overlap: int | None) -> Passages | None:
     try:
         return Passages(None if given == "auto" else int(given), overlap)
     except InvalidArgumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--passages") from error
+        raise typer.BadParameter(str(error).replace(", or None", ", or auto"), param_hint="--passages") from error
 
 
 def _computing(backend: Backend | None, compute_dtype: ComputeDtype) -> dict[str, str]:

@@ -85,7 +85,8 @@ FilterTimeoutOption: TypeAlias = Annotated[
     float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
 ]
 WeightsOption: TypeAlias = Annotated[
-    tuple[float, float], typer.Option(metavar="VECTORS KEYWORDS", help="Weights of hybrid.")
+    tuple[float, float],
+    typer.Option(metavar="VECTORS KEYWORDS", show_default=False, help="Weights of hybrid. Default: 0.5 0.5."),
 ]
 DepthOption: TypeAlias = Annotated[
     int | None,
@@ -101,8 +102,8 @@ EffortOption: TypeAlias = Annotated[
 ]
 NprobeOption: TypeAlias = Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")]
 CandidatesOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="IVF: documents that enter the sign stage.")
+    int | None, typer.Option(min=1, help="IVF: documents that are compared by their sign codes.")
 ]
 RerankOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="IVF: documents scored by their codes after the sign stage.")
+    int | None, typer.Option(min=1, help="IVF: documents of those that are scored by their codes.")
 ]

@@ -24,6 +24,7 @@ class Start(str, Enum):
 
 
 def train(
+    context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Training data: a .jsonl file or a BEIR folder.")],
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder for the model; new or empty.")],
     *,
@@ -72,6 +73,7 @@ def train(
     from latelier.cli.output import print_json, printable, quiet_loading, show_progress
     from latelier.data import load_training_set
 
+    _refuse_unused_texts(context, file)
     quiet_loading()
     data = load_training_set(file, queries=queries, documents=documents)
     from latelier.training import TrainingOptions  # after the data, as it imports for seconds
@@ -103,6 +105,21 @@ def train(
         print_json({**asdict(report), "model": str(report.model)})
     else:
         typer.echo(printable(str(report), lines=True))
+
+
+def _refuse_unused_texts(context: typer.Context, file: str) -> None:
+    """Check that ``--queries`` and ``--documents`` have an effect: only rows with ids take texts from them."""
+    from latelier.cli.unused_options import is_given, refuse_unused
+    from latelier.utils.reading import is_file, is_folder, open_binary, text_lines
+
+    names, path = ("queries", "documents"), Path(file)
+    if is_folder(path):
+        refuse_unused(context, names, f"has no effect on {file}, a folder, which has texts of its own")
+    if not any(is_given(context, name) for name in names) or not is_file(path):  # a pipe can be read only once
+        return
+    lines = text_lines(open_binary(path), file, compressed=path.suffix == ".gz")
+    if not any('"document_ids"' in line for line in lines):
+        refuse_unused(context, names, f"has no effect on {file}, whose rows hold texts, not ids")
 
 
 @contextmanager
