@@ -81,5 +81,6 @@ def test_reshard_divides_anew(run, sharded, tmp_path):
     folder = shutil.copytree(sharded, tmp_path / "index")
     result = run("reshard", folder, 3)
     assert "2 -> 3" in result.stdout, result.output
+    assert "%|" not in result.stderr  # no progress bar, as it is no terminal
     facts = json.loads(run("info", folder, "--json").stdout)
     assert (facts["documents"], facts["shards"]) == (12, 3)

@@ -26,6 +26,7 @@ def reshard(
 
     from latelier import indexes
     from latelier.cli.info import print_facts
+    from latelier.cli.output import show_progress
     from latelier.errors import InvalidArgumentError
     from latelier.indexes.sharded import Sharded
 
@@ -35,7 +36,7 @@ def reshard(
                 f"the index in {folder} has no shards; latelier copy writes its documents to an index with shards."
             )
         before, begun = index.shards, time.perf_counter()
-        index.reshard(shards, show_progress=True)
+        index.reshard(shards, show_progress=show_progress())
         seconds = time.perf_counter() - begun
         print_facts(
             {

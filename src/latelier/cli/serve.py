@@ -50,7 +50,7 @@ def serve(
 
     from latelier.cli.index_location import QdrantLocation
     from latelier.cli.named_indexes import named_locations, open_named
-    from latelier.cli.output import quiet_loading
+    from latelier.cli.output import quiet_loading, show_progress
     from latelier.cli.secret import given_secret
     from latelier.errors import InvalidArgumentError, MissingExtraError
 
@@ -85,7 +85,7 @@ def serve(
         if demo:
             from latelier.demo.session import Session
 
-            retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=True)).retriever
+            retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=show_progress())).retriever
         serve(retrievers, host=host, port=port, access=access, on_start=_announce, log=log)
 
 
