@@ -1,5 +1,6 @@
 """`CachedContrastive` has the value and the gradient of `Contrastive`, and keeps one mini-batch in memory."""
 
+import numpy as np
 import pytest
 import torch
 from naive_losses import Lexicon, features, vocabulary_texts
@@ -104,14 +105,14 @@ def test_evaluation_needs_no_gradient():
     assert value.item() == pytest.approx(Contrastive(model)(batch).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.0, True])
+@pytest.mark.parametrize("size", [0, -1, 2.0, True, None])
 def test_sizes_that_are_none_are_refused(size):
-    with pytest.raises(InvalidArgumentError, match=r"mini_batch_size=.*; expected an integer of at least 1"):
+    with pytest.raises(InvalidArgumentError, match=r"mini_batch_size=.*; expected an integer of at least 1\.$"):
         CachedContrastive(Lexicon(), mini_batch_size=size)
 
 
 def test_settings_for_the_model_card():
-    loss = CachedContrastive(Lexicon(), mini_batch_size=4, dims=[6, 3])
+    loss = CachedContrastive(Lexicon(), mini_batch_size=np.int64(4), dims=[6, 3])
     assert loss.get_config_dict() == {
         "score_metric": "colbert_scores",
         "size_average": True,
@@ -119,5 +120,6 @@ def test_settings_for_the_model_card():
         "temperature": 1.0,
         "mini_batch_size": 4,
     }
+    assert type(loss.get_config_dict()["mini_batch_size"]) is int
     assert "gao-etal-2021-scaling" in loss.citation
     assert "khattab-zaharia-2020-colbert" in loss.citation

@@ -128,3 +128,37 @@ def test_documents_that_cannot_be_scored():
         rerank([["a", "empty"]], ragged([2]), [ragged([1, 0])])
     with pytest.raises(EmbeddingsError, match="dim"):
         rerank([["a"]], ragged([2], dim=8), [ragged([1], dim=4)])
+
+
+@pytest.mark.parametrize("form", ["list", "packed", "numpy", "padded", "float64", "nested"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_named(form, number):
+    queries, documents = ragged([4, 2], seed=1), candidates(2)[:2]
+
+    def ranked():
+        own, theirs = queries, documents
+        if form == "packed":
+            own, theirs = TokenEmbeddings.from_list(own), [TokenEmbeddings.from_list(d) for d in theirs]
+        elif form == "padded":
+            theirs = [TokenEmbeddings.from_list(d).pad()[0] for d in theirs]
+        elif form != "list":
+            as_given = {"numpy": torch.Tensor.numpy, "float64": torch.Tensor.double, "nested": torch.Tensor.tolist}
+            own, theirs = [as_given[form](q) for q in own], [[as_given[form](m) for m in d] for d in theirs]
+        return rerank(IDS[:2], own, theirs)
+
+    kept = documents[1][1].clone()
+    documents[1][1][:] = number
+    with pytest.raises(EmbeddingsError, match="candidate 7 of query 1 holds NaN or infinity; check the model"):
+        ranked()
+    documents[1][1][:] = kept
+    assert [hit.id for hit in ranked()[1]] in (["c", 7], [7, "c"])
+    queries[1][0, 3] = number
+    with pytest.raises(EmbeddingsError, match="query 1 holds NaN or infinity; check the model that encoded it"):
+        ranked()
+
+
+def test_scores_beyond_float32_are_named():
+    with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has a score beyond the range of float32"):
+        rerank([["a", "b"]], [np.full((2, 2), 1e30)], [[np.ones((1, 2)), np.full((1, 2), -1e30)]])
+    with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has no tokens"):
+        rerank([["a", "b"]], ragged([2], dim=2), [np.array([[[1.0, 0.0]], [[0.0, 0.0]]])])

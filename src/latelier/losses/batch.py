@@ -73,8 +73,8 @@ def embed_batch(
     Raises
     ------
     InvalidArgumentError
-        If there are no documents, one of the features is not a dict or is empty, or its number of rows is not a
-        multiple of the number of queries.
+        If there are no documents, one of the features is not a dict, is empty or has token ids without an attention
+        mask, or its number of rows is not a multiple of the number of queries.
     """
     mini_batches = MiniBatches() if mini_batches is None else mini_batches
     columns = _read_columns(model, sentence_features, warn_once)
@@ -133,6 +133,11 @@ def _read_columns(
             raise InvalidArgumentError(
                 f"sentence_features[{i}] is {short(features)}; expected features, as model.tokenize(texts, "
                 f"is_query={task == 'query'}) returns them."
+            )
+        if _are_token_ids([dict(features)]) and not isinstance(features.get("attention_mask"), Tensor):
+            raise InvalidArgumentError(
+                f"sentence_features[{i}] has input_ids, but no tensor attention_mask; expected features, as "
+                f"model.tokenize(texts, is_query={task == 'query'}) returns them."
             )
         if features.get("task") not in (None, task):
             warn_once(

@@ -11,6 +11,7 @@ from latelier.losses.base import ScoreMetric
 from latelier.losses.contrastive import Contrastive
 from latelier.losses.mini_batches import MiniBatches
 from latelier.scores import colbert_scores
+from latelier.utils import check_count
 
 __all__ = ["CachedContrastive"]
 
@@ -65,7 +66,7 @@ class CachedContrastive(Contrastive):
         gather_across_devices: bool = False,
         dims: Sequence[int] | None = None,
     ) -> None:
-        mini_batches = MiniBatches(max_rows=mini_batch_size, recompute=True).check()
+        mini_batches = MiniBatches(max_rows=check_count("mini_batch_size", mini_batch_size), recompute=True)
         super().__init__(
             model,
             score_metric,

@@ -61,7 +61,8 @@ def rerank(
         If there are not as many queries as lists of ids and lists of embeddings, a query has not as many ids as
         embeddings, `k` is not an integer of at least 1, or the device is missing.
     EmbeddingsError
-        If a candidate has no tokens, or the shapes do not fit together.
+        If a candidate has no tokens, a query or all of a candidate's tokens hold NaN or infinity, or the shapes do not
+        fit together.
 
     Examples
     --------
@@ -116,9 +117,24 @@ def _rank(i: int, ids: Any, query: Any, documents: Any, device: torch.device | N
         raise EmbeddingsError(
             f"documents_embeddings[{i}] holds {len(scores)} documents; expected {counts[0]}, one matrix per id."
         )
-    if np.isneginf(scores).any():
-        raise EmbeddingsError(
-            f"candidate {ids[int(np.argmin(scores))]!r} of query {i} has no tokens, so it has no score."
-        )
+    if not bool(_as_tensor(query).isfinite().all()):
+        raise EmbeddingsError(f"query {i} holds NaN or infinity; check the model that encoded it.")
+    # Not all numbers of all candidates: reading them takes half as long as scoring them.
+    if not np.isfinite(scores).all():
+        j = int(np.argmin(np.isfinite(scores)))
+        raise EmbeddingsError(f"candidate {ids[j]!r} of query {i} {_why_without_score(documents[j])}")
     best = np.argsort(-scores, kind="stable")[:k]
     return [Hit(ids[j], float(scores[j])) for j in best]
+
+
+def _why_without_score(document: Any) -> str:
+    matrix = _as_tensor(document)
+    if not bool(matrix.isfinite().all()):
+        return "holds NaN or infinity; check the model that encoded it."
+    if not bool(matrix.any()):  # without padding, nothing is left
+        return "has no tokens, so it has no score."
+    return "has a score beyond the range of float32; normalise the vectors."
+
+
+def _as_tensor(matrix: Any) -> torch.Tensor:
+    return as_tensor(matrix if is_array(matrix) else np.asarray(matrix, dtype="float32"))
