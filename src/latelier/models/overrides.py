@@ -14,6 +14,7 @@ from sentence_transformers.util import fullname
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import encoding, options, workers
+from latelier.models.checkpoints.damage import check_modules, damage_errors
 from latelier.models.construction import Construction
 from latelier.models.text_encoder import TextEncoder
 from latelier.modules import AttentionPooling
@@ -101,6 +102,12 @@ class Overrides(MultiVectorEncoder):
         """
         self._construction.check_vocabulary_is_saved(type(self).__name__)
         super().add_adapter(*args, **kwargs)
+
+    def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        with damage_errors(model_name_or_path, kwargs):
+            modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
+            check_modules(model_name_or_path, list(modules.values() if isinstance(modules, dict) else modules))
+        return modules, module_kwargs
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)

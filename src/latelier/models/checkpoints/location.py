@@ -6,11 +6,13 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from uuid import uuid4
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError, StorageError
 from latelier.utils import resolve_device
@@ -73,11 +75,11 @@ def load_device(device: Any, options: Mapping[str, Any]) -> str | None:
 
 
 def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return loader options that forbid pickled weights, unless remote code is trusted or the backend is not torch.
+    """Return loader options that forbid pickled weights, unless remote code is trusted.
 
     The settings in a folder may ask transformers to unpickle its weights; arguments override them.
     """
-    if options.get("trust_remote_code") or options.get("backend", "torch") != "torch":
+    if options.get("trust_remote_code"):
         return dict(options)
     return {**options, "model_kwargs": {"weights_only": True, **(options.get("model_kwargs") or {})}}
 
@@ -118,13 +120,17 @@ def loading(name: str | None, options: Mapping[str, Any]) -> Iterator[str | None
             _check_connection(found, options)
         with _without_conversion_messages():
             yield found
+    except LatelierError:
+        raise
     except (OSError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
 
 
 @contextmanager
 def saving(path: object) -> Iterator[str]:
-    """Yield the folder to save a model to, and turn errors of the file system into `StorageError`.
+    """Yield a folder to save a model to, whose files are moved to the one that is meant when all are written.
+
+    A model that stands there stays whole until then. The folder is inside that one, so that nothing has to be copied.
 
     Raises
     ------
@@ -136,12 +142,32 @@ def saving(path: object) -> Iterator[str]:
     folder = as_path(path, "the folder")
     if is_file(folder):
         raise InvalidArgumentError(f"received the file {str(folder)!r:.300} as the folder; give a new folder.")
+    is_new = not is_folder(folder)
+    unfinished = folder / f".{uuid4().hex}.tmp"
     try:
-        yield str(folder)
+        unfinished.mkdir(parents=True)
+        try:
+            yield str(unfinished)
+            _move_files(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if is_new:
+                with suppress(OSError):  # where the model was saved, it is not empty
+                    folder.rmdir()
     except LatelierError:
         raise
     except OSError as error:
         raise StorageError(f"could not save the model to {str(folder)!r:.300}: {error}.") from error
+
+
+def _move_files(source: Path, folder: Path) -> None:
+    """Move all files to another folder, where they replace those of the same names."""
+    for path in sorted(source.rglob("*")):
+        target = folder / path.relative_to(source)
+        if path.is_dir():
+            target.mkdir(exist_ok=True)
+        else:
+            path.replace(target)
 
 
 @contextmanager
