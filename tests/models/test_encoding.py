@@ -281,3 +281,23 @@ def test_other_encoders_stream_too(dense, monkeypatch, small_windows):
     expected = dense.encode_document(TEXTS)
     for row, exact in zip(dense.encode_stream(TEXTS), expected, strict=True):
         torch.testing.assert_close(row, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto", "bfloat16"])
+def test_the_autocast_that_a_trainer_leaves_on_a_model_decides_nothing(tiny, dtype):
+    """Trainers of mixed precision wrap the model's forward by accelerate, and leave it so."""
+    accelerate = pytest.importorskip("accelerate")
+    model = ColBERT(tiny, embedding_size=16, device="cpu")
+    expected = model.encode_document(TEXTS, compute_dtype=dtype)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    try:
+        assert accelerator.prepare(model) is model
+        rounded = model(model.tokenize(TEXTS, is_query=False))["token_embeddings"]
+        assert not torch.equal(rounded[0, : len(expected[0])], expected[0])
+        for rows, same in zip(model.encode_document(TEXTS, compute_dtype=dtype), expected, strict=True):
+            assert torch.equal(rows, same)
+        for rows, same in zip(model.encode_stream(TEXTS, compute_dtype=dtype), expected, strict=True):
+            assert torch.equal(rows, same)
+    finally:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -464,7 +464,9 @@ def _encode_batch(
 
 def _run(model: MultiVectorEncoder, job: Job, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Run a padded batch: return the vectors of its scored tokens, ``(tokens, dim)``, and which those are."""
-    out = model(move_features(features, job.device), task=job.task)
+    # A trainer of mixed precision leaves accelerate's autocast around the instance's forward.
+    forward: Any = partial(type(model).forward, model) if "_original_forward" in vars(model) else model
+    out = forward(move_features(features, job.device), task=job.task)
     vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
     # Vectors of texts without padding, such as one query, are not copied.
     return (vectors.flatten(0, 1) if mask.all() else vectors[mask]), mask
