@@ -1,5 +1,6 @@
 """Arguments of a model that do not fit, in all methods: an error that names them, and no other result."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,11 +27,29 @@ def test_recipes_are_checked(options, message):
         Recipe(**options)
 
 
+def test_a_recipe_holds_what_it_was_given():
+    """An iterator can be read once only."""
+    recipe = Recipe(query_expansion=np.False_, attend_to_expansion=np.True_, skiplist=(word for word in "ab"))
+    assert recipe == Recipe(query_expansion=False, attend_to_expansion=True, skiplist=("a", "b"))
+    assert (recipe.query_expansion, recipe.attend_to_expansion) == (False, True)
+    assert {type(recipe.query_expansion), type(recipe.attend_to_expansion)} == {bool}
+    with pytest.raises(InvalidArgumentError, match=r"skiplist=<generator .*; expected a tuple of str"):
+        Recipe(skiplist=(number for number in (1, 2)))
+
+
 REFUSED_CALLS = {
     "from_dense, size": (lambda m, _: ColBERT.from_dense("x", embedding_size=64), "embedding_size=64 without a proj"),
     "from_dense, recipe": (
         lambda m, _: ColBERT.from_dense("x", recipe=Recipe()),
         "from_dense has no argument 'recipe'",
+    ),
+    "two models": (
+        lambda m, _: ColBERT("x", modules=[m[0]]),
+        "received both the model 'x' and modules; give one of the two",
+    ),
+    "backend": (
+        lambda m, _: ColBERT("x", backend="openvino"),
+        r"received backend='openvino' \(str\); expected 'torch', 'onnx' or 'auto'",
     ),
     "no model": (lambda m, _: ColBERT(device="cpu"), "received no model; give the name or the folder of one"),
     "export to a null character": (lambda m, _: m.export("a\0"), r"received 'a\\x00' as the folder; give a path"),
@@ -59,9 +78,12 @@ REFUSED_CALLS = {
     "raw, packed": (lambda m, _: m.encode("a", output_value=None, packed=True), "packed=True with output_value=None"),
     "raw, cut": (lambda m, _: m.encode("a", output_value=None, truncate_dim=8), "truncate_dim=8 with output_value"),
     "batch size": (lambda m, _: m.encode("a", batch_size=0, normalize_embeddings=True), "received batch_size=0"),
+    "no chunks": (lambda m, _: m.encode_document(["a"], chunk_size=0), "received chunk_size=0; expected an integer of"),
+    "chunks": (lambda m, _: m.encode_query(["a"], chunk_size="x"), "received chunk_size='x'; expected an integer of"),
     "length 0": (lambda m, _: m.tokenize("a b c d e", max_length=0), "received max_length=0; expected an integer"),
     "length 9,999": (lambda m, _: m.tokenize("a b", max_length=9999), "received max_length=9999, but this encoder"),
     "scores": (lambda m, _: m.scores(None, ["a"]), r"received None \(NoneType\) as queries|received None as queries"),
+    "no features": (lambda m, _: m(m.tokenize([])), "received features of no texts; give those of one at least"),
     "features, misspelled": (lambda m, _: m(m.tokenize("a"), trunc=True), "did you mean 'truncation'"),
     "features, twice": (lambda m, _: m(m.tokenize("a"), is_query=True, task="document"), "contradict each other"),
 }
@@ -90,6 +112,45 @@ def test_a_model_is_not_saved_to_a_file(fresh, tmp_path, layout):
     with pytest.raises(StorageError, match=r"could not save the model to '.*'"):
         fresh.save(file / "model", layout=layout)
     assert file.read_text() == "kept"
+
+
+def test_numbers_and_flags_of_numpy_are_saved(tiny, tmp_path):
+    recipe = Recipe(attend_to_expansion=np.True_, skiplist=iter("!?"))
+    for model in (
+        ColBERT(tiny, np.int64(16), "cpu", np.int64(12), np.int64(20), recipe=recipe),
+        ColBERT.from_dense(tiny, "orthogonal", np.int64(16), "cpu"),
+        ColBERT(modules=[ColBERT(tiny, device="cpu")[0]], embedding_size=np.int64(16), device="cpu"),
+    ):
+        model.save(tmp_path / "saved")
+        again = ColBERT(tmp_path / "saved", device="cpu")
+        assert again.embedding_size == 16
+        torch.testing.assert_close(again.encode_document(TEXTS), model.encode_document(TEXTS))
+
+
+def test_an_encoder_of_a_refused_call_is_left_as_it_is(tiny):
+    encoder = ColBERT.from_dense(tiny, device="cpu")[0]
+    tokens = len(encoder.tokenizer)
+    with pytest.raises(InvalidArgumentError, match="give one of the two"):
+        ColBERT(tiny, modules=[encoder], device="cpu")
+    assert len(encoder.tokenizer) == tokens
+
+
+def test_a_save_that_fails_leaves_the_model_that_stands_there(tiny, tmp_path):
+    model = ColBERT(tiny, embedding_size=16, device="cpu")
+    model.save(tmp_path / "kept")
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    model.prompts["query"] = object()
+    for folder in ("kept", "new/folder"):
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            model.save(tmp_path / folder)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert not (tmp_path / "new" / "folder").exists()
+    model.prompts["query"] = "other: "
+    model.save(tmp_path / "kept")
+    assert ColBERT(tmp_path / "kept", device="cpu").prompts["query"] == "other: "
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        path.relative_to(tmp_path / "kept").parts[0] for path in files
+    }
 
 
 def test_errors_of_a_tokenizer_end_with_what_to_give(fresh):

@@ -26,7 +26,7 @@ from latelier.models.outputs import OutputForm
 from latelier.models.overrides import Overrides
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.recipe import Recipe, untrained_recipe
-from latelier.models.tokenization import check_preprocessing, check_task_is_known, scored_tokens, tokenizing
+from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens, tokenizing
 from latelier.utils.reading import as_path
 
 __all__ = ["ColBERT"]
@@ -94,7 +94,7 @@ class ColBERT(Overrides):
         **kwargs: Any,
     ) -> None:
         options.check(type(self).__name__, kwargs, options.parameters_of(MultiVectorEncoder), ColBERT)
-        device = check_backend(backend, device, kwargs)
+        device = check_backend(backend, device)
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
@@ -216,7 +216,7 @@ class ColBERT(Overrides):
             Return one `TokenEmbeddings` rather than a list.
         precision
             Dtype to return: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"int8"`` with one scale per token
-            (needs ``packed=True``). Default: as computed.
+            (needs ``packed=True``). Default: that of the weights.
         compute_dtype
             Dtype to compute in: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"int8"`` (ONNX Runtime), or ``"auto"``:
             bfloat16 for more than 32,768 tokens where it is faster and a sample keeps a cosine of 0.999 for each token.
@@ -329,7 +329,7 @@ class ColBERT(Overrides):
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
             options.check("the model", kwargs, kwargs and {"processing_kwargs", *self.get_model_kwargs()}, self.forward)
             task = options.resolve_task(query_mode, is_query, task, default=input.get("task"))
-            check_task_is_known(self, task)
+            check_features(self, input, task)
             self._construction.check_fitted()
             return super().forward({**input}, task=task, **kwargs)  # the modules change the masks in it
         options.check("the model, called with texts,", kwargs, (), self.forward)

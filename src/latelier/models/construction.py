@@ -21,7 +21,7 @@ from latelier.models.projection import fit_pca, orthogonal_weight
 from latelier.models.recipe import Recipe
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import check_count
-from latelier.utils.describing import describe
+from latelier.utils.describing import describe, short
 
 __all__ = ["DEFAULT_EMBEDDING_SIZE", "Construction"]
 
@@ -65,12 +65,12 @@ class Construction:
     @classmethod
     def of(cls, recipe: Any, embedding_size: Any, prompts: Any) -> Construction:
         """Check the arguments of a model's constructor, and return the construction that they ask for."""
-        check_count("embedding_size", embedding_size, optional=True)
+        size = check_count("embedding_size", embedding_size, optional=True)
         if not isinstance(recipe, (Recipe, type(None))):
             raise InvalidArgumentError(f"received {describe(recipe)} as recipe; expected a Recipe, or None.")
         if not isinstance(prompts, (Mapping, type(None))):
             raise InvalidArgumentError(f"received {describe(prompts)} as prompts; expected a dict of texts.")
-        return cls(recipe or Recipe(), embedding_size, frozenset(prompts or ()))
+        return cls(recipe or Recipe(), size, frozenset(prompts or ()))
 
     @property
     def built_recipe(self) -> Recipe | None:
@@ -121,6 +121,8 @@ class Construction:
         modules = options.get("modules")
         if modules is None and name is None:
             raise InvalidArgumentError("received no model; give the name or the folder of one, or modules=[...].")
+        if modules is not None and name is not None:
+            raise InvalidArgumentError(f"received both the model {short(name)} and modules; give one of the two.")
         if not isinstance(modules, (list, tuple)) or len(modules) != 1:
             return dict(options)
         (encoder,) = modules

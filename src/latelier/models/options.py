@@ -210,12 +210,13 @@ def chosen(values: Iterable[Any], others: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     InvalidArgumentError
-        If a flag is not one, or `token_pooling` is no pooling of sentence-transformers.
+        If a flag is not one, `chunk_size` no positive integer, or `token_pooling` no pooling of sentence-transformers.
     """
     named = dict(zip(_ENCODE_DEFAULTS, values, strict=True))
     for name in ("show_progress_bar", "normalize_embeddings"):
         if named[name] is not None:
             check_flag(name, named[name])
+    named["chunk_size"] = check_count("chunk_size", named["chunk_size"], optional=True)
     pooling = named["token_pooling"]
     if pooling is not None and not isinstance(pooling, BaseTokenPooling):
         raise InvalidArgumentError(

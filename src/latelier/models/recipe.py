@@ -66,9 +66,12 @@ class Recipe:
                 )
         for name in ("query_expansion", "attend_to_expansion"):
             check_flag(name, getattr(self, name))
+            object.__setattr__(self, name, bool(getattr(self, name)))  # JSON holds no bool of numpy
         skiplist = self.skiplist
-        if isinstance(skiplist, str) or not isinstance(skiplist, Iterable) or not are_texts(skiplist):
+        words = tuple(skiplist) if isinstance(skiplist, Iterable) and not isinstance(skiplist, str) else (None,)
+        if not are_texts(words):
             raise InvalidArgumentError(f"received skiplist={short(skiplist)}; expected a tuple of str, () for none.")
+        object.__setattr__(self, "skiplist", words)  # an iterator is read once, and a list could be changed
         if self.projection not in _PROJECTIONS:
             raise InvalidArgumentError(
                 f"unknown projection {self.projection!r}; expected one of {', '.join(map(repr, _PROJECTIONS))}."

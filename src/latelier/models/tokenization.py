@@ -22,7 +22,7 @@ from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.utils import resolve_length
 from latelier.utils.describing import describe
 
-__all__ = ["check_preprocessing", "check_task_is_known", "scored_ranges", "scored_tokens", "tokenizing"]
+__all__ = ["check_features", "check_preprocessing", "scored_ranges", "scored_tokens", "tokenizing"]
 
 # Options of sentence-transformers' own tokenisation.
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
@@ -66,12 +66,14 @@ def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
         ) from error
 
 
-def check_task_is_known(model: MultiVectorEncoder, task: str | None) -> None:
-    """Raise an error if a model is trained with features that do not say whether they are queries or documents.
+def check_features(model: MultiVectorEncoder, features: Mapping[str, Any], task: str | None) -> None:
+    """Raise an error for features of no texts, and in training for those that may be of queries or of documents.
 
-    sentence-transformers' plain trainer makes such features. A model that treats queries and documents alike (no
-    prompts, no query expansion, no skiplist) needs no task.
+    sentence-transformers' plain trainer makes features without a task. A model that treats queries and documents alike
+    (no prompts, no query expansion, no skiplist) needs none.
     """
+    if not features:
+        raise InvalidArgumentError("received features of no texts; give those of one at least, or texts=[].")
     if task is None and model.training and torch.is_grad_enabled() and _treats_tasks_differently(model):
         raise LatelierError(
             "received features that do not say whether they are queries or documents, so markers and query "

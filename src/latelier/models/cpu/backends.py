@@ -31,7 +31,7 @@ from latelier.utils.describing import describe
 
 __all__ = ["check_backend", "cpu_forwards"]
 
-_OURS = ("torch", "onnx", "auto")
+_BACKENDS = ("torch", "onnx", "auto")
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 # (texts, tokens): a query; and documents, of which each thread has a batch that takes torch about 50 ms on one core.
 _SHAPES = ((1, 12), (4, 100))
@@ -41,17 +41,15 @@ logger = logging.getLogger(__name__)
 _choices: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def check_backend(backend: Any, device: Any, options: dict[str, Any]) -> Any:
+def check_backend(backend: Any, device: Any) -> Any:
     """Check the backend and the device that a model is to be loaded with.
 
     Parameters
     ----------
     backend
-        ``"torch"``, ``"onnx"``, ``"auto"``, or another one of sentence-transformers.
+        ``"torch"``, ``"onnx"`` or ``"auto"``.
     device
         The device asked for, or None.
-    options
-        Options of sentence-transformers, to which a backend of its own is added.
 
     Returns
     -------
@@ -65,10 +63,8 @@ def check_backend(backend: Any, device: Any, options: dict[str, Any]) -> Any:
     MissingExtraError
         If ONNX Runtime is asked for and not installed.
     """
-    if backend not in (*_OURS, "openvino"):
+    if backend not in _BACKENDS:
         raise InvalidArgumentError(f"received backend={describe(backend)}; expected 'torch', 'onnx' or 'auto'.")
-    if backend == "openvino":
-        options["backend"] = backend
     if backend != "onnx":
         return device
     if not _is_installed():
