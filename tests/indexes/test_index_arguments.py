@@ -471,6 +471,16 @@ def test_an_integer_that_sqlite_does_not_hold_is_refused(index, value):
     assert [hit.id for hit in index.search(FINE, filter="year = ?", parameters=[2**63 - 1])[0]] == ["b"]
 
 
+def test_errors_of_the_generator_of_documents_are_not_those_of_the_catalog(index):
+    def documents():
+        yield FINE
+        b"caf\xe9".decode()
+
+    with pytest.raises(UnicodeDecodeError, match="0xe9"):
+        index.add(["a", "b"], documents())
+    assert len(index) == 0
+
+
 def test_arrays_of_no_dimension_are_numbers(index):
     index.add(["a", "b"], [FINE] * 2, metadata=[{"year": 1}, {"year": 5}])
     for filter, wanted in (("year < ?", "a"), ("year > ?", "b")):

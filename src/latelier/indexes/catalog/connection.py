@@ -28,15 +28,8 @@ __all__ = [
 
 # How long a writer waits for another writer before it raises an error.
 WAIT_SECONDS = 5.0
-# What SQLite's errors say of a damaged catalog. The tables were checked when it was opened.
-_SIGNS_OF_DAMAGE = (
-    "malformed",
-    "not a database",
-    "Could not decode",
-    "unsupported file format",
-    "no such table",
-    "no such column",
-)
+# What SQLite's errors say of a damaged catalog.
+_SIGNS_OF_DAMAGE = ("malformed", "not a database", "Could not decode", "unsupported file format")
 
 
 class Connection(sqlite3.Connection):
@@ -60,7 +53,15 @@ class Connection(sqlite3.Connection):
         """See `sqlite3.Connection.execute`."""
         if self.inherited:
             raise _inherited_error()
-        return super().execute(*arguments)
+        # Told apart here from errors of iterators of users, which are read within a transaction too.
+        try:
+            return super().execute(*arguments)
+        except UnicodeDecodeError as error:  # SQLite's own message quotes the damaged schema
+            raise sqlite3.DatabaseError(f"malformed schema: {error}") from error
+        except sqlite3.OperationalError as error:
+            if str(error).startswith(("no such table", "no such column")):
+                raise sqlite3.DatabaseError(f"malformed schema: {error}") from error
+            raise
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
         """See `sqlite3.Connection.executemany`."""
@@ -179,8 +180,6 @@ def translate_errors(where: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _translate(error, where) from error
-    except UnicodeDecodeError as error:  # SQLite's own message names what is damaged
-        raise _damaged(where, str(error)) from error
 
 
 def _translate(error: sqlite3.Error, where: str) -> LatelierError:
@@ -190,15 +189,11 @@ def _translate(error: sqlite3.Error, where: str) -> LatelierError:
     if "readonly" in reason:
         return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
     if any(sign in reason for sign in _SIGNS_OF_DAMAGE):
-        return _damaged(where, reason)
+        return CorruptedIndexError(
+            f"the catalog of the index in {where} is damaged: {reason}. Restore it from a backup or rebuild the index."
+        )
     return StorageError(
         f"SQLite failed on the catalog of the index in {where}: {reason}. Earlier commits are not affected."
-    )
-
-
-def _damaged(where: str, reason: str) -> CorruptedIndexError:
-    return CorruptedIndexError(
-        f"the catalog of the index in {where} is damaged: {reason}. Restore it from a backup or rebuild the index."
     )
 
 
