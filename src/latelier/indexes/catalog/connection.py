@@ -57,10 +57,10 @@ class Connection(sqlite3.Connection):
         try:
             return super().execute(*arguments)
         except UnicodeDecodeError as error:  # SQLite's own message quotes the damaged schema
-            raise sqlite3.DatabaseError(f"malformed schema: {error}") from error
+            raise sqlite3.OperationalError(f"malformed schema: {error}") from error
         except sqlite3.OperationalError as error:
             if str(error).startswith(("no such table", "no such column")):
-                raise sqlite3.DatabaseError(f"malformed schema: {error}") from error
+                raise sqlite3.OperationalError(f"malformed schema: {error}") from error
             raise
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
