@@ -15,7 +15,7 @@ from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.search_batch import Search, find_batch
 from latelier.serve.batching import Batcher
-from latelier.serve.errors import RequestTimeoutError
+from latelier.serve.errors import QueueFullError, RequestTimeoutError
 from latelier.serve.limits import Limits
 from latelier.serve.metrics import Metrics
 
@@ -131,9 +131,11 @@ class Service:
         return await self._within(self._look_ups.submit(lambda: question(self.retriever)))
 
     async def is_readable(self) -> bool:
-        """Whether the files of the index can be read."""
+        """Whether the files of the index can be read; while too many requests wait to try, they are taken to be."""
         try:
             await self.look_up(len)
+        except QueueFullError:  # a busy server is no broken one
+            return True
         except (StorageError, CorruptedIndexError):
             return False
         return True
