@@ -4,6 +4,7 @@ import array
 import copy
 import enum
 import pickle
+import sqlite3
 import uuid
 
 import numpy as np
@@ -476,8 +477,14 @@ def test_errors_of_the_generator_of_documents_are_not_those_of_the_catalog(index
         yield FINE
         b"caf\xe9".decode()
 
+    def rows():
+        yield FINE
+        sqlite3.connect(":memory:").execute("SELECT vectors FROM documents")
+
     with pytest.raises(UnicodeDecodeError, match="0xe9"):
         index.add(["a", "b"], documents())
+    with pytest.raises(sqlite3.OperationalError, match=r"^no such table: documents$"):
+        index.add(["a", "b"], rows())
     assert len(index) == 0
 
 

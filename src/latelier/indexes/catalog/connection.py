@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sqlite3
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -175,11 +176,19 @@ def leave(connection: Connection) -> None:
 
 @contextmanager
 def translate_errors(where: str) -> Iterator[None]:
-    """Raise SQLite's errors as errors of this library."""
+    """Raise SQLite's errors as errors of this library, but not those of databases that generators of users read."""
     try:
         yield
     except sqlite3.Error as error:
+        if not _is_own(error):
+            raise
         raise _translate(error, where) from error
+
+
+def _is_own(error: sqlite3.Error) -> bool:
+    """Whether SQLite was called in this package."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]).startswith("latelier.")
 
 
 def _translate(error: sqlite3.Error, where: str) -> LatelierError:
