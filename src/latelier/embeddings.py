@@ -9,9 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
-from uuid import uuid4
 
 import numpy as np
 
@@ -36,6 +34,7 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.utils import check_count
 from latelier.utils.ranges import lengths_to_offsets, rows_of
 from latelier.utils.reading import as_path, open_binary
+from latelier.utils.writing import replaced
 
 if TYPE_CHECKING:
     import torch
@@ -382,17 +381,11 @@ class TokenEmbeddings(Sequence[Any]):
         tensors = {name: part.contiguous() for name, part in parts.items() if part is not None}
         kind = "torch" if self.is_torch else "numpy"
         metadata = {"latelier": "TokenEmbeddings", "version": _FORMAT_VERSION, "kind": kind}
-        temporary = path.parent / f".{path.name}.{uuid4().hex}"
         try:
-            save_file(tensors, temporary, metadata=metadata)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            with replaced(path) as new:
+                save_file(tensors, new, metadata=metadata)
         except (SafetensorError, OSError, ValueError) as error:  # ValueError: a surrogate in the name
             raise StorageError(f"could not write {str(path)!r}: {error}; an existing file is unchanged.") from error
-        finally:
-            with suppress(OSError, ValueError):
-                temporary.unlink()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TokenEmbeddings:

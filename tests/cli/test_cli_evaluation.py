@@ -295,5 +295,5 @@ def test_faulty_lines_are_listed_or_skipped(beir, run, run_file, tmp_path):
 def test_an_output_that_cannot_be_written_is_an_error(beir, run, run_file, tmp_path):
     result = run("evaluate", beir, "--run", run_file, "--output", tmp_path / "none" / "run.trec")
     assert result.exit_code == 1
-    assert "cannot write" in result.stderr
+    assert "could not write" in result.stderr
     assert not Path(tmp_path / "none").exists()

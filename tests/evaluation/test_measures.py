@@ -54,8 +54,9 @@ def test_negative_infinite_and_numpy_scores_only_order_the_documents():
 def test_a_query_without_results_counts_as_zero_and_is_named():
     run = {"q1": {"d1": 1.0}, "q2": {}, "unjudged": {"d1": 1.0}}
     qrels = {"q1": {"d1": 1}, "q2": {"d1": 1}, "q3": {"d1": 1}, "nothing judged": {}}
-    with pytest.warns(UserWarning, match=r"2 of 3 judged queries have no results .* count as 0: 'q2', 'q3'"):
+    with pytest.warns(UserWarning, match=r"2 of 3 judged queries have no results .* count as 0: 'q2', 'q3'") as caught:
         result = evaluate(run, qrels, ["nDCG@10"])
+    assert [each.filename for each in caught] == [__file__]
     assert result == {"nDCG@10": pytest.approx(1 / 3)}
     assert result.per_query == {"q1": {"nDCG@10": 1.0}, "q2": {"nDCG@10": 0.0}, "q3": {"nDCG@10": 0.0}}
 

@@ -158,7 +158,7 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
     with pytest.raises(InvalidArgumentError, match="NaN"):
         write_run({"q": {"d": float("nan")}}, tmp_path / "run.jsonl")
     assert read_run(tmp_path / "run.jsonl") == RUN
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(StorageError, match="could not write"):
         write_run(RUN, tmp_path / "none" / "run.jsonl")
 
 

@@ -54,8 +54,9 @@ def test_files_that_cannot_be_read_are_skipped_and_named(tmp_path):
     (tmp_path / "empty.txt").write_text(" \n\n")
     (tmp_path / "long.txt").write_text("x" * (2**24 + 1))
     (tmp_path / "zip.txt.gz").write_bytes(gzip.compress(b"text" * 1000)[:20])
-    with pytest.warns(UserWarning, match=r"skipped 4 files of .*\n  empty.txt: is empty: nothing to index"):
+    with pytest.warns(UserWarning, match=r"skipped 4 files of .*\n  empty.txt: is empty: nothing to index") as caught:
         found, skipped = read(tmp_path, glob=["*.txt", "*.gz"])
+    assert [each.filename for each in caught] == [__file__]
     assert [*found] == ["good.txt"]
     assert {name: reason.split("(")[0].strip() for name, reason in skipped.items()} == {
         "latin.txt": "is not UTF-8 text",

@@ -29,6 +29,10 @@ def test_tokens_decide_who_reads_and_who_writes(tokens, sent, read, write):
     assert (access.allows(header, "read"), access.allows(header, "write")) == (read, write)
 
 
+def test_tokens_are_not_shown():
+    assert repr(Access(READ, WRITE, ("https://a.org",))) == "Access(origins=('https://a.org',))"
+
+
 def test_another_scheme_is_no_token():
     assert not Access(READ).allows(f"Basic {READ}", "read")
     assert not Access(READ).allows(READ, "read")

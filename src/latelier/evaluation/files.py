@@ -5,13 +5,13 @@ Real collections have faulty lines, and a reader that stops at the first one mak
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.utils.reading import open_binary, text_lines
+from latelier.utils.warning import warn_caller
 
 __all__ = ["OnProblem", "Problems", "is_header", "numbered_lines"]
 
@@ -108,7 +108,7 @@ class Problems:
         places = "\n".join([*self._first, *([f"  and {hidden:,} more"] if hidden else [])])
         found = f"{source} has {self.total:,} problem{'s' if self.total > 1 else ''}"
         if self.on_problem == "warn":
-            warnings.warn(f"{found}; these lines are skipped:\n{places}", stacklevel=3)
+            warn_caller(f"{found}; these lines are skipped:\n{places}")
             return
         raise InvalidArgumentError(
             f'{found}:\n{places}\nRepair the files, or skip these lines: on_problem="warn", or --on-problem warn.'

@@ -11,7 +11,6 @@ import difflib
 import itertools
 import math
 import re
-import warnings
 from collections.abc import Iterable, Mapping
 from subprocess import SubprocessError
 from types import ModuleType
@@ -21,6 +20,7 @@ from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation.trec import Qrels, Run, check_evaluated, check_relevance, ranking, relevance_fault
 from latelier.utils.describing import describe
 from latelier.utils.html import bar, fragment, table
+from latelier.utils.warning import warn_caller
 
 __all__ = ["DEFAULT_MEASURES", "Evaluation", "default_measures", "evaluate", "evaluate_named", "largest_cutoff"]
 
@@ -282,9 +282,8 @@ def _check(run: Run, qrels: Qrels, label: str) -> None:
         )
     if missing:
         shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        warnings.warn(
-            f"{len(missing):,} of {len(qrels):,} judged queries have no results in {label} and count as 0: {shown}",
-            stacklevel=4,
+        warn_caller(
+            f"{len(missing):,} of {len(qrels):,} judged queries have no results in {label} and count as 0: {shown}"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from latelier.errors import StorageError
+from latelier.utils.writing import write_bytes
 
 __all__ = ["write_lines"]
 
@@ -24,7 +25,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     Raises
     ------
     StorageError
-        If the file cannot be written.
+        If the file cannot be written; an existing one is unchanged.
 
     Examples
     --------
@@ -36,7 +37,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     """
     try:
         contents = "".join(lines).encode()
-        # Without the time, so that the same lines give the same file.
-        path.write_bytes(gzip.compress(contents, mtime=0) if path.suffix == ".gz" else contents)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path, a lone surrogate in an id
-        raise StorageError(f"cannot write {path}: {error}.") from error
+    except UnicodeEncodeError as error:  # a lone surrogate in an id
+        raise StorageError(f"could not write {path}: {error}.") from error
+    # Without the time, so that the same lines give the same file.
+    write_bytes(path, gzip.compress(contents, mtime=0) if path.suffix == ".gz" else contents)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +14,7 @@ from torch import nn
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes.base import PathLike
 from latelier.utils.reading import as_path, is_file, parse_json
+from latelier.utils.writing import replaced
 
 __all__ = ["read_module", "write_module"]
 
@@ -47,16 +46,11 @@ def write_module(path: PathLike, module: nn.Module, arguments: Mapping[str, Any]
         "version": _FORMAT_VERSION,
         "arguments": json.dumps(dict(arguments)),
     }
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        save_file(tensors, temporary, metadata=metadata)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (SafetensorError, OSError) as error:
-        raise StorageError(f"could not write {path}: {error}; an existing file is unchanged.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        with replaced(path) as new:
+            save_file(tensors, new, metadata=metadata)
+    except (SafetensorError, OSError, ValueError) as error:  # ValueError: a surrogate in the name
+        raise StorageError(f"could not write {str(path)!r}: {error}; an existing file is unchanged.") from error
 
 
 def read_module(path: PathLike, cls: type[_Module]) -> _Module:

@@ -6,7 +6,6 @@ over thirty query tokens and a low temperature multiply.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +24,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.losses.batch import EmbeddedBatch, embed_batch
 from latelier.losses.mini_batches import MiniBatches
 from latelier.utils import check_flag, is_count
+from latelier.utils.warning import warn_caller
 
 __all__ = ["Loss", "LossOptions", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
 
@@ -74,8 +74,7 @@ class WarnOnce:
         """Warn, unless the same message was given before."""
         if message not in self._given:
             self._given.add(message)
-            # To the caller of the loss: past this frame, two of the loss or its batch, forward, two of nn.Module.
-            warnings.warn(message, stacklevel=7)
+            warn_caller(message)
 
 
 class Loss(nn.Module, ABC):

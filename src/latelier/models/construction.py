@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from latelier.models.recipe import Recipe
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import check_count
 from latelier.utils.describing import describe, short
+from latelier.utils.warning import warn_caller
 
 __all__ = ["DEFAULT_EMBEDDING_SIZE", "Construction"]
 
@@ -223,10 +223,9 @@ class Construction:
             )
         if self.embedding_size not in (None, embedding_size):
             has = "a head" if any(isinstance(module, Dense) for module in modules) else "vectors"
-            warnings.warn(
+            warn_caller(
                 f"embedding_size={self.embedding_size} is ignored: {name} was saved with {has} of {embedding_size} "
-                "dimensions, and keeps it.",
-                stacklevel=3,
+                "dimensions, and keeps it."
             )
 
     def _put_markers_before(self, prompts: dict[str, str | None]) -> None:

@@ -10,7 +10,6 @@ import fnmatch
 import os
 import re
 import stat
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from latelier.indexes.catalog.values import is_unicode
 from latelier.retrieve.documents import InputDocument
 from latelier.utils.describing import cut, describe, short
 from latelier.utils.reading import read_text
+from latelier.utils.warning import warn_caller
 
 __all__ = ["DocumentFolder", "markdown_title", "whole_file"]
 
@@ -185,7 +185,7 @@ class DocumentFolder:
         if self.skipped:
             named = "".join(f"\n  {_on_one_line(name)}: {reason}" for name, reason in self.skipped[:_MOST_NAMED])
             more = f"\n  and {len(self.skipped) - _MOST_NAMED:,} more" if len(self.skipped) > _MOST_NAMED else ""
-            warnings.warn(f"skipped {len(self.skipped):,} files of {self.folder}:{named}{more}", stacklevel=2)
+            warn_caller(f"skipped {len(self.skipped):,} files of {self.folder}:{named}{more}")
 
     def _list(self, folder: Path) -> None:
         """Add the files below a folder; it is the top of the tree, so an error of it is raised, not recorded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Request, Security
@@ -53,8 +53,8 @@ class Access:
     (False, False)
     """
 
-    read_token: str | None = None
-    write_token: str | None = None
+    read_token: str | None = field(default=None, repr=False)
+    write_token: str | None = field(default=None, repr=False)
     origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

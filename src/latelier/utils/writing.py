@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ from latelier.errors import InvalidArgumentError, StorageError
 from latelier.utils.describing import describe
 from latelier.utils.reading import as_path
 
-__all__ = ["write_bytes"]
+__all__ = ["replaced", "write_bytes"]
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
@@ -44,7 +45,8 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     try:
         mode = _mode(file)
         if mode is None or (stat.S_ISREG(mode) and not _is_descriptor(file)):
-            _replace(Path(os.path.realpath(file)), contents, mode)
+            with replaced(file) as new:
+                new.write_bytes(contents)
             return
     except OSError as error:
         reason = error.strerror or error
@@ -53,6 +55,36 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
         file.write_bytes(contents)
     except OSError as error:
         raise StorageError(f"could not write {file}: {error.strerror or error}.") from error
+
+
+@contextmanager
+def replaced(file: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which takes the place of a regular one after the ``with`` block.
+
+    Parameters
+    ----------
+    file
+        What is replaced; it may be missing. The new file gets its permissions, and a symbolic link to it stays.
+
+    Raises
+    ------
+    OSError
+        If the file system reports an error; as after an error in the block, the file is unchanged.
+    ValueError
+        If the path holds a surrogate or a null character.
+    """
+    mode, old = _mode(file), Path(os.path.realpath(file))
+    new = old.with_name(f".{uuid4().hex}.tmp")  # a name of its own: that of the file may have no room for more
+    try:
+        yield new
+        with new.open("rb+") as written:
+            os.fsync(written.fileno())
+        if mode is not None:
+            new.chmod(stat.S_IMODE(mode))
+        new.replace(old)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
 
 
 def _mode(file: Path) -> int | None:
@@ -72,19 +104,3 @@ def _is_descriptor(file: Path) -> bool:
         if not file.is_symlink():
             return False
         file = file.parent / file.readlink()
-
-
-def _replace(file: Path, contents: bytes, mode: int | None) -> None:
-    """Put a new file in the place of a regular one, whose permissions it gets, or of none."""
-    temporary = file.with_name(f".{uuid4().hex}.tmp")  # a name of its own: that of the file may have no room for more
-    try:
-        with temporary.open("xb") as writer:
-            writer.write(contents)
-            writer.flush()
-            os.fsync(writer.fileno())
-        if mode is not None:
-            temporary.chmod(stat.S_IMODE(mode))
-        temporary.replace(file)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)

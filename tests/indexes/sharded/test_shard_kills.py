@@ -42,6 +42,13 @@ def test_a_snapshot_outlives_the_process_of_its_shard_as_long_as_nobody_writes(t
         assert index.search(QUERY, k=30) == before
 
 
+def test_replicas_of_each_shard_take_turns(tmp_path):
+    index, _ = filled(tmp_path / "index", replicas=2)
+    with index, index._views.open() as view:
+        chosen = [[shard.begin("numbered_ids", (None,))[0] for shard in view.shards] for _ in range(4)]
+    assert chosen == [[0, 0], [1, 1], [0, 0], [1, 1]]
+
+
 def test_another_replica_answers_at_once(tmp_path):
     index, state = filled(tmp_path / "index", replicas=2)
     with index:

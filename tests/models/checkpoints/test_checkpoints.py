@@ -125,8 +125,11 @@ def test_a_trained_dense_head_is_kept(tiny, tmp_path, caplog):
     assert kinds(model) == ["Transformer", "Dense", "MultiVectorMask", "Normalize"]
     torch.testing.assert_close(model[1].linear.weight.detach(), head(64))
     assert model.encode_document("pear").shape[1] == model.embedding_size == 64
-    with pytest.warns(UserWarning, match="embedding_size=8 is ignored: .* a head of 64 dimensions, and keeps it"):
+    with pytest.warns(
+        UserWarning, match="embedding_size=8 is ignored: .* a head of 64 dimensions, and keeps it"
+    ) as caught:
         assert ColBERT(folder, embedding_size=8, device="cpu").embedding_size == 64
+    assert [each.filename for each in caught] == [__file__]
     model.save(tmp_path / "ours")
     assert_same(ColBERT(tmp_path / "ours", device="cpu").encode_query(QUERIES), model.encode_query(QUERIES))
 
@@ -151,8 +154,11 @@ def test_dense_layers_are_applied_as_sentence_transformers_applies_them(tiny, tm
 
 def test_what_works_on_the_pooled_vector_alone_is_left_out_by_name(tiny, tmp_path):
     folder = dense_with_head(tiny, tmp_path / "wide", in_features=768)  # as behind two poolings side by side
-    with pytest.warns(UserWarning, match="the Dense of .*wide is left out: it reads 768 numbers, and a token has 48"):
+    with pytest.warns(
+        UserWarning, match="the Dense of .*wide is left out: it reads 768 numbers, and a token has 48"
+    ) as caught:
         model = ColBERT(folder, device="cpu")
+    assert [each.filename for each in caught] == [__file__]
     assert model.encode_document("pear").shape[1] == 128  # a head to learn, as for any encoder
     folder = dense_with_head(tiny, tmp_path / "norm")
 

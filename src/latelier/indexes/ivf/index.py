@@ -39,12 +39,13 @@ from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import StoredSizes
 from latelier.indexes.stored import StoredIndex
-from latelier.indexes.warning import warn_caller, warn_of_damage
+from latelier.indexes.warning import warn_of_damage
 from latelier.indexes.why_not_report import WhyNotReport
 from latelier.kernels.first_use import FirstUse
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_count, is_count
+from latelier.utils.warning import warn_caller
 
 if TYPE_CHECKING:
     import torch

@@ -55,14 +55,13 @@ class HeldShard:
         Those of all replicas, which are equal unless a change of the keyword index was interrupted.
     """
 
-    _turn = itertools.count()
-
     def __init__(self, replicas: Sequence[Replica], key: tuple[Any, ...], pinned: Sequence[Pinned]) -> None:
         self.key = key
         self.pinned = pinned[0]
         self.tokenizers = {each.tokenizer for each in pinned}
         self.users = 0
         self._replicas = replicas
+        self._turn = itertools.count()
         # For each replica: what it holds, None if its process has died; and how often it was opened before.
         self._names: list[str | None] = [each.name for each in pinned]
         self._opened = [replica.opened for replica in replicas]

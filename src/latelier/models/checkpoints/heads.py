@@ -7,13 +7,14 @@ parts.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
+
+from latelier.utils.warning import warn_caller
 
 __all__ = ["LoadedModules", "trained_heads"]
 
@@ -72,5 +73,5 @@ def _token_heads(loaded: LoadedModules) -> list[Dense]:
             continue
         kind = type(module).__name__
         reason = f"reads {reads} numbers, and a token has {width}" if reads else "works on pooled vectors"
-        warnings.warn(f"the {kind} of {loaded.name} is left out: it {reason}.", stacklevel=2)
+        warn_caller(f"the {kind} of {loaded.name} is left out: it {reason}.")
     return heads

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from math import log
 from typing import Any
-from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,6 +27,7 @@ from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.cpu.onnx_forward import exported_session, known_fingerprint, onnx_forward
 from latelier.utils.cache import cache_folder
 from latelier.utils.describing import describe
+from latelier.utils.writing import replaced
 
 __all__ = ["check_backend", "cpu_forwards"]
 
@@ -152,10 +152,9 @@ def _recall_or_measure(encoder: nn.Module) -> bool:
         return path.read_text(encoding="utf-8") == "onnx"
     except (OSError, ValueError):
         is_faster = _is_faster(encoder)
-    unfinished = path.with_name(f"unfinished-{uuid4().hex}")
     try:
-        unfinished.write_text("onnx" if is_faster else "torch", encoding="utf-8")
-        unfinished.replace(path)
+        with replaced(path) as new:
+            new.write_text("onnx" if is_faster else "torch", encoding="utf-8")
     except OSError as error:
         logger.info("the choice of a backend is not remembered: %s", error)
     return is_faster
