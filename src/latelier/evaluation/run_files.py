@@ -203,9 +203,9 @@ def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable
         )
     exists = os.path.lexists(path)
     # A device or a pipe is written itself, also in a folder that may not be written; a file is replaced by a new one.
-    places = ([path] if exists else []) + (
-        [] if exists and not path.is_file() else [Path(os.path.realpath(path)).parent]
-    )
+    places = [path] if exists else []
+    if not exists or path.is_file():
+        places.append(Path(os.path.realpath(path)).parent)
     for place in places:
         if not os.access(place, os.W_OK):
             raise StorageError(f"cannot write {path}: no permission to write {place}; name another file.")
