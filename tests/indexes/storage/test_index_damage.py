@@ -1,6 +1,7 @@
 """Damaged files and full disks: named, kept apart from what is whole, and mended by what the message says."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -141,6 +142,17 @@ def test_a_file_put_back_makes_the_index_whole(folder):
     with indexes.open(folder) as index:
         assert index.verify().is_whole
         assert index.check().recall == 1.0
+
+
+def test_a_copy_without_the_log_is_no_new_index(tmp_path):
+    with indexes.Flat(tmp_path / "index") as index:
+        index.add(OLD, matrices([3, 3, 3, 3]))
+        shutil.copytree(tmp_path / "index", tmp_path / "copy")
+        shutil.copytree(tmp_path / "index", tmp_path / "bare", ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+    with indexes.Flat(tmp_path / "copy") as copy:
+        assert copy.ids() == OLD
+    with pytest.raises(CorruptedIndexError, match=r"bare is empty, but there are segments: .*catalog\.sqlite-wal is"):
+        indexes.Flat(tmp_path / "bare")
 
 
 def test_a_catalog_that_is_no_database_is_named(folder):

@@ -418,6 +418,8 @@ class Storage:
                 # Another process may have written its configuration meanwhile.
                 stored = schema.read_configuration(begin(), where)
                 if stored is None:
+                    if self._store.names():
+                        raise _without_log(where)
                     stored = schema.create(begin(), configuration)
                     if tokenizer is not None:
                         make_keywords(begin(), tokenizer)
@@ -427,6 +429,13 @@ class Storage:
                 "indexes.open(path) opens both kinds."
             )
         return stored
+
+
+def _without_log(where: str) -> CorruptedIndexError:
+    return CorruptedIndexError(
+        f"the catalog of the index in {where} is empty, but there are segments: its file {CATALOG}-wal is missing, "
+        "which held what had not been written to the catalog yet. Copy the folder again with all of its files."
+    )
 
 
 def without_texts() -> LatelierError:
