@@ -168,7 +168,7 @@ def test_more_keys_than_columns_are_reached_through_the_json(attacked):
         ("year > ?2", (1, 2, 3), "received 3 values, but expected 2"),
         ("year > :x", {"y": 1}, "cannot be evaluated: received values for 'y', but no value for 'x'"),
         ("year > ?", {"y": 1}, r"received values for 'y', but a \? needs a tuple of values"),
-        ("year > ?", ([1],), "cannot be evaluated: .*(type|parameter)"),
+        ("year > ?", ([1],), "cannot be evaluated: received list as a value"),
         ("year > ?", (2**70,), "cannot be evaluated: .*beyond 64 bits"),
         ("year > ?", "x", "received str as the filter's parameters"),
         ("year > ?", 5, "received int as the filter's parameters"),

@@ -6,7 +6,7 @@ import difflib
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NoReturn
 
 import numpy as np
@@ -62,7 +62,8 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
             f"received {short(expression)} as a filter; give an SQL expression such as "
             "\"year >= 2020 AND lang = 'en'\", or a list of expressions that must all hold."
         )
-    if isinstance(parameters, (str, bytes)) or not isinstance(parameters, Iterable):
+    # A set has no order, in which its values could be given to several ?.
+    if isinstance(parameters, (str, bytes, Set)) or not isinstance(parameters, Iterable):
         raise InvalidArgumentError(
             f"received {type(parameters).__name__} as the filter's parameters; give a tuple of values, or a dict for "
             ":name."
@@ -161,8 +162,6 @@ def _json_value(key: str) -> str:
 def _explain(reason: str, filter: Filter) -> str:
     if "too big" in reason:
         reason += f"; a value may have up to {MOST_BYTES >> 20} MiB"
-    if "type 'list'" in reason or "type 'tuple'" in reason:
-        reason += "; a list takes one ? for each of its values: x IN (?, ?)"
     if "stack overflow" in reason or "too large (maximum depth" in reason:
         reason += "; nest less, and write many alternatives as x IN (...)"
     return f"the filter {shorten(filter.expression, 200)!r} cannot be evaluated: {shorten(reason, 300)}."

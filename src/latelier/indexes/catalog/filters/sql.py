@@ -6,6 +6,7 @@ parameters are numbered. A `Filter` holds SQL with gaps for its fields, since ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
@@ -65,7 +66,8 @@ class Filter(NamedTuple):
         Raises
         ------
         InvalidArgumentError
-            If their number is wrong, a name is missing, or a value is an array or an integer of more than 64 bits.
+            If their number is wrong, a name is missing, or a value is none of SQLite's: an array, NaN, an integer of
+            more than 64 bits.
         """
         if isinstance(parameters, Mapping):
             missing = [slot for slot in dict.fromkeys(self.slots) if slot not in parameters]
@@ -91,16 +93,14 @@ class Filter(NamedTuple):
             value = value.item()
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise self._bind_error("received an integer beyond 64 bits, sign included, as a value; give a float")
-        if isinstance(value, bytes):
+        if isinstance(value, float) and math.isnan(value):
+            raise self._bind_error("received NaN as a value, which no document has; IS NULL finds those without one")
+        if value is None or isinstance(value, (int, float, str, bytes)):
             return value
-        try:
-            memoryview(value)
-        except TypeError:
-            return value
-        # SQLite would take it as a BLOB, which is greater than any number and any text.
+        # Arrays SQLite would take as BLOBs, which are greater than any number and any text.
         raise self._bind_error(
-            f"received {type(value).__name__} as a value; give a number, a str or None, and one ? for each value of a "
-            "list: x IN (?, ?)"
+            f"received {type(value).__name__} as a value; give a number, a str or None, a date as the text that is "
+            "stored, and one ? for each value of a list: x IN (?, ?)"
         )
 
     def _bind_error(self, reason: str) -> InvalidArgumentError:
