@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -233,6 +233,101 @@ def test_a_click_on_a_value_filters_by_exactly_this_value_or_is_not_offered(brow
     assert odd.get_by_role("button").all_inner_texts() == ["isbn: 3"]
     assert set(odd.locator("span").all_text_contents()) == {"id: 5", "text: other", "lines: a\nb"}
     assert errors == []
+    page.close()
+    server.stop()
+
+
+def test_numbers_beyond_what_javascript_or_sqlite_counts_exactly_are_found(browser, shallow, tmp_path):
+    numbers = {
+        "large": 1e20,
+        "whole": float(2**60),
+        "negative": -1e19,
+        "huge": 2**64,
+        "least": 2**63,
+        "exact": -(2**63),
+    }
+    with Retriever(shallow, tmp_path / "numbers", device="cpu") as retriever:
+        retriever.add([{"id": name, "text": "The moon.", name: number} for name, number in numbers.items()])
+        retriever.add([{"id": "other", "text": "The sun."} | dict.fromkeys(numbers, 0.5)])
+    server = Process(str(tmp_path / "numbers"), "--model", shallow, "--device", "cpu", "--no-log")
+    page = browser.new_page()
+    page.goto(f"{server.url}/?q=planets")
+    found = page.locator("#results h2")
+    expect(found).to_have_count(7, timeout=60_000)
+    for name in numbers:
+        page.locator("#results > li", has=page.locator("h2", has_text=name)).locator(".metadata button").click()
+        expect(found).to_have_text([name], timeout=60_000)
+        page.reload()
+        expect(found).to_have_text([name], timeout=60_000)
+        page.get_by_role("button", name="Remove this filter").click()
+        expect(found).to_have_count(7, timeout=60_000)
+    page.click("#add-condition")
+    condition = page.locator("#conditions li")
+    condition.locator("select").first.select_option("large")
+    condition.locator("input").fill("100000000000000000000")
+    expect(found).to_have_text(["large"], timeout=60_000)
+    page.close()
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "unknown"),
+    [
+        ({"filter": '["zzz","=","1"]'}, 'filter ["zzz","=","1"]'),
+        ({"filter": '["year","~","1"]'}, 'filter ["year","~","1"]'),
+        ({"filter": "damaged"}, "filter damaged"),
+        ({"index": "nope"}, "index nope"),
+        ({"index": "nope", "filter": '["year","=","1"]'}, 'index nope, filter ["year","=","1"]'),
+        ({"mode": "magic", "k": "7"}, "mode magic, k 7"),
+    ],
+)
+def test_an_address_with_something_unknown_names_it_and_searches_nothing(page, url, address, unknown):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/search") else None)
+    page.goto(f"{url}/?{urlencode({'q': 'moon'} | address)}")
+    status = page.get_by_role("status").first
+    message = f"Not searched, because the address names what is unknown here: {unknown}. Press Search to leave it out."
+    expect(status).to_have_text(message, timeout=60_000)
+    page.wait_for_timeout(500)
+    assert (ids(page), asked) == ([], [])
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(status).to_have_text(re.compile(r"^4 documents in"), timeout=60_000)
+    assert parse_qs(urlsplit(page.url).query) == {"q": ["moon"]}
+
+
+def test_a_condition_that_is_known_stays_beside_one_that_is_not(page, url):
+    filters = urlencode([("q", "moon"), ("filter", '["kind","=","sky"]'), ("filter", '["zzz","=","1"]')])
+    page.goto(f"{url}/?{filters}")
+    expect(page.locator("#status")).to_contain_text('filter ["zzz","=","1"]. Press Search', timeout=60_000)
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.locator("#status")).to_contain_text("2 documents in", timeout=60_000)
+    assert set(ids(page)) == {"moon", "mars"}
+
+
+def test_each_token_restores_the_search_once(browser, shallow, tmp_path, monkeypatch):
+    with Retriever(shallow, tmp_path / "closed", device="cpu") as retriever:
+        retriever.add([{"id": "moon", "text": "The moon.", "kind": "sky"}])
+        retriever.add([{"id": "fruit", "text": "Bananas are healthy.", "kind": "food"}])
+    monkeypatch.setenv("LATELIER_READ_TOKEN", "r" * 20)
+    server = Process(str(tmp_path / "closed"), "--model", shallow, "--device", "cpu", "--no-log")
+    page = browser.new_page()
+    search = urlencode({"q": "planets", "filter": '["kind","=","sky"]'})
+    page.goto(f"{server.url}/?{search}")
+    row, found = page.locator("#token-row"), page.locator("#results h2")
+    expect(row).to_be_visible()
+    page.fill("#token", "w" * 20)
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_have_class("error")
+    page.fill("#token", "r" * 20)
+    page.keyboard.press("Enter")
+    expect(found).to_have_text(["moon"], timeout=60_000)
+    expect(row).to_be_hidden()
+    expect(page.locator("#query")).to_be_focused()
+    expect(page.locator("#conditions li")).to_have_count(1)
+    page.evaluate("document.getElementById('token').dispatchEvent(new Event('change'))")  # as a second token does
+    page.wait_for_timeout(500)
+    expect(page.locator("#conditions li")).to_have_count(1)
+    expect(found).to_have_text(["moon"])
     page.close()
     server.stop()
 

@@ -26,12 +26,16 @@ const parsed = (json) =>
     return key === "id" ? context.source : BigInt(context.source);
   });
 
-// Filters compare integers of more than 64 bits as the server stores them, rounded.
-const spelled = (body) =>
-  JSON.stringify(body, (key, value) => {
-    if (typeof value !== "bigint") return value;
-    return keepsIntegers && BigInt.asIntN(64, value) === value ? JSON.rawJSON(String(value)) : Number(value);
-  });
+// As JSON.stringify, but all digits of integers of 64 bits are kept; the server takes larger ones only as floats, with
+// an exponent, and so it stores them.
+function spelled(value) {
+  if (typeof value === "bigint" && BigInt.asIntN(64, value) === value) return String(value);
+  const isLarge = Number.isInteger(value) && !Number.isSafeInteger(value);
+  if (typeof value === "bigint" || isLarge) return Number(value).toExponential();
+  if (Array.isArray(value)) return `[${value.map(spelled)}]`;
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([key, part]) => `${JSON.stringify(key)}:${spelled(part)}`)}}`;
+}
 
 async function request(path, body, signal) {
   const headers = { "content-type": "application/json" };

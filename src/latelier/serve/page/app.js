@@ -50,6 +50,8 @@ function parameter(typed) {
 
 // The spelling of a value that `parameter` turns back into it; an empty one would be no condition.
 function spelled(value) {
+  // A float: its digits in full would be those of another integer.
+  if (Number.isInteger(value) && !Number.isSafeInteger(value)) return value.toExponential();
   const isClear = typeof value !== "string" || (value !== "" && parameter(value) === value);
   return isClear ? String(value) : `"${value}"`;
 }
@@ -97,21 +99,31 @@ function remember() {
   history.replaceState(null, "", query ? `?${query}` : location.pathname);
 }
 
+// Takes over the address and returns what of it this server does not know.
 function restore() {
   const address = new URLSearchParams(location.search);
+  const unknown = [];
   at("query").value ||= address.get("q") ?? ""; // what has been typed meanwhile stays
-  for (const name of choices) {
+  for (const name of choices.filter((name) => address.has(name))) {
     const control = at(name);
-    if ([...control.options].some((option) => option.value === address.get(name))) control.value = address.get(name);
+    const wanted = address.get(name);
+    if ([...control.options].some((option) => option.value === wanted)) control.value = wanted;
+    else unknown.push(`${name} ${wanted}`);
   }
+  // The filters of an unknown index are not those of another one.
+  const fields = (address.get("index") ?? current()?.name) === current()?.name ? current()?.fields ?? [] : [];
+  at("conditions").replaceChildren();
   for (const text of address.getAll("filter")) {
+    let field, operator, value;
     try {
-      const [field, operator, value] = JSON.parse(text);
-      if (current()?.fields.includes(field) && OPERATORS.includes(operator)) condition(field, operator, String(value));
+      [field, operator, value] = JSON.parse(text);
     } catch {
-      // A damaged link: the other conditions still hold.
+      // A damaged link: it has no field, so it is unknown.
     }
+    if (fields.includes(field) && OPERATORS.includes(operator)) condition(field, operator, String(value));
+    else unknown.push(`filter ${text}`);
   }
+  return unknown;
 }
 
 function say(message, isError = false) {
@@ -255,9 +267,14 @@ async function start() {
   }
   at("index").replaceChildren(...indexes.map((index) => element("option", {}, index.name)));
   at("index-label").hidden = indexes.length < 2;
-  restore();
+  if (document.activeElement === at("token")) at("query").focus();
+  at("token-row").hidden = true;
+  const unknown = restore();
   describeIndex();
-  run();
+  if (!unknown.length) return run();
+  clearTimeout(timer);
+  const names = unknown.join(", ");
+  say(`Not searched, because the address names what is unknown here: ${names}. Press Search to leave it out.`, true);
 }
 
 at("form").addEventListener("submit", (event) => {
