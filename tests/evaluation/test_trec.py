@@ -64,7 +64,7 @@ def test_reads_gzip_tabs_and_any_white_space(tmp_path):
         ({"q": {"d\u00a01": 1.0}}, "n", "document id .* cannot be written to a TREC file"),
         ({"q": {"": 1.0}}, "n", "document id '' cannot be written to a TREC file"),
         ({"q": {"d": 1.0}}, "my run", "run name 'my run' cannot be written to a TREC file"),
-        ({"q": {"d": math.nan}}, "n", "document 'd' of query 'q' has score NaN"),
+        ({"q": {"d": math.nan}}, "n", "document 'd' of query 'q' in the run has score NaN"),
         (None, "n", "received None as run; expected"),
         ({"q": ["d"]}, "n", r"received \['d'\] \(list\) as query 'q' of the run"),
         ({"q": {"d": "high"}}, "n", "document 'd' has 'high' .*, which is not a number"),

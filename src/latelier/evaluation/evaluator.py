@@ -87,6 +87,8 @@ class RetrievalEvaluator(BaseEvaluator):
     ...     qrels={"q1": {"d2": 1}},
     ... )
     >>> evaluator = RetrievalEvaluator(collection, ["RR@10"], name="toy")
+    >>> evaluator
+    RetrievalEvaluator(Collection(2 documents, 1 query, 1 qrel), ['RR@10'], k=100)
     >>> name = "sentence-transformers/all-MiniLM-L6-v2"
     >>> evaluator(ColBERT.from_dense(name, device="cpu"))
     {'toy_RR@10': 1.0}
@@ -129,6 +131,9 @@ class RetrievalEvaluator(BaseEvaluator):
         self.primary_metric = f"{name}_{self.measures[0]}" if name else self.measures[0]
         self.run: dict[str, dict[str, float]] | None = None
         self.evaluation: Evaluation | None = None
+
+    def __repr__(self) -> str:
+        return f"RetrievalEvaluator({self.collection}, {self.measures}, k={self.k})"
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import difflib
 import itertools
-import math
 import re
 from collections.abc import Iterable, Mapping
 from subprocess import SubprocessError
@@ -17,7 +16,15 @@ from types import ModuleType
 from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation.trec import Qrels, Run, check_evaluated, check_relevance, ranking, relevance_fault
+from latelier.evaluation.trec import (
+    Qrels,
+    Run,
+    check_evaluated,
+    check_relevance,
+    check_scores,
+    ranking,
+    relevance_fault,
+)
 from latelier.utils.describing import describe
 from latelier.utils.html import bar, fragment, table
 from latelier.utils.warning import warn_caller
@@ -268,12 +275,7 @@ def _check(run: Run, qrels: Qrels, label: str) -> None:
     if not any(run.values()):
         found = f"none of its {len(run):,} queries has a document" if run else "it has no query"
         raise InvalidArgumentError(f"{label} is empty: {found}; expected {{query id: {{document id: score}}}}.")
-    for query, scores in run.items():
-        for document, score in scores.items():
-            if math.isnan(score):
-                raise InvalidArgumentError(
-                    f"document {document!r} of query {query!r} in {label} has score NaN, which cannot be ranked."
-                )
+    check_scores(run, label)
     missing = [query for query in qrels if not run.get(query)]
     if len(missing) == len(qrels):
         raise InvalidArgumentError(

@@ -6,7 +6,6 @@ The format is that of the first line, so names do not matter, and pipes can be r
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -20,6 +19,7 @@ from latelier.evaluation.trec import (
     Run,
     add_entry,
     check_evaluated,
+    check_scores,
     check_trec_ids,
     qrels_from_lines,
     ranking,
@@ -158,15 +158,12 @@ def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
         write_trec(run, path, name)
         return
     check_evaluated(run, "run")
+    check_scores(run, "the run")
     _check_not_empty("query id", run)
     lines = []
     for query, scores in run.items():
         _check_not_empty("document id", scores)
         for document, score in ranking(scores):
-            if math.isnan(score):
-                raise InvalidArgumentError(
-                    f"document {document!r} of query {query!r} has score NaN, which cannot be ranked."
-                )
             lines.append(json.dumps({"query_id": query, "document_id": document, "score": score}) + "\n")
     write_lines(path, lines)
 

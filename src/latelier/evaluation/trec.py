@@ -24,6 +24,7 @@ __all__ = [
     "add_entry",
     "check_evaluated",
     "check_relevance",
+    "check_scores",
     "check_str_ids",
     "check_table",
     "check_trec_ids",
@@ -108,16 +109,13 @@ def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
     {'q1': {'d2': 1.25, 'd1': 0.5}}
     """
     check_evaluated(run, "run")
+    check_scores(run, "the run")
     check_trec_ids("run name", [name])
     check_trec_ids("query id", run)
     lines = []
     for query, scores in run.items():
         check_trec_ids("document id", scores)
         for rank, (document, score) in enumerate(ranking(scores), start=1):
-            if math.isnan(score):
-                raise InvalidArgumentError(
-                    f"document {document!r} of query {query!r} has score NaN, which cannot be ranked."
-                )
             lines.append(f"{query} Q0 {document} {rank} {score!r} {name}\n")
     write_lines(as_path(path), lines)
 
@@ -329,6 +327,29 @@ def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None
     check_str_ids("query id", table, name)
     for row in table.values():
         check_str_ids("document id", row, name)
+
+
+def check_scores(run: Run, label: str) -> None:
+    """Check that the documents of a run can be ranked.
+
+    Parameters
+    ----------
+    run
+        The run.
+    label
+        What the message calls it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a score is NaN.
+    """
+    for query, scores in run.items():
+        for document, score in scores.items():
+            if math.isnan(score):
+                raise InvalidArgumentError(
+                    f"document {document!r} of query {query!r} in {label} has score NaN, which cannot be ranked."
+                )
 
 
 def check_str_ids(what: str, ids: Iterable[object], name: str) -> None:

@@ -87,13 +87,18 @@ def divide(index: StoredIndex, numbers: tuple[int, int], shards: int) -> dict[in
 
 def merge(given: Sequence[StagedBatch]) -> StagedBatch:
     """Return the documents of several batches (at least one) in ascending order of their numbers."""
+    whole = concatenate(given)
+    return _select(whole, np.argsort(whole.numbers))
+
+
+def concatenate(given: Sequence[StagedBatch]) -> StagedBatch:
+    """Return the documents of several batches (at least one), one batch after the other."""
     batches = [each.batch for each in given]
     numbers = np.concatenate([each.numbers for each in given])
     arrays = {name: np.concatenate([batch.arrays[name] for batch in batches]) for name in batches[0].arrays}
     lengths = np.concatenate([batch.lengths for batch in batches])
     documents = [document for batch in batches for document in batch.documents]
-    whole = DocumentBatch(documents, lengths, batches[0].dim, arrays)
-    return _select(StagedBatch(whole, numbers), np.argsort(numbers))
+    return StagedBatch(DocumentBatch(documents, lengths, batches[0].dim, arrays), numbers)
 
 
 def _select(given: StagedBatch, positions: np.ndarray) -> StagedBatch:

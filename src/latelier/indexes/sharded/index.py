@@ -46,6 +46,7 @@ from latelier.indexes.warning import warn_of_damage
 from latelier.indexes.why_not_report import WhyNotReport
 from latelier.utils.checks import check_count
 from latelier.utils.progress import progress_bar
+from latelier.utils.ranges import lengths_to_offsets
 from latelier.utils.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -453,8 +454,8 @@ class Sharded(Index):
             write.replace, write.prefixes = replace, list(prefixes)
             read = batches.read(view.dim, lambda embeddings, _: {"vectors": embeddings.vectors})
             for batch in forks.iterate_outside(read):
-                offsets = np.concatenate([[0], np.cumsum(batch.lengths)])
-                write.insert(batch.documents, TokenEmbeddings(batch.arrays["vectors"], offsets))
+                embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
+                write.insert(batch.documents, embeddings)
 
     def _by_shard(self, view: ShardsView, method: str, ids: Sequence[Id]) -> dict[int, Any]:
         """Return the result of a method of `ShardReader` for those shards that hold some of the ids."""

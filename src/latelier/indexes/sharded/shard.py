@@ -23,7 +23,7 @@ from latelier.indexes.ivf import IVF
 from latelier.indexes.memory import MemoryReport
 from latelier.indexes.results import Id, VerifyReport
 from latelier.indexes.search_mode import Tokenizer
-from latelier.indexes.sharded.handover import merge
+from latelier.indexes.sharded.handover import concatenate, merge
 from latelier.indexes.sharded.requests import ShardReader
 from latelier.indexes.sharded.staging import Manifest, StagedBatch, StagedTransaction, staged_versions
 from latelier.indexes.statistics import IndexStatistics
@@ -425,16 +425,7 @@ def _merged(staged: Iterator[StagedBatch], batch_bytes: int) -> Iterator[StagedB
         waiting.append(each)
         size += sum(array.nbytes for array in each.batch.arrays.values())
         if size >= batch_bytes:
-            yield _merge(waiting)
+            yield concatenate(waiting)
             waiting, size = [], 0
     if waiting:
-        yield _merge(waiting)
-
-
-def _merge(staged: Sequence[StagedBatch]) -> StagedBatch:
-    batches = [each.batch for each in staged]
-    arrays = {name: np.concatenate([batch.arrays[name] for batch in batches]) for name in batches[0].arrays}
-    documents = [document for batch in batches for document in batch.documents]
-    lengths = np.concatenate([batch.lengths for batch in batches])
-    merged = DocumentBatch(documents, lengths, batches[0].dim, arrays)
-    return StagedBatch(merged, np.concatenate([each.numbers for each in staged]))
+        yield concatenate(waiting)

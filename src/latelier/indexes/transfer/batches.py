@@ -42,6 +42,8 @@ class TransferBatch(NamedTuple):
     >>> matrices = [np.eye(2, dtype="float32"), np.ones((1, 2), dtype="float32")]
     >>> vectors = TokenEmbeddings.from_list(matrices)
     >>> batch = TransferBatch(["a", "b"], vectors, ["one", None], [{}, {}])
+    >>> batch
+    TransferBatch(2 documents, 3 tokens)
     >>> batch.nbytes
     array([19,  8])
     >>> batch.select([1]).ids
@@ -52,6 +54,9 @@ class TransferBatch(NamedTuple):
     embeddings: TokenEmbeddings
     texts: list[str | None]
     metadata: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        return f"TransferBatch({len(self.ids):,} documents, {self.embeddings.num_tokens:,} tokens)"
 
     @property
     def nbytes(self) -> np.ndarray:
