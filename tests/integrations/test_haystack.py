@@ -1,9 +1,12 @@
 """`HaystackRetriever` and `HaystackRanker` in pipelines of haystack-ai, and its filters under its own tests."""
 
 import asyncio
+import copy
+import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from haystack.components.builders import PromptBuilder
 from haystack.core.errors import DeserializationError, SerializationError
 from haystack.errors import FilterError
 from haystack.testing.document_store import FilterDocumentsTest
+from haystack.tools import ComponentTool
 from haystack.utils.filters import document_matches_filter
 
 from latelier import indexes
@@ -93,7 +97,7 @@ def test_a_pipeline_is_saved_as_yaml_and_loaded(folder, minilm):
     again = Pipeline.loads(saved, allowed_modules=["latelier"])
     assert again.to_dict()["components"] == pipeline.to_dict()["components"]
     retriever = again.get_component("retriever")
-    assert retriever._retriever is None  # not opened before it is needed
+    assert retriever._searched._retriever is None  # not opened before it is needed
     assert again.run(inputs)["prompt"]["prompt"] == "The moon is far away from the earth."
     assert asyncio.run(again.run_async(inputs))["prompt"]["prompt"] == "The moon is far away from the earth."
     for each in (pipeline, again):
@@ -140,14 +144,92 @@ def test_a_query_that_is_no_text_is_an_error(fruit):
 def test_who_opens_the_index_closes_it(folder, fruit, searcher):
     opened = HaystackRetriever(folder, device="cpu", top_k=1)
     opened.warm_up()
-    first = opened._retriever
+    first = opened._searched._retriever
     assert ids(opened.run("kings of Rome")) == ["7"]
-    assert opened._retriever is first
+    assert opened._searched._retriever is first
     opened.close()
     with pytest.raises(LatelierError, match="closed"):
         first.search("kings of Rome")
     fruit.close()
     assert len(searcher.search("kings of Rome", k=1)) == 1
+
+
+def test_closing_waits_for_searches_that_run(folder, monkeypatch):
+    """A search that begins while `close` waits opens the folder again."""
+    entered, released, order = threading.Event(), threading.Event(), []
+    component = HaystackRetriever(folder, device="cpu", top_k=1)
+    component.warm_up()
+    first = component._searched._retriever
+    search = Retriever.search
+
+    def held(self, *arguments, **options):
+        if self is first:
+            entered.set()
+            assert released.wait(30)
+        return search(self, *arguments, **options)
+
+    monkeypatch.setattr(Retriever, "search", held)
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(component.run, "kings of Rome")
+        running.add_done_callback(lambda _: order.append("searched"))
+        assert entered.wait(30)
+        closing = threads.submit(component.close)
+        closing.add_done_callback(lambda _: order.append("closed"))
+        while component._searched._retriever is first:
+            assert not closing.done()
+        assert ids(component.run("kings of Rome")) == ["7"]
+        assert order == []
+        released.set()
+        assert ids(running.result(30)) == ["7"]
+        closing.result(30)
+    with pytest.raises(LatelierError, match="closed"):
+        first.index.search([np.ones((1, 384), "float32")])
+    assert ids(component.run("kings of Rome")) == ["7"]
+    component.close()
+
+
+def test_searches_go_on_while_others_close(folder):
+    component = HaystackRetriever(folder, device="cpu", top_k=1)
+
+    def work(i):
+        return component.close() if i % 4 == 3 else ids(component.run("kings of Rome"))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(work, range(24))) == [["7"], ["7"], ["7"], None] * 6
+    component.close()
+
+
+def copies(component):
+    return copy.deepcopy(component), pickle.loads(pickle.dumps(component))
+
+
+def test_copies_open_and_load_their_own(folder, minilm):
+    pipeline = Pipeline()
+    pipeline.add_component("retriever", HaystackRetriever(folder, device="cpu"))
+    pipeline.add_component("ranker", HaystackRanker(minilm, device="cpu", top_k=1))
+    pipeline.connect("retriever.documents", "ranker.documents")
+    inputs = {"retriever": {"query": "kings"}, "ranker": {"query": "kings"}}
+    assert ids(pipeline.run(inputs)["ranker"]) == ["7"]
+    for other in copies(pipeline):
+        assert other.to_dict() == pipeline.to_dict()
+        retriever = other.get_component("retriever")
+        assert retriever._searched._retriever is None
+        assert ids(other.run(inputs)["ranker"]) == ["7"]
+        retriever.close()
+    assert pipeline.get_component("retriever")._searched._retriever is not None  # closing a copy leaves it open
+    pipeline.get_component("retriever").close()
+    tool = copy.deepcopy(ComponentTool(HaystackRetriever(folder, device="cpu", top_k=1), name="search"))
+    assert ids(tool.invoke(query="kings of Rome")) == ["7"]
+    tool._component.close()
+
+
+def test_what_is_open_is_not_copied(fruit, searcher):
+    for make in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="Retriever cannot be copied or pickled: open its folder again"):
+            make(fruit)
+    for ranker in copies(HaystackRanker(searcher.model, top_k=1)):
+        [best] = ranker.run("fruit", [Document(content="Kings."), Document(content="Bananas.")])["documents"]
+        assert best.content == "Bananas."
 
 
 def test_threads_open_the_folder_once(folder, minilm, monkeypatch):
@@ -292,11 +374,72 @@ def test_values_of_another_type_do_not_match(store, operator, value, expected):
 
 
 @pytest.mark.parametrize(
-    "value", ["2024-01-01", "2024-05-01T01:59:00+02:00", datetime(2024, 1, 1, tzinfo=timezone.utc)]
+    "value",
+    ["2024-01-01", "2024-05-01T01:59:00+02:00", datetime(2024, 1, 1, tzinfo=timezone.utc), date(2024, 1, 1)],
 )
 def test_dates_are_points_in_time(store, value):
     found = store.filter_documents({"field": "meta.date", "operator": ">", "value": value})
     assert {document.id for document in found} == {"0", "1"}
+
+
+TIMES = {
+    "z": "2024-05-01T10:00:00Z",
+    "space": "2024-05-01 10:00",
+    "zone": "2024-05-01T12:00:00.000+02:00",
+    "micro": "2024-05-01T10:00:00.000200Z",
+    "milli": "2024-05-01T10:00:00.001Z",
+    "day": "2024-05-01",
+    # SQLite reads none of these, or not as what it says.
+    "hour": "2024-05-01T10",
+    "basic": "2024-05-01T10:00:00+0000",
+    "now": "now",
+    "clock": "12:00",
+    "julian": "2460431.9166666665",
+    "number": 2460431.9166666665,
+    "no day": "2024-02-31",
+}
+TEN = {"z", "space", "zone", "micro"}
+NEW = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not read it")
+
+
+@pytest.fixture(scope="module")
+def times():
+    store = Store()
+    store.write_documents([Document(id=id_, content="Text", meta={"date": time}) for id_, time in TIMES.items()])
+    return store
+
+
+@pytest.mark.parametrize(
+    ("value", "same_texts"),
+    [
+        ("2024-05-01T10:00:00Z", set()),
+        ("2024-05-01T10", {"hour"}),
+        pytest.param("2024-05-01T10:00:00+0000", {"basic"}, marks=NEW),
+        pytest.param("2024-W18-3T10:00", set(), marks=NEW),
+        ("2024-05-02T06:00:30+20:00:30", set()),
+        ("2024-05-01T10:00:00.000100", set()),
+        (datetime(2024, 5, 1, 10), set()),
+        (datetime(2024, 5, 1, 6, tzinfo=timezone(timedelta(hours=-4))), set()),
+    ],
+    ids=str,
+)
+def test_every_form_of_a_date_is_a_point_in_time(times, value, same_texts):
+    def found(operator, value):
+        documents = times.filter_documents({"field": "meta.date", "operator": operator, "value": value})
+        return {document.id for document in documents}
+
+    assert found("==", value) == found("in", [value, "x"]) == TEN | same_texts
+    assert found("!=", value) == found("not in", [value]) == set(TIMES) - TEN - same_texts
+    assert found(">=", value) == TEN | {"milli"}
+    assert found(">", value) == {"milli"}
+    assert found("<=", value) == TEN | {"day"}
+    assert found("<", value) == {"day"}
+
+
+def test_a_day_is_its_midnight(times):
+    for operator, expected in (("==", {"day"}), ("<=", {"day"}), (">", TEN | {"milli"})):
+        filters = {"field": "meta.date", "operator": operator, "value": date(2024, 5, 1)}
+        assert {document.id for document in times.filter_documents(filters)} == expected
 
 
 @pytest.mark.parametrize(
@@ -335,6 +478,7 @@ def test_an_id_of_an_index_of_passages_is_that_of_the_document(passages):
         ({"operator": "AND", "conditions": ["a"]}, "expected a dict"),
         ({"field": "meta.date", "operator": "<", "value": "2024"}, "a number or an ISO 8601 date"),
         ({"field": "meta.date", "operator": "<", "value": [1]}, "a number or an ISO 8601 date"),
+        ({"field": "meta.date", "operator": "<", "value": "0001-01-01T00:00+01:00"}, "a number or an ISO 8601 date"),
     ],
 )
 def test_malformed_filters_are_errors(store, filters, message):

@@ -1,6 +1,8 @@
 """`LangChainRetriever` and `LangChainReranker` in chains of langchain-core, and under its own standard tests."""
 
 import asyncio
+import copy
+import pickle
 import threading
 
 import pytest
@@ -230,3 +232,25 @@ def test_who_opens_the_index_closes_it(folder, searcher):
     assert len(given.invoke("kings of Rome", k=1)) == 1
     with pytest.raises(ValidationError, match="k"):
         LangChainRetriever.open(folder, device="cpu", k=0)
+
+
+def test_closing_a_copy_leaves_the_index_open(folder):
+    with LangChainRetriever.open(folder, device="cpu", k=1) as opened:
+        for other in (opened.model_copy(update={"k": 2}), copy.copy(opened)):
+            with other:
+                assert len(other.invoke("kings of Rome")) == other.k
+        assert len(opened.invoke("kings of Rome")) == 1
+    with pytest.raises(LatelierError, match="closed"):
+        opened.invoke("kings of Rome")
+    with pytest.raises(TypeError, match="Retriever cannot be copied or pickled: open its folder again"):
+        copy.deepcopy(opened)
+
+
+def test_rerankers_are_copied(minilm, searcher):
+    texts = [Document("Kings."), Document("Bananas.")]
+    for given in (LangChainReranker(model=minilm, device="cpu", top_n=1), LangChainReranker(model=searcher.model)):
+        expected = given.compress_documents(texts, "fruit")
+        assert expected[0].page_content == "Bananas."
+        for other in (copy.deepcopy(given), pickle.loads(pickle.dumps(given)), given.model_copy()):
+            assert other.top_n == given.top_n
+            assert other.compress_documents(texts, "fruit") == expected

@@ -1,7 +1,9 @@
 """`LlamaIndexRetriever` and `LlamaIndexReranker` in query engines of llama-index-core, and its filters."""
 
 import asyncio
+import copy
 import itertools
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -173,6 +175,21 @@ def test_who_opens_the_index_closes_it(folder, searcher):
     with LlamaIndexRetriever(searcher) as given:
         pass
     assert len(given.retrieve("kings of Rome")) == 5
+
+
+def test_closing_a_copy_leaves_the_index_open(folder):
+    with LlamaIndexRetriever.open(folder, device="cpu", similarity_top_k=1) as opened:
+        copy.copy(opened).close()
+        assert ids(opened.retrieve("kings of Rome")) == ["7"]
+
+
+def test_rerankers_are_copied(minilm, searcher):
+    nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("Kings.", "Bananas.")]
+    for given in (LlamaIndexReranker(model=minilm, device="cpu"), LlamaIndexReranker(model=searcher.model)):
+        expected = given.postprocess_nodes(nodes, query_str="fruit")
+        assert expected[0].text == "Bananas."
+        for other in (copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
+            assert other.postprocess_nodes(nodes, query_str="fruit") == expected
 
 
 METADATA = {

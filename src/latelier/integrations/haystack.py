@@ -6,18 +6,19 @@ Needs the extra ``haystack``, which installs haystack-ai.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, Literal
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.integrations.found_documents import find_documents, place_metadata
+from latelier.integrations.reranking_model import RerankingModel
 from latelier.integrations.search_options import add_filter, merge_search_options
+from latelier.integrations.shared_folder import SharedFolder
 from latelier.retrieve import Retriever
-from latelier.retrieve.opening import given_model
-from latelier.retrieve.query_model import QueryModel, check_query_backend
+from latelier.retrieve.query_model import check_query_backend
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.utils.checks import check_count
@@ -47,7 +48,7 @@ class HaystackRetriever:
     ----------
     retriever
         Searches; whoever opened it closes it. Or a folder, which `warm_up` or the first search opens for reading, and
-        `close` closes; a component with a folder can be serialised.
+        `close` closes; a component with a folder can be serialised and copied.
     model, device, backend
         For a folder, as for `Retriever.open`.
     top_k
@@ -102,10 +103,11 @@ class HaystackRetriever:
         self.filters = filters
         self.filter_policy = FilterPolicy.from_str(filter_policy) if isinstance(filter_policy, str) else filter_policy
         self.search_options = merge_search_options(search_options)
-        self._model, self._device, self._backend = model, device, backend
+        self._options = {"model": model, "device": device, "backend": backend}
         self._folder = None if isinstance(retriever, Retriever) else fspath(retriever)
-        self._retriever = retriever if isinstance(retriever, Retriever) else None
-        self._lock = threading.Lock()
+        self._searched = (
+            retriever if isinstance(retriever, Retriever) else SharedFolder(fspath(retriever), self._options)
+        )
 
     def warm_up(self) -> None:
         """Open the folder and its model, unless that is done.
@@ -115,14 +117,16 @@ class HaystackRetriever:
         LatelierError
             As `Retriever.open` does.
         """
-        self._opened()
+        with self._opened():
+            pass
 
     def close(self) -> None:
-        """Close the folder; the next `warm_up` or search opens it again. A retriever that was given stays open."""
-        with self._lock:
-            if self._folder is not None and self._retriever is not None:
-                self._retriever.close()
-                self._retriever = None
+        """Close the folder when the searches that run have ended; the next `warm_up` or search opens it again.
+
+        A retriever that was given stays open.
+        """
+        if isinstance(self._searched, SharedFolder):
+            self._searched.close()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the component, as Haystack saves pipelines.
@@ -136,11 +140,10 @@ class HaystackRetriever:
             raise SerializationError(
                 "HaystackRetriever was given an open Retriever, which cannot be serialised; give its folder."
             )
-        arguments = {"model": self._model, "device": self._device, "backend": self._backend}
         return default_to_dict(
             self,
             retriever=self._folder,
-            **arguments,
+            **self._options,
             top_k=self.top_k,
             filters=self.filters,
             filter_policy=self.filter_policy.value,
@@ -191,10 +194,10 @@ class HaystackRetriever:
         wanted = apply_filter_policy(self.filter_policy, self.filters, filters)
         count = {"k": self.top_k if top_k is None else check_count("top_k", top_k)}
         options = merge_search_options(count, self.search_options, search_options)
-        retriever = self._opened()
-        passages = StoredDocuments(retriever.index).has_passages
-        options = add_filter(options, haystack_filter(wanted, passages=passages) if wanted else None)
-        results = find_documents(retriever, query, **options)
+        with self._opened() as retriever:
+            passages = StoredDocuments(retriever.index).has_passages
+            options = add_filter(options, haystack_filter(wanted, passages=passages) if wanted else None)
+            results = find_documents(retriever, query, **options)
         documents = [
             Document(id=str(result.id), content=result.text, meta=place_metadata(result), score=result.score)
             for result in results
@@ -219,12 +222,8 @@ class HaystackRetriever:
         found: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, filters, top_k, search_options)
         return found
 
-    def _opened(self) -> Retriever:
-        with self._lock:
-            if self._retriever is None:
-                options = {"model": self._model, "device": self._device, "backend": self._backend}
-                self._retriever = Retriever.open(str(self._folder), read_only=True, **options)  # type: ignore[arg-type]
-            return self._retriever
+    def _opened(self) -> AbstractContextManager[Retriever]:
+        return self._searched.opened() if isinstance(self._searched, SharedFolder) else nullcontext(self._searched)
 
 
 @component
@@ -271,8 +270,7 @@ class HaystackRanker:
         self.top_k = check_count("top_k", top_k, optional=True)
         self._model, self._device = model, device
         self._model_options = None if model_options is None else dict(model_options)
-        self._encoder: QueryModel | None = None
-        self._lock = threading.Lock()
+        self._encoder = RerankingModel(model, device, self._model_options)
 
     def warm_up(self) -> None:
         """Load the model, unless that is done.
@@ -282,7 +280,7 @@ class HaystackRanker:
         ModelLoadError
             If there is no such model.
         """
-        self._loaded()
+        _ = self._encoder.loaded
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the component, as Haystack saves pipelines.
@@ -332,7 +330,7 @@ class HaystackRanker:
             ``documents``, best first; equal scores in the order of `documents`.
         """
         texts: list[Any] = [document.content for document in documents]
-        ranked = rank_texts(self._loaded(), query, texts, self.top_k if top_k is None else top_k)
+        ranked = rank_texts(self._encoder.loaded, query, texts, self.top_k if top_k is None else top_k)
         return {"documents": [replace(documents[int(hit.id)], score=hit.score) for hit in ranked]}
 
     @component.output_types(documents=list[Document])
@@ -348,9 +346,3 @@ class HaystackRanker:
         """
         ranked: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, documents, top_k)
         return ranked
-
-    def _loaded(self) -> QueryModel:
-        with self._lock:
-            if self._encoder is None:
-                self._encoder = given_model(self._model, self._device, self._model_options)
-            return self._encoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime, timezone
 from typing import Any
 
 from latelier.errors import MissingExtraError
@@ -32,9 +32,10 @@ def haystack_filter(filters: Mapping[str, Any], *, passages: bool = False) -> Sq
     Parameters
     ----------
     filters
-        A comparison, ``{"field", "operator", "value"}``, or a logical operation, ``{"operator", "conditions"}``. A text
-        that is an ISO 8601 date is compared as a point in time; one without a time zone is in UTC. The field ``id`` is
-        that of the document, whose ids are str in Haystack: ``"7"`` is also the document 7 of the index.
+        A comparison, ``{"field", "operator", "value"}``, or a logical operation, ``{"operator", "conditions"}``. A date
+        or datetime, or a text that begins with a year and ``-`` and that `datetime.fromisoformat` reads, is compared as
+        a point in time, to the millisecond; one without a time zone is in UTC. The field ``id`` is that of the
+        document, whose ids are str in Haystack: ``"7"`` is also the document 7 of the index.
     passages
         Whether the index has passages of documents.
 
@@ -108,18 +109,15 @@ def _field(name: Any, passages: bool) -> SqlCondition:
 
 
 def _one_of(field: SqlCondition, values: list[Any]) -> SqlCondition:
-    plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+    plain = [value.isoformat() if isinstance(value, date) else value for value in values]
     if field in (_ID, _PASSAGE_ID):
         plain += [int(value) for value in plain if _spells_integer(value)]
-    dates = [value for value in plain if _is_date(value)]
     found = equals(field, plain[0]) if len(plain) == 1 else one_of(field, plain)
-    if not dates:
+    times = [time for time in map(_utc_time, values) if time is not None]
+    if not times:
         return found
-    times = SqlCondition(
-        f"(typeof({field.sql}) = 'text' AND julianday({field.sql}) IN ({', '.join(['julianday(?)'] * len(dates))}))",
-        (*field.parameters * 2, *dates),
-    )
-    return combine("OR", [found, times])
+    listed = ", ".join(["julianday(?)"] * len(times))
+    return combine("OR", [found, _compare_times(field, f"IN ({listed})", times)])
 
 
 def _spells_integer(id: Any) -> bool:
@@ -131,22 +129,33 @@ def _spells_integer(id: Any) -> bool:
 def _in_order(field: SqlCondition, operator: Any, value: Any) -> SqlCondition:
     if value is None:
         return SqlCondition("0")  # nothing is above or below None
-    if isinstance(value, (datetime, str)):
-        date = value.isoformat() if isinstance(value, datetime) else value
-        if not _is_date(date):
-            raise FilterError(f"received {describe(value)} for '{operator}'; expected a number or an ISO 8601 date.")
-        sql = f"(typeof({field.sql}) = 'text' AND julianday({field.sql}) {operator} julianday(?))"
-        return SqlCondition(sql, (*field.parameters * 2, date))
+    time = _utc_time(value)
+    if time is not None:
+        return _compare_times(field, f"{operator} julianday(?)", [time])
     if not isinstance(value, (int, float)):
         raise FilterError(f"received {describe(value)} for '{operator}'; expected a number or an ISO 8601 date.")
     return in_order(field, operator, value)
 
 
-def _is_date(value: Any) -> bool:
-    if not isinstance(value, str) or not value[:4].isdigit() or value[4:5] != "-":
-        return False
+def _compare_times(field: SqlCondition, comparison: str, times: list[str]) -> SqlCondition:
+    """Return whether a field is a text of a date that SQLite reads, and the comparison holds for its point in time."""
+    # SQLite also reads numbers, 'now', a time of day alone and 31 February: none of them is the day that it is read as.
+    day = f"substr({field.sql}, 1, 10)"
+    is_date = f"date({day}, '+0 days') = {day}"
+    return SqlCondition(f"({is_date} AND julianday({field.sql}) {comparison})", (*field.parameters * 3, *times))
+
+
+def _utc_time(value: Any) -> str | None:
+    """Return a date, or a text of one, in the form that SQLite reads; None for other values."""
+    if isinstance(value, date):
+        text = value.isoformat()
+    elif isinstance(value, str) and value[:4].isdigit() and value[4:5] == "-":
+        text = value.replace("Z", "+00:00")  # Python 3.10 does not read Z
+    else:
+        return None
     try:
-        datetime.fromisoformat(value.replace("Z", "+00:00"))  # Python 3.10 does not read Z
-    except ValueError:
-        return False
-    return True
+        time = datetime.fromisoformat(text)
+        aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+        return aware.astimezone(timezone.utc).isoformat()
+    except (ValueError, OverflowError):  # the first or last day that Python knows may have no time in UTC
+        return None

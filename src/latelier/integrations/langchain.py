@@ -12,10 +12,9 @@ from typing import Any
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.integrations.found_documents import SCORE_KEY, find_documents, place_metadata, result_text
 from latelier.integrations.opened_retriever import OpenedRetriever
+from latelier.integrations.reranking_model import RerankingModel
 from latelier.integrations.search_options import merge_search_options
 from latelier.retrieve import Retriever
-from latelier.retrieve.opening import given_model
-from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.utils.describing import describe
 
@@ -162,11 +161,12 @@ class LangChainReranker(BaseDocumentCompressor):
     device: str | None = None
     model_options: dict[str, Any] | None = None
     top_n: int | None = Field(default=None, ge=1)
-    _encoder: QueryModel = PrivateAttr()
+    _encoder: RerankingModel = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Load the model."""
-        self._encoder = given_model(self.model, self.device, self.model_options)
+        self._encoder = RerankingModel(self.model, self.device, self.model_options)
+        _ = self._encoder.loaded
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
@@ -187,7 +187,7 @@ class LangChainReranker(BaseDocumentCompressor):
         list of Document
             Copies, best first; equal scores in the order of `documents`.
         """
-        ranked = rank_texts(self._encoder, query, [document.page_content for document in documents], self.top_n)
+        ranked = rank_texts(self._encoder.loaded, query, [document.page_content for document in documents], self.top_n)
         return [
             document.model_copy(update={"metadata": {**document.metadata, SCORE_KEY: hit.score}})
             for hit, document in ((hit, documents[int(hit.id)]) for hit in ranked)

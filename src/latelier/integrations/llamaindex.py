@@ -20,10 +20,9 @@ from latelier.integrations.found_documents import (
     result_text,
 )
 from latelier.integrations.opened_retriever import OpenedRetriever
+from latelier.integrations.reranking_model import RerankingModel
 from latelier.integrations.search_options import add_filter, merge_search_options
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.opening import given_model
-from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.utils.checks import check_count
 from latelier.utils.describing import describe
@@ -161,12 +160,13 @@ class LlamaIndexReranker(BaseNodePostprocessor):
     model_options: dict[str, Any] | None = None
     top_n: int | None = Field(default=None, ge=1)
     metadata_mode: MetadataMode = MetadataMode.EMBED
-    _encoder: QueryModel = PrivateAttr()
+    _encoder: RerankingModel = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Load the model."""
         super().model_post_init(context)
-        self._encoder = given_model(self.model, self.device, self.model_options)
+        self._encoder = RerankingModel(self.model, self.device, self.model_options)
+        _ = self._encoder.loaded
 
     @classmethod
     def class_name(cls) -> str:
@@ -188,7 +188,7 @@ class LlamaIndexReranker(BaseNodePostprocessor):
         if query_bundle is None:
             raise InvalidArgumentError("received no query; give query_str or query_bundle.")
         texts = [node.node.get_content(metadata_mode=self.metadata_mode) for node in nodes]
-        ranked = rank_texts(self._encoder, query_bundle.query_str, texts, self.top_n)
+        ranked = rank_texts(self._encoder.loaded, query_bundle.query_str, texts, self.top_n)
         return [NodeWithScore(node=nodes[int(hit.id)].node, score=hit.score) for hit in ranked]
 
 

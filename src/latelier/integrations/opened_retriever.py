@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,8 +21,9 @@ class OpenedRetriever:
     if TYPE_CHECKING:  # an annotation of the class itself would be a field of pydantic's models
         retriever: Retriever
 
-    # Whether `open` made the retriever. A model of pydantic accepts such an attribute if its name begins with "_".
-    _is_owner = False
+    # What `open` returned, and not a copy of it, closes the retriever. A model of pydantic accepts such an attribute if
+    # its name begins with "_".
+    _opened: weakref.ref[Self] | None = None
 
     @classmethod
     def open(
@@ -58,12 +60,12 @@ class OpenedRetriever:
         except BaseException:
             opened.close()
             raise
-        retriever._is_owner = True
+        retriever._opened = weakref.ref(retriever)
         return retriever
 
     def close(self) -> None:
-        """Close the index that `open` has opened; a retriever that was given stays open."""
-        if self._is_owner:
+        """Close the index that `open` has opened; a retriever that was given stays open, as does that of a copy."""
+        if self._opened is not None and self._opened() is self:
             self.retriever.close()
 
     def __enter__(self) -> Self:
