@@ -16,7 +16,7 @@ from latelier.indexes.storage.segments import Arrays
 from latelier.indexes.stored import StoredIndex
 from latelier.utils.ranges import lengths_to_offsets, rows_of
 
-__all__ = ["Sizes", "divide", "merge", "sizes_of"]
+__all__ = ["Sizes", "divide", "join_batches", "merge", "sizes_of"]
 
 
 class Sizes(NamedTuple):
@@ -87,11 +87,11 @@ def divide(index: StoredIndex, numbers: tuple[int, int], shards: int) -> dict[in
 
 def merge(given: Sequence[StagedBatch]) -> StagedBatch:
     """Return the documents of several batches (at least one) in ascending order of their numbers."""
-    whole = concatenate(given)
+    whole = join_batches(given)
     return _select(whole, np.argsort(whole.numbers))
 
 
-def concatenate(given: Sequence[StagedBatch]) -> StagedBatch:
+def join_batches(given: Sequence[StagedBatch]) -> StagedBatch:
     """Return the documents of several batches (at least one), one batch after the other."""
     batches = [each.batch for each in given]
     numbers = np.concatenate([each.numbers for each in given])

@@ -23,7 +23,7 @@ from latelier.indexes.ivf import IVF
 from latelier.indexes.memory import MemoryReport
 from latelier.indexes.results import Id, VerifyReport
 from latelier.indexes.search_mode import Tokenizer
-from latelier.indexes.sharded.handover import concatenate, merge
+from latelier.indexes.sharded.handover import join_batches, merge
 from latelier.indexes.sharded.requests import ShardReader
 from latelier.indexes.sharded.staging import Manifest, StagedBatch, StagedTransaction, staged_versions
 from latelier.indexes.statistics import IndexStatistics
@@ -425,7 +425,7 @@ def _merged(staged: Iterator[StagedBatch], batch_bytes: int) -> Iterator[StagedB
         waiting.append(each)
         size += sum(array.nbytes for array in each.batch.arrays.values())
         if size >= batch_bytes:
-            yield concatenate(waiting)
+            yield join_batches(waiting)
             waiting, size = [], 0
     if waiting:
-        yield concatenate(waiting)
+        yield join_batches(waiting)
