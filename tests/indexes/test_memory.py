@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +63,8 @@ def filled(make, count=3000, seed=0, **options):
 
 @pytest.fixture
 def budget():
-    """Enough for the tables of a few thousand documents, and for nothing else."""
-    return least_working_memory() + MB
+    """Enough for the tables and the centroids of a few thousand documents, and for nothing else."""
+    return least_working_memory() + MB + MB // 4
 
 
 @pytest.mark.parametrize("nbits", [8, 4, 2, 1])
@@ -127,6 +129,78 @@ def test_a_write_that_would_outgrow_the_budget_changes_nothing(tmp_path, make):
         assert index.ids() == ["a"]
         assert len(list((tmp_path / "index" / "segments").iterdir())) == 1
         assert index.verify().is_whole
+
+
+def can_add(index, ids, matrices):
+    before = len(index)
+    with suppress(InvalidArgumentError):
+        index.add(ids, matrices)
+        return True
+    assert len(index) == before
+    return False
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize(
+    ("make", "options"), [(indexes.Flat, {}), (indexes.IVF, {"nbits": 8}), (indexes.IVF, {"nbits": 1})]
+)
+def test_a_budget_that_is_enough_for_a_write_is_enough_to_open_and_search(
+    tmp_path, monkeypatch, make, options, is_stored
+):
+    """Documents with long ids, and inverted lists that are trained, appended to and trained anew."""
+    few = replace(indexes.IVF._thresholds, train_tokens=1000, train_documents=1, append_tokens=500)
+    monkeypatch.setattr(indexes.IVF, "_thresholds", few)
+    rng = np.random.default_rng(0)
+    matrices = [rng.standard_normal((10, 64), dtype="float32") for _ in range(90)]
+    counts = []
+    for step in range(8):
+        budget = least_working_memory() + (30_000 if is_stored else 90_000) * step + 15_000
+        path = tmp_path / f"{step}" if is_stored else None
+        with make(path, max_memory=budget, **options) as index:
+            while can_add(index, [f"{len(index) + i:0100}" for i in range(90)], matrices):
+                assert index.search(matrices[0], k=1)[0][0].score > 0
+                assert index.memory.most <= budget
+            counts.append(len(index))
+        if is_stored:
+            with make(path, max_memory=budget) as index:
+                assert len(index) == counts[-1]
+                assert not counts[-1] or index.search(matrices[0], k=1)[0][0].score > 0
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize("dim", [32, 128])
+@pytest.mark.parametrize("topics", [1, 40, 3000])
+def test_a_budget_counts_at_least_what_trained_lists_take(tmp_path, monkeypatch, dim, topics):
+    """Few topics leave most coarse centroids with few tokens or none."""
+    few = replace(indexes.IVF._thresholds, train_tokens=1000, train_documents=1)
+    monkeypatch.setattr(indexes.IVF, "_thresholds", few)
+    rng = np.random.default_rng(0)
+    centers = rng.standard_normal((topics, dim), dtype="float32")
+    noise = 0.01 * rng.standard_normal((20_000, dim), dtype="float32")
+    tokens = centers[rng.integers(0, topics, 20_000) ** 2 % topics] + noise
+    for count in (100, 600, 2000):
+        with indexes.IVF(tmp_path / f"{count}", max_memory="1GB") as index:
+            index.add(range(count), np.split(tokens[: 10 * count], count))
+            stored = index._storage.sizes()
+            predicted = index._plan(stored._replace(ann_data={}), dim)  # as before the training
+            centroids = sum(size for name, size in stored.ann_data.items() if name.startswith("centroids"))
+            assert 0.5 * predicted.kept["centroids"] < centroids <= predicted.kept["centroids"]
+            rest = 128 * count + stored.arrays["ids"]
+            assert stored.ann_data["offsets"] <= predicted.tables - rest
+
+
+@pytest.mark.parametrize("make", [indexes.Flat, indexes.IVF])
+@pytest.mark.parametrize("count", [700, 5000])
+def test_the_least_budget_that_an_error_names_is_enough(tmp_path, make, count):
+    with make(tmp_path / "index") as index:
+        index.add(range(count), [np.eye(3, 16)] * count)
+    with pytest.raises(InvalidArgumentError, match="needs at least") as refused:
+        indexes.open(tmp_path / "index", max_memory="1MB")
+    least = re.search(r"at least ([\d.]+ MB)", str(refused.value))[1]
+    with indexes.open(tmp_path / "index", max_memory=least) as index:
+        assert len(index) == count
+        assert index.search(np.eye(3, 16), k=1)[0][0].score > 2.9
 
 
 def test_arrays_are_kept_in_order_until_one_does_not_fit():

@@ -123,7 +123,7 @@ class Flat(StoredIndex):
         """Floating type of the stored vectors."""
         return str(self._storage.configuration["dtype"])
 
-    def _plan(self, sizes: StoredSizes) -> MemoryReport:
+    def _plan(self, sizes: StoredSizes, dim: int | None) -> MemoryReport:
         tables = _DOCUMENT_BYTES * sizes.documents + sizes.arrays.get("ids", 0)
         arrays = {"vectors": sizes.arrays.get("vectors", 0)}
         return plan_memory(self._max_memory, tables, arrays, in_memory=self.path is None)

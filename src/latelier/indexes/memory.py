@@ -87,6 +87,20 @@ def least_working_memory() -> int:
     return _LEAST_WORKING + _THREAD_WORKING * thread_count()
 
 
+def _enough(size: int) -> str:
+    """Return a size as a text that is not less than it when it is read as a budget.
+
+    Examples
+    --------
+    >>> _enough(980), _enough(21_612_345), _enough(999_999_999)
+    ('981 B', '21.7 MB', '1.0 GB')
+    """
+    more = size + 1  # a text such as "4.1KB" is read as a byte less
+    # A tenth of the unit, since `format_bytes` rounds to it.
+    step = 10 ** (3 * ((len(str(more)) - 1) // 3) - 1) if more >= 1000 else 1
+    return format_bytes(-(-more // step) * step)
+
+
 def plan_memory(
     budget: int | None, tables: int, arrays: Mapping[str, int], *, in_memory: bool = False, needed: int = 0
 ) -> MemoryReport:
@@ -125,7 +139,7 @@ def plan_memory(
     if budget < least:
         raise InvalidArgumentError(
             f"received max_memory={format_bytes(budget)}, but {'an index in memory' if in_memory else 'an index'} of "
-            f"these documents needs at least {format_bytes(least)}: {format_bytes(least - working)} for what stays in "
+            f"these documents needs at least {_enough(least)}: {format_bytes(least - working)} for what stays in "
             f"memory and {format_bytes(working)} to work with. Give it more"
             f"{', or a folder as path=' if in_memory else ''}, or None for no limit."
         )

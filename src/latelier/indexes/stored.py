@@ -29,7 +29,7 @@ from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
 from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
 from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.storage.scratch import Scratch
-from latelier.indexes.storage.segments import Arrays, Part, TokenArray
+from latelier.indexes.storage.segments import Arrays, Part, Segment, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage, StoredSizes
 from latelier.indexes.storage.transaction import Transaction
@@ -53,6 +53,8 @@ _SEGMENT_BYTES = 256 << 20
 # Shares of the working memory: a batch, held in the form in which it came and as token arrays; and each array that a
 # write makes.
 _BATCH_SHARE, _SCRATCH_SHARE = 4, 4
+# The header of an array's file.
+_HEADER_BYTES = 128
 
 
 class StoredIndex(Index):
@@ -169,7 +171,7 @@ class StoredIndex(Index):
         """Search the documents in `parts`, and add those with the highest scores to `best`."""
 
     @abstractmethod
-    def _plan(self, sizes: StoredSizes) -> MemoryReport:
+    def _plan(self, sizes: StoredSizes, dim: int | None) -> MemoryReport:
         """Divide the memory budget of an index that stores so much; raise an error if it is not enough."""
 
     def after_write(self) -> None:
@@ -208,10 +210,12 @@ class StoredIndex(Index):
 
         def check(batch: DocumentBatch) -> DocumentBatch:
             nonlocal documents
-            documents += len(batch.documents)
-            total.update({name: array.nbytes for name, array in batch.arrays.items()})
             if self._max_memory is not None:
-                self._plan(StoredSizes(documents, total, ann_data))
+                ids = [document.id for document in batch.documents]
+                segment = Segment.build(np.arange(len(ids)), ids, batch.lengths, batch.arrays)
+                documents += len(ids)
+                total.update({name: _HEADER_BYTES + array.nbytes for name, array in segment.arrays.items()})
+                self._plan(StoredSizes(documents, total, ann_data), batch.dim)
             return batch
 
         return check
@@ -264,7 +268,7 @@ class StoredIndex(Index):
         >>> index.memory.kept, index.memory.read
         ({'vectors': 64}, {})
         """
-        return self._plan(self._storage.sizes())
+        return self._plan(self._storage.sizes(), self.dim)
 
     @property
     def tokenizer(self) -> str | None:

@@ -204,6 +204,36 @@ def test_a_disk_too_full_for_ann_data_loses_nothing(early, tmp_path, monkeypatch
         assert len(lists_of(index).numbers) == 201
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_an_index_that_is_closed_after_the_commit_has_stored_the_documents(early, tmp_path, monkeypatch, is_trained):
+    documents, _ = collection(200)
+    index, count = indexes.IVF(tmp_path / "index"), 200 if is_trained else 20
+    index.add("first", documents[0])
+    train, load = training.train_lists, index._load
+
+    def close_first(table, **options):
+        index.close()
+        return train(table, **options)
+
+    def close_before_loading(snapshot):
+        index.close()
+        return load(snapshot)
+
+    with monkeypatch.context() as patch:
+        if is_trained:
+            patch.setattr(training, "train_lists", close_first)
+        else:
+            patch.setattr(index, "_load", close_before_loading)
+        with pytest.warns(RuntimeWarning, match=r"documents are stored, but .* is closed; open it again"):
+            index.add(range(count), documents[:count])
+    with indexes.open(tmp_path / "index") as again:
+        assert len(again) == count + 1
+        assert lists_of(again) is None
+        again.compact()
+        assert (lists_of(again) is not None) is is_trained
+        assert again.verify().is_whole
+
+
 def test_two_processes_may_train_at_once(early, tmp_path, monkeypatch):
     """The lists stored last count; documents that another process has added meanwhile are found all the same."""
     documents, _ = collection(260)

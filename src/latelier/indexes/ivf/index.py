@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, StorageError
+from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.catalog import forks
 from latelier.indexes.hybrid_search import SearchParts
@@ -321,8 +321,8 @@ class IVF(StoredIndex):
     def _layout(self, dim: int) -> dict[str, TokenArray]:
         return Codec(self.nbits, dim).layout
 
-    def _plan(self, sizes: StoredSizes) -> MemoryReport:
-        return plan_ivf_memory(self._max_memory, sizes, self._thresholds, in_memory=self.path is None)
+    def _plan(self, sizes: StoredSizes, dim: int | None) -> MemoryReport:
+        return plan_ivf_memory(self._max_memory, sizes, dim, self._thresholds, in_memory=self.path is None)
 
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode`."""
@@ -446,14 +446,14 @@ class IVF(StoredIndex):
         """Bring the inverted lists up to date after a write; if that fails, only warn: the write has succeeded."""
         try:
             self._maintain()
-        except StorageError as error:
+        except CorruptedIndexError as error:
+            warn_of_damage(f"the documents are stored, but the inverted lists could not be updated: {error}")
+        except LatelierError as error:  # for example, another thread has closed the index since the commit
             warn_caller(
                 f"the documents are stored, but the inverted lists could not be updated: {error} The next write, or "
                 "compact(), tries again.",
                 RuntimeWarning,
             )
-        except CorruptedIndexError as error:
-            warn_of_damage(f"the documents are stored, but the inverted lists could not be updated: {error}")
 
     def _maintain(self, *, compacting: bool = False) -> None:
         """Train the inverted lists or append to them, if that is due, and store them."""

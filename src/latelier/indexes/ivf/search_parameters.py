@@ -12,11 +12,13 @@ from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import check_count
 
 __all__ = [
+    "GROUP",
     "Effort",
     "EffortName",
     "SearchParameters",
     "advise",
     "choose_search_parameters",
+    "coarse_count",
     "list_count",
     "most_without_signs",
     "size_factor",
@@ -52,7 +54,7 @@ _ENOUGH = 0.97
 # list_count = 14.4 * sqrt(tokens) * size_factor ** 0.3: in large indexes, lists would get too long without the factor.
 _LISTS_PER_ROOT, _LISTS_EXPONENT = 14.4, 0.3
 # Inverted lists come in groups of so many, which kernels multiply together.
-_GROUP = 16
+GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,18 @@ def list_count(tokens: int) -> int:
     >>> list_count(1_180_000), list_count(100), list_count(100_000_000)
     (15648, 144, 287312)
     """
-    return _GROUP * max(1, round(_LISTS_PER_ROOT / _GROUP * tokens**0.5 * size_factor(tokens) ** _LISTS_EXPONENT))
+    return GROUP * max(1, round(_LISTS_PER_ROOT / GROUP * tokens**0.5 * size_factor(tokens) ** _LISTS_EXPONENT))
+
+
+def coarse_count(lists: int) -> int:
+    """Return the number of coarse centroids for a number of inverted lists, a multiple of 16.
+
+    Examples
+    --------
+    >>> coarse_count(15648), coarse_count(144)
+    (128, 16)
+    """
+    return GROUP * max(1, round(lists**0.5 / GROUP))
 
 
 def advise(recalls: Mapping[float, float]) -> str:

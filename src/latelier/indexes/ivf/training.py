@@ -16,7 +16,7 @@ from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
 from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
 from latelier.indexes.ivf.kernels.dots import nearest_centroids
 from latelier.indexes.ivf.kernels.kmeans import empty_groups, group_rows, pack_rows, spherical_kmeans
-from latelier.indexes.ivf.search_parameters import list_count
+from latelier.indexes.ivf.search_parameters import coarse_count, list_count
 from latelier.indexes.ivf.training_sample import TrainingSample
 from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.scratch import Scratch
@@ -59,13 +59,13 @@ def train_centroids(
     """
     dim, tokens, width = table.codec.dim, table.count_tokens(ordinals), byte_width(table.codec.dim)
     lists = list_count(tokens)
-    coarse_count = LANES * max(1, round((lists**0.5) / LANES))
     sample = TrainingSample(table, ordinals, min(_MAX_SAMPLE, _FINE_SAMPLE * lists), memory)
-    coarse = _train_coarse(sample, coarse_count, dim)
+    coarse = _train_coarse(sample, coarse_count(lists), dim)
     packed_coarse, coarse_start = pack_centroids(coarse, width, _scale(coarse))
     offsets, order = np.zeros(len(coarse) + 1, dtype="int64"), np.empty(len(sample), dtype="int64")
     group_rows(_nearest_coarse(sample, packed_coarse, coarse_start), offsets, order)
-    # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens.
+    # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens. Rounding
+    # adds at most one group per coarse centroid, on which the memory budget relies.
     shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(sample)))).astype("int64")
     # Number of centroids under each coarse centroid: itself, where it has no tokens.
     counts = np.maximum(1, np.minimum(LANES * shares, np.diff(offsets)))
