@@ -48,6 +48,37 @@ def test_patterns(tmp_path):
             read_documents(tmp_path, glob=glob)
 
 
+@pytest.mark.parametrize(
+    ("glob", "expected"),
+    [
+        ("**/*.md", ["a.md", "docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
+        ("**/**/a.*", ["a.md", "a.rst", "docs/a.md"]),
+        ("docs/**/x.md", ["docs/deep/er/x.md", "docs/x.md"]),
+        ("docs/**", ["docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
+        ("do**/x.md", ["docs/deep/er/x.md", "docs/x.md"]),
+        ("d*/**/d*/er/x.md", ["docs/deep/er/x.md"]),
+        ("*s/**/d*/**/x*", ["docs/deep/er/x.md"]),
+        ("d*/*.md", ["docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
+    ],
+)
+def test_two_asterisks_and_a_slash_match_folders_of_any_depth(tmp_path, glob, expected):
+    (tmp_path / "docs" / "deep" / "er").mkdir(parents=True)
+    for name in ("a.md", "a.rst", "docs/a.md", "docs/x.md", "docs/deep/er/x.md"):
+        (tmp_path / name).write_text("text")
+    assert [*read(tmp_path, glob=glob)[0]] == expected
+
+
+def test_a_folder_without_the_wanted_files_is_a_warning(tmp_path):
+    (tmp_path / "a.org").write_text("text")
+    for glob, wanted in (
+        (["*.rst", "b/**/*.org"], r"'\*\.rst', 'b/\*\*/\*\.org'"),
+        ((), r"\.txt, \.md and \.markdown"),
+    ):
+        with pytest.warns(UserWarning, match=rf"no file of .* is read: looked for {wanted} in it") as caught:
+            assert read(tmp_path, glob=glob) == ({}, {})
+        assert [each.filename for each in caught] == [__file__]
+
+
 def test_files_that_cannot_be_read_are_skipped_and_named(tmp_path):
     (tmp_path / "good.txt").write_text("a good one")
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))

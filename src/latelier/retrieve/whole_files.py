@@ -30,6 +30,7 @@ _FENCE = re.compile(r" {0,3}(```+|~~~+)")
 _UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")
 # Code, items of a list, quotes, tables and HTML: dashes below are no underline.
 _NO_PARAGRAPH = re.compile(r"    |\t| {0,3}(?:[-*+][ \t]|\d+[.)][ \t]|[>|<])")
+_FOLDERS = re.compile(r"(?:^|(?<=/))(?:\*\*/)+")
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*")
 
 
@@ -124,7 +125,7 @@ class DocumentFolder:
     relative to the folder, with ``/`` between its parts. Hidden files and folders (``.name``) are left out. Links to
     folders are not followed, and links to files outside of the folder are skipped. What cannot be read (not UTF-8,
     empty, without permission) is skipped too: one such file does not stop the reading of thousands. A warning at the
-    end names the skipped files.
+    end names the skipped files, or says that there are no files to read.
 
     Parameters
     ----------
@@ -132,7 +133,8 @@ class DocumentFolder:
         The folder.
     glob
         Patterns of the files to read, such as ``*.rst``; none: ``.txt``, ``.md`` and ``.markdown``. A pattern with a
-        slash is compared with the path relative to the folder, where ``*`` also matches slashes; others with the name.
+        slash is compared with the path relative to the folder, where ``*`` also matches slashes, and ``**/`` folders
+        of any depth or none; others with the name.
 
     Attributes
     ----------
@@ -163,7 +165,8 @@ class DocumentFolder:
         patterns = [glob] if isinstance(glob, str) else glob
         if not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) and each for each in patterns):
             raise InvalidArgumentError(f"received {describe(glob)} as glob; expected patterns such as '*.rst'.")
-        self.folder, self._patterns = folder, tuple(patterns)
+        self.folder, self._glob = folder, tuple(patterns)
+        self._patterns = [("/" in each, _compiled(each)) for each in patterns]
         self._found: list[Path] = []
         self.skipped: list[tuple[str, str]] = []
         self._list(folder)
@@ -182,6 +185,9 @@ class DocumentFolder:
                 self._skip(path, cut(str(error).removeprefix(f"{path} "), 200))
             else:
                 yield document
+        if not self._found:
+            wanted = ", ".join(map(short, self._glob)) or ".txt, .md and .markdown"
+            warn_caller(f"no file of {self.folder} is read: looked for {wanted} in it and its sub-folders.")
         if self.skipped:
             named = "".join(f"\n  {_on_one_line(name)}: {reason}" for name, reason in self.skipped[:_MOST_NAMED])
             more = f"\n  and {len(self.skipped) - _MOST_NAMED:,} more" if len(self.skipped) > _MOST_NAMED else ""
@@ -230,10 +236,17 @@ class DocumentFolder:
         if not self._patterns:
             return path.suffix.lower() in _SUFFIXES
         relative = path.relative_to(self.folder).as_posix()
-        return any(fnmatch.fnmatchcase(relative if "/" in each else path.name, each) for each in self._patterns)
+        return any(pattern.match(relative if has_slash else path.name) for has_slash, pattern in self._patterns)
 
     def _skip(self, path: Path, reason: str) -> None:
         self.skipped.append((path.relative_to(self.folder).as_posix(), reason))
+
+
+def _compiled(glob: str) -> re.Pattern[str]:
+    """Return the expression of a pattern, in which ``**/`` stands for folders of any depth or none."""
+    # No path holds the character that stands for it. The shortest match comes first, since `fnmatch` tries no other one
+    # of what is between two asterisks.
+    return re.compile(fnmatch.translate(_FOLDERS.sub("\0", glob)).replace("\0", "(?:.*?/)??"))
 
 
 def _on_one_line(name: str) -> str:
