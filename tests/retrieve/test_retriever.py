@@ -1,6 +1,9 @@
 """Text in, ranked documents out: adding, searching, replacing, and refusing what would give nonsense."""
 
+import itertools
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from latelier.errors import DuplicateIdError, FilterTimeoutError, IndexFormatErr
 from latelier.evaluation import evaluate
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.retrieve import Result, Retriever
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.scores import colbert_scores
 from naive import naive_maxsim
 
@@ -83,6 +87,69 @@ def test_texts_get_running_numbers_that_count_on(model):
     retriever.add([(10, "Ten."), "Eleven."])
     retriever.add(iter(["Twelve."]))
     assert retriever.index.ids() == [1, 10, 2, 11]  # from the largest in the index when the chunk is read
+
+
+class Overtaken(indexes.Flat):
+    """An index to which others add documents while those of an `add` are encoded."""
+
+    others = ()
+
+    def add(self, ids, *columns):
+        others, self.others = self.others, ()
+        for write in others:
+            write()
+        super().add(ids, *columns)
+
+
+@pytest.mark.parametrize("passages", [None, 16])
+def test_numbers_that_others_have_taken_meanwhile_are_replaced(tiny, passages):
+    model, index = load(tiny, device="cpu"), Overtaken()
+    retriever, other = Retriever(model, index), Retriever(model, index)
+    longer = "It begins like this" + " and goes on" * 20
+    retriever.add(["zero"], passages=passages)
+    index.others = [lambda: other.add([longer, "two"]), lambda: other.add([(7, "seven")])]
+    retriever.add(["one", (9, longer), "last"])
+    stored = {record.id: record.text for record in StoredDocuments(index).get(StoredDocuments(index).ids())}
+    # After 7, and after 9, which is in the same commit.
+    assert stored == {0: "zero", 1: longer, 2: "two", 7: "seven", 10: "one", 9: longer, 11: "last"}
+    assert len(retriever.search("one", k=20)) == 7
+
+
+@pytest.mark.parametrize("passages", [None, 16])
+@pytest.mark.parametrize("skip_existing", [False, True])
+def test_ids_that_others_have_taken_meanwhile_are_an_error(tiny, passages, skip_existing):
+    model, index = load(tiny, device="cpu"), Overtaken()
+    retriever, other = Retriever(model, index), Retriever(model, index)
+    retriever.add([("a", "first")], passages=passages)
+    index.others = [lambda: other.add([("b", "theirs")])]
+    with pytest.raises(DuplicateIdError, match=r"in the index already.* Another writer has .* with skip_existing=True"):
+        retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=skip_existing)
+    assert [(r.id, r.text) for r in StoredDocuments(index).get(["a", "b"])] == [("a", "first"), ("b", "theirs")]
+    retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=True)
+    assert StoredDocuments(index).ids() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("passages", [None, 16])
+def test_threads_and_retrievers_number_the_documents_of_one_folder(tiny, tmp_path, passages):
+    model, start = load(tiny, device="cpu"), threading.Barrier(6)
+    retrievers = [Retriever(model, tmp_path / "index") for _ in range(2)]
+    retrievers[0].add(["zero"], passages=passages)
+    texts = [[f"note {i} of writer {writer}" + i * writer * " and on" for i in range(5)] for writer in range(6)]
+
+    def write(writer):
+        start.wait()
+        retrievers[writer % 2].add(iter(texts[writer]), chunk_size=2)
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(write, range(6)))
+    stored = StoredDocuments(retrievers[0].index)
+    assert stored.ids() == list(range(31))
+    found = [record.text for record in stored.get(stored.ids())]
+    assert sorted(found) == sorted(["zero", *itertools.chain(*texts)])
+    for own in texts:
+        assert [text for text in found if text in own] == own  # each writer's in its order
+    for retriever in retrievers:
+        retriever.close()
 
 
 def test_documents_of_any_length_keep_their_vectors(model):

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id
 from latelier.retrieve.documents import InputDocument, parse_documents
+from latelier.retrieve.row_ids import next_number
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_count
 from latelier.utils.describing import short
@@ -27,7 +28,7 @@ _MOST_CHARACTERS = 1 << 26
 
 
 class DocumentChunk(NamedTuple):
-    """The documents of one transaction."""
+    """The documents of one transaction; the id of one without an id is a number, and can change until it is stored."""
 
     ids: list[Id]
     documents: list[InputDocument]
@@ -125,21 +126,17 @@ def _chunk_ids(chunk: list[tuple[int, InputDocument]], stored: StoredDocuments, 
                 raise InvalidArgumentError(
                     f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
                 )
-            numbers = numbers or itertools.count(_next_number(stored))
+            numbers = numbers or itertools.count(next_number(stored.ids()))
             id_ = next(numbers)
         if id_ in positions:  # one of the two is a number that a document without an id got
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
                 "all documents ids, or none."
             )
-        if on_existing == "raise" and id_ in stored:
+        if on_existing == "raise" and document.id is not None and id_ in stored:
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is in the index already; update(...), or --update on the "
                 "command line, replaces documents; skip_existing=True, or --resume, keeps the stored ones."
             )
         positions[id_] = position
     return list(positions)
-
-
-def _next_number(stored: StoredDocuments) -> int:
-    return 1 + max((id_ for id_ in stored.ids() if isinstance(id_, int)), default=-1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
+from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.retrieve.document_chunks import DocumentChunk, OnExisting, document_chunks
@@ -23,6 +23,8 @@ from latelier.retrieve.passage_ids import PassageId, encode_passage_id, passage_
 from latelier.retrieve.passages import PassageRange, Passages, cut_texts
 from latelier.retrieve.pending_documents import PendingDocuments
 from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.row_ids import RowIds
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_count
 from latelier.utils.describing import describe
 from latelier.utils.progress import progress_bar
@@ -37,13 +39,16 @@ _LEAST_ROOM = 8
 
 
 class _Rows(NamedTuple):
-    """What one transaction stores: one row per document, or per passage."""
+    """What one transaction stores: one row per document, or per passage.
+
+    ``documents`` are the ids of the documents, and ``numbers`` those of them that the user has not given.
+    """
 
     ids: list[Id]
     texts: list[str]
     metadata: list[dict[str, Any]]
-    prefixes: list[str]
     documents: list[Id]
+    numbers: list[Id]
 
 
 class _Document(NamedTuple):
@@ -131,12 +136,24 @@ class Filling:
                 if index.dim is None:
                     model.identity.store_in(index)
                     settings.store_in(index)
-                if rows.prefixes:
-                    index.update(rows.ids, embeddings, rows.texts, rows.metadata, remove_prefixes=rows.prefixes)
-                else:
-                    write = index.update if self.on_existing == "replace" else index.add
-                    write(rows.ids, embeddings, rows.texts, rows.metadata)
+                self._store(rows, embeddings, StoredDocuments(index, stored.has_passages))
                 stored.end(rows.documents)
+
+    def _store(self, rows: _Rows, embeddings: Any, stored: StoredDocuments) -> None:
+        """Store documents in one commit."""
+        if self.on_existing == "replace":
+            prefixes = list(map(passage_prefix, rows.documents)) if stored.has_passages else []
+            stored.index.update(rows.ids, embeddings, rows.texts, rows.metadata, remove_prefixes=prefixes)
+            return
+        try:
+            ids = RowIds(rows.ids, rows.documents, rows.numbers, stored)
+            stored.index.add(ids, embeddings, rows.texts, rows.metadata)
+        except DuplicateIdError as error:
+            raise DuplicateIdError(
+                f"{error} Another writer has stored documents with these ids since this call checked them. Add the "
+                "documents again with skip_existing=True, or --resume, which skips those that are stored and needs an "
+                "id for each."
+            ) from error
 
     def _encoded(
         self, model: QueryModel, transactions: Iterable[_Rows], pool_factor: int, progress: Any
@@ -165,7 +182,8 @@ class Filling:
     ) -> Iterator[_Rows]:
         """Yield the rows of a chunk in as many transactions as they need; a document is never in two."""
         rows = _Rows([], [], [], [], [])
-        for id, document in zip(chunk.ids, _parts(chunk, passages, model), strict=True):
+        given = [document.id for document in chunk.documents]
+        for id, given_id, document in zip(chunk.ids, given, _parts(chunk, passages, model), strict=True):
             if self.skip_unchanged and _is_stored(stored, id, document):
                 progress.update(1)
                 continue
@@ -175,9 +193,9 @@ class Filling:
             rows.ids.extend(document.ids)
             rows.texts.extend(document.texts)
             rows.metadata.extend([document.metadata] * len(document.ids))
-            if passages is not None:
-                rows.prefixes.append(passage_prefix(id))
             rows.documents.append(id)
+            if given_id is None:
+                rows.numbers.append(id)
             stored.begin([id])
         if rows.ids:
             yield rows
