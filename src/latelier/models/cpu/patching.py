@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock, get_ident
@@ -35,6 +36,8 @@ class PatchedForward:
 def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Replace the forwards of modules for the calling thread inside the block; blocks may be nested.
 
+    Pickles and copies of the modules, made by any thread meanwhile, have the forwards of their classes.
+
     Parameters
     ----------
     forwards
@@ -53,6 +56,7 @@ def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Itera
         for module, forward in forwards.items():
             patched = module.__dict__.get("forward")
             if not isinstance(patched, PatchedForward):
+                copyreg.dispatch_table.setdefault(type(module), _reduce)
                 # Not by setattr: torch searches parameters and buffers there, a measurable part of a short query.
                 patched = module.__dict__["forward"] = PatchedForward(module)
             before[module] = patched, patched.by_thread.get(thread)
@@ -68,3 +72,13 @@ def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Itera
                 del patched.by_thread[thread]
                 if not patched.by_thread and module.__dict__.get("forward") is patched:
                     del module.__dict__["forward"]
+
+
+def _reduce(module: nn.Module) -> Any:
+    """Reduce a module, to pickle or copy it, without what is patched: prepacked weights have no storage to read."""
+    reduced = module.__reduce_ex__(4)
+    match reduced:
+        case (create, arguments, dict() as state, *others):
+            own = {name: value for name, value in state.items() if not isinstance(value, PatchedForward)}
+            return create, arguments, own, *others
+    return reduced
