@@ -92,6 +92,13 @@ def test_a_trained_size_is_exported(minilm, tmp_path):
     assert_equal(ExportedEncoder(tmp_path / "exported"), model)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_exported_in_float32(tiny, tmp_path, dtype):
+    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu").to(dtype)
+    export(model, tmp_path / "exported")
+    assert_equal(ExportedEncoder(tmp_path / "exported"), model.float())
+
+
 def test_int8_is_close_and_smaller(minilm, tmp_path):
     model = ColBERT.from_dense(minilm, device="cpu")
     export(model, tmp_path / "exported", compute_dtype="int8")

@@ -159,6 +159,22 @@ def test_changed_weights_are_computed_by_torch(model, change, no_more_exports):
         model.encode_query("pear", compute_dtype="int8")
 
 
+@pytest.mark.parametrize("projection", [None, "orthogonal"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_computed_in_float32(tiny, tmp_path, projection, dtype):
+    ColBERT.from_dense(tiny, projection, 16 if projection else None, "cpu").to(dtype).save(tmp_path / "half")
+    half = ColBERT(tmp_path / "half", device="cpu", backend="onnx")
+    exact = ColBERT(tmp_path / "half", device="cpu").float()
+    assert_same(half, exact)
+    for row, other in zip(half.encode(TEXTS, compute_dtype="int8"), exact.encode(TEXTS), strict=True):
+        assert torch.cosine_similarity(row, other).min() > 0.97
+    # Weights of two dtypes have two exports, and torch has the model's own vectors.
+    fingerprints = {onnx_store.encoder_fingerprint(each[0].model) for each in (half, exact)}
+    assert len(fingerprints) == 2
+    assert ColBERT(tmp_path / "half", device="cpu", backend="auto").encode("pear").dtype == dtype
+    assert_same(half.float(), exact)
+
+
 def test_weights_that_move_are_not_exported_again(model, torch_model, no_more_exports, runs):
     model.encode_query("pear")
     model.share_memory()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
-from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.modules import Dense, Transformer
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
@@ -122,8 +122,13 @@ def cpu_forwards(model: Any, compute_dtype: str, reads_attention: bool = False) 
                 "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
                 "hooks or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
             )
-    with patched_forwards(model) if session is None else onnx_forward(encoder, session):
+    with patched_forwards(model) if session is None else onnx_forward(encoder, session, _heads(model)):
         yield
+
+
+def _heads(model: Any) -> list[nn.Linear]:
+    dense = (module for module in model if isinstance(module, Dense))
+    return [each for module in dense for each in module.children() if type(each) is nn.Linear]
 
 
 @cache  # looking for packages takes a tenth of the time of a short query

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -63,14 +64,30 @@ def known_fingerprint(encoder: nn.Module) -> str:
 
 
 @contextmanager
-def onnx_forward(encoder: nn.Module, session: OnnxEncoder) -> Iterator[None]:
+def onnx_forward(encoder: nn.Module, session: OnnxEncoder, heads: Iterable[nn.Linear] = ()) -> Iterator[None]:
     """Run a session in place of a transformer's forward inside the block.
 
     It replaces it for the calling thread. With gradients, under autocast, for inputs other than a padded batch, and in
     threads outside such a block, the transformer computes itself.
+
+    Parameters
+    ----------
+    encoder
+        The transformer.
+    session
+        The session of its export, which returns float32 whatever the dtype of the weights is.
+    heads
+        The linear layers after it. Those of another dtype multiply in float32 too.
     """
-    with replaced_forwards({encoder: _OnnxForward(encoder, session)}):
+    forwards: dict[nn.Module, Callable[..., Any]] = {encoder: _OnnxForward(encoder, session)}
+    forwards |= {each: partial(_in_float32, each) for each in heads if each.weight.dtype != torch.float32}
+    with replaced_forwards(forwards):
         yield
+
+
+def _in_float32(linear: nn.Linear, input: Tensor) -> Tensor:
+    bias = None if linear.bias is None else linear.bias.float()
+    return nn.functional.linear(input.float(), linear.weight.float(), bias)
 
 
 class _Exports:
