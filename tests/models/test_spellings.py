@@ -156,6 +156,8 @@ def test_queries_and_documents_in_every_spelling(fresh, task):
             r"\(generator\) to make features of; give texts, as str, in a list",
         ),
         (lambda m: m.encode({"a": TEXTS}.values()), "cannot make features of these inputs: .* as str, in a list"),
+        (lambda m: m.preprocess(["a", None], task="document"), r"the batch's texts\[1\] is None; expected str"),
+        (lambda m: m.preprocess(["a", "\udcff"], task="query"), r"the batch's texts\[1\] is not valid Unicode"),
         (lambda m: m.preprocess(GROUPS, task="document"), "received lists of texts; .* tuples for pairs"),
         (lambda m: m.scores(["a"], [["b", "c"]], tqdm_bar=False), "received lists of texts"),
     ],

@@ -410,7 +410,7 @@ class ColBERT(Overrides):
         task = kwargs.get("task")
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
-        with tokenizing(self):
+        with tokenizing(self, inputs):
             features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if features and task is not None:
             features["task"] = task

@@ -17,6 +17,7 @@ __all__ = [
     "Inputs",
     "are_texts",
     "check_text_pairs",
+    "check_texts",
     "checked_stream",
     "is_group",
     "read_inputs",
@@ -82,7 +83,7 @@ def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
     rows = [given] if single else list(given)
     grouped = [is_group(row) for row in rows]
     if not any(grouped):
-        _check_texts(rows)
+        check_texts(rows)
         return Inputs(rows, None, single)
     if not all(grouped):
         group, text = grouped.index(True), grouped.index(False)
@@ -91,7 +92,7 @@ def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
             "texts, not both."
         )
     for i, row in enumerate(rows):
-        _check_texts(row, f"texts[{i}]")
+        check_texts(row, f"texts[{i}]")
         for j, text in enumerate(row):
             if isinstance(text, list):
                 raise InvalidArgumentError(f"texts[{i}][{j}] is a list; texts come in lists or in lists of lists.")
@@ -108,7 +109,7 @@ def are_texts(rows: Iterable[Any]) -> bool:
     return all(isinstance(row, str) for row in rows)
 
 
-def _check_texts(rows: Iterable[Any], name: str = "texts") -> None:
+def check_texts(rows: Iterable[Any], name: str = "texts") -> None:
     """Raise an error, with the position, for a row that cannot be an input of any kind or is not valid Unicode."""
     for i, row in enumerate(rows):
         if row is None or isinstance(row, (int, float, bytes)):

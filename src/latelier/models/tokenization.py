@@ -13,7 +13,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.compression import has_pooling
-from latelier.models.inputs import is_group
+from latelier.models.inputs import check_texts, is_group
 from latelier.models.lengths import encoder_module, length_limit
 from latelier.models.options import check, check_prompt
 from latelier.models.text_encoder import TextEncoder
@@ -50,8 +50,8 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, prompt: Any, opt
 
 
 @contextmanager
-def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
-    """Call sentence-transformers' tokenisation of a model inside the block, in one thread at a time.
+def tokenizing(model: MultiVectorEncoder, inputs: Any) -> Iterator[None]:
+    """Call sentence-transformers' tokenisation of inputs inside the block, in one thread at a time.
 
     Its errors become `InvalidArgumentError`: the inputs are not texts.
     """
@@ -61,6 +61,8 @@ def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
     except LatelierError:
         raise
     except (TypeError, ValueError) as error:
+        if isinstance(inputs, (list, tuple)):
+            check_texts(inputs, "the batch's texts")
         raise InvalidArgumentError(
             f"cannot make features of these inputs: {str(error).rstrip('.')}. Give texts, as str, in a list."
         ) from error
