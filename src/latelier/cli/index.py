@@ -217,7 +217,7 @@ def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
     from latelier.errors import InvalidArgumentError
     from latelier.retrieve.whole_files import DocumentFolder
 
-    if not isinstance(documents, DocumentFolder) or next(iter(documents), None) is not None:
+    if not isinstance(documents, DocumentFolder) or (len(documents) and next(iter(documents), None) is not None):
         return
     wanted = ", ".join(glob) or ".txt, .md and .markdown"
     found = f"all {len(documents.skipped):,} found were skipped" if documents.skipped else "there is none"
