@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from latelier.serve import Access, Limits
 from latelier.serve.metrics import Metrics
 from latelier.serve.middleware import BodyLimit, LoopbackHost, Observed
 
@@ -90,7 +91,7 @@ def test_a_client_that_goes_while_it_sends_the_body_is_no_fault_of_the_server(ca
     metrics = Metrics()
     begun = {"type": "http.request", "body": b"{", "more_body": True}
     with caplog.at_level("INFO", logger="latelier.access"):
-        app = Observed(BodyLimit(hello, 100), metrics)
+        app = Observed(BodyLimit(hello, Limits(), Access()), metrics)
         assert answered(app, begun, {"type": "http.disconnect"}) == (None, b"")
     assert [json.loads(record.message)["status"] for record in caplog.records] == [499]
     assert counted(metrics) == ['latelier_requests_total{method="POST",route="other",status="499"}']
@@ -104,3 +105,27 @@ def test_a_request_that_raises_is_a_fault_of_the_server():
     with pytest.raises(ValueError, match="a fault"):
         answered(Observed(fail, metrics))
     assert counted(metrics) == ['latelier_requests_total{method="POST",route="other",status="500"}']
+
+
+async def echo(scope, receive, send):
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": message["body"]})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sent", "body"),
+    [
+        ((None, None), None, b"text"),
+        ((None, "w" * 20), None, b"text"),  # everybody reads
+        (("r" * 20, None), None, b""),
+        (("r" * 20, "w" * 20), "r" * 20, b"text"),
+        (("r" * 20, "w" * 20), "w" * 20, b"text"),
+        (("r" * 20, "w" * 20), "x" * 20, b""),
+    ],
+)
+def test_a_body_is_received_from_who_may_read_only(tokens, sent, body):
+    headers = [] if sent is None else [(b"authorization", f"Bearer {sent}".encode())]
+    parts = [{"type": "http.request", "body": part, "more_body": part == b"te"} for part in (b"te", b"xt")]
+    received = answered(BodyLimit(echo, Limits(), Access(*tokens)), *parts, headers=headers)
+    assert received == (200, body)

@@ -5,8 +5,12 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -133,6 +137,46 @@ def test_a_stopping_server_finishes_what_it_has_accepted(own_folder, shallow, st
         assert len(index) == 3 + 3 * 40
 
 
+STALLED = (
+    b"POST /v1/indexes/records/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100000\r\n\r\n{"
+)
+
+
+def upload_and_stall(url):
+    address = urlsplit(url)
+    connection = socket.create_connection((address.hostname, address.port), timeout=30)
+    connection.sendall(STALLED)
+    return connection
+
+
+def test_an_upload_that_stalls_is_answered_in_time_also_while_the_server_stops(folder):
+    code = f"""
+from latelier.retrieve import Retriever
+from latelier.serve import Limits, serve
+with Retriever.open({str(folder)!r}, device="cpu", read_only=True) as retriever:
+    serve({{"records": retriever}}, port=0, limits=Limits(seconds=2), on_start=lambda url: print(url, flush=True))
+"""
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        url = process.stdout.readline().strip()
+        with upload_and_stall(url) as first:
+            answer = b"".join(iter(lambda: first.recv(4096), b""))  # until it is closed
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        message = "the body did not arrive within 2 seconds; send less at once, or faster."
+        assert json.dumps({"error": {"type": "RequestTimeoutError", "message": message}}).encode() in answer
+        with upload_and_stall(url) as second:
+            httpx.get(f"{url}/health/live")  # the upload has begun
+            process.terminate()
+            assert second.recv(4096).startswith(b"HTTP/1.1 408 ")
+        log = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert [json.loads(line)["request"]["status"] for line in log.splitlines()] == [408, 200, 408]
+
+
 def test_a_second_ctrl_c_ends_a_server_at_once_while_a_request_runs(own_folder, shallow, start):
     server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
     documents = [{"id": f"{i}", "text": "many words " * 1000} for i in range(500)]
@@ -163,6 +207,12 @@ def test_other_machines_are_served_with_a_token_only(folder, start):
     assert httpx.get(f"{url}/v1/indexes").status_code == 401
     assert httpx.get(f"{url}/v1/indexes", headers=headers).status_code == 200
     assert httpx.delete(f"{url}{DOCUMENTS}/moon", headers=headers).status_code == 403
+
+
+def test_an_upload_without_a_token_is_refused_before_it_is_read(folder, start):
+    server = start(folder, "--read-token", TOKEN, "--device", "cpu", "--no-log")
+    with upload_and_stall(server.url) as connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_port_in_use_is_a_clear_error(folder, start):

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from latelier.errors import InvalidArgumentError
+from latelier.indexes import Hit
 from latelier.indexes.catalog import metadata
 from latelier.retrieve import Retriever
 from latelier.scores import colbert_scores
@@ -105,6 +106,20 @@ def test_documents_that_are_stored_as_passages_are_documents(shallow):
         error(client.get(f"{INDEX}/documents/long"), 404)
 
 
+def test_the_passage_of_a_result_is_found_in_the_document(shallow):
+    retriever = Retriever(shallow, device="cpu")
+    text = "Filler words stand here. " * 12 + "The moon shines bright. " + "Other words. " * 12
+    retriever.add([{"id": "long", "title": "A long title", "text": text}], passages=40)
+    with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+        ((hit,),) = post(client, "/search", {"query": "the moon shines", "k": 1})["results"]
+        passage = hit["text"][hit["start"] - hit["end"] :]
+        assert passage == text[hit["start"] : hit["end"]]
+        assert hit["start"] > 0
+        whole = client.get(f"{INDEX}/documents/long").json()["text"]
+        assert whole == f"A long title {text.rstrip()}"
+        assert whole.index(passage, hit["start"]) == hit["start"] + len("A long title ")
+
+
 def test_documents_are_added_replaced_read_and_removed(client):
     document = {"id": "pear", "text": "Pears are ripe in autumn.", "title": "Pears", "metadata": {"year": 2024}}
     assert post(client, "/documents", {"documents": [document]}, 201) == {"changed": 1, "documents": 4}
@@ -168,7 +183,10 @@ def test_nothing_is_stored_of_a_request_with_a_faulty_document(client):
     body = {"documents": [{"id": "new", "text": "A new one."}, {"id": "moon", "text": "A second moon."}]}
     answer = error(client.post(f"{INDEX}/documents", json=body), 409)
     assert answer["type"] == "DuplicateIdError"
-    assert "'moon'" in answer["message"]
+    assert answer["message"] == (
+        "documents[1]: id 'moon' is in the index already; PUT replaces documents; leave out those that are to stay as "
+        "they are stored."
+    )
     assert client.get(INDEX).json()["documents"] == 3
 
 
@@ -196,7 +214,8 @@ def test_several_documents_are_explained_with_one_encoding_of_the_query(client, 
     (spelled,) = post(client, "/explain", {"query": "healthy apples", "ids": ["7"]})
     assert spelled["id"] == 7
     unknown = client.post(f"{INDEX}/explain", json={"query": "apples", "ids": ["moon", "nothing"]})
-    assert "'nothing'" in error(unknown, 404)["message"]
+    advice = "search returns the ids of what it finds (1 is not '1')."
+    assert error(unknown, 404)["message"] == f"no document has the id 'nothing'; {advice}"
 
 
 def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
@@ -210,6 +229,20 @@ def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
     assert [result["index"] for result in answer["results"]] == best
     np.testing.assert_allclose([r["relevance_score"] for r in answer["results"]], scores[best].numpy(), rtol=1e-4)
     assert answer["results"][0]["document"] == {"text": texts[best[0]]}
+
+
+def test_many_texts_are_ranked_as_the_retriever_ranks_them(client, retriever):
+    texts = [f"{word} of {'many ' * (i % 7)}words {i % 50}" for i in range(50) for word in ("Moons", "Kings")]
+    expected = retriever.rerank("the republic", texts)
+    body = {"query": "the republic", "documents": [*texts, texts[0]]}
+    results = client.post("/v1/rerank", json=body).json()["results"]
+    first = next(place for place, result in enumerate(results) if result["index"] == 0)
+    twin = results.pop(first + 1)  # equal texts have equal scores, and the order of the request
+    assert twin == {**results[first], "index": len(texts)}
+    assert [result["index"] for result in results] == [hit.id for hit in expected]
+    np.testing.assert_allclose([result["relevance_score"] for result in results], [hit.score for hit in expected], 1e-5)
+    body = {"query": "the republic", "documents": texts, "top_n": 5}
+    assert client.post("/v1/rerank", json=body).json()["results"] == results[:5]
 
 
 @pytest.mark.parametrize(
@@ -352,13 +385,13 @@ def test_the_access_log_holds_neither_texts_nor_tokens(client, caplog):
     assert "secret" not in caplog.text
 
 
-def test_looking_up_does_not_wait_for_what_takes_long(client, retriever, monkeypatch):
+def test_looking_up_and_explaining_do_not_wait_for_a_ranking(client, retriever, monkeypatch):
     at_work, release = threading.Event(), threading.Event()
 
     def rerank(*_):
         at_work.set()
         release.wait(30)
-        return []
+        return [Hit(0, 1.0)]
 
     monkeypatch.setattr(retriever, "rerank", rerank)
     with ThreadPoolExecutor(1) as pool:
@@ -370,6 +403,8 @@ def test_looking_up_does_not_wait_for_what_takes_long(client, retriever, monkeyp
             assert client.get(f"{INDEX}/documents/moon").json()["id"] == "moon"
             assert post(client, "/documents/get", {"ids": [7]})[0]["id"] == 7
             assert client.get("/health/ready").status_code == 200
+            assert post(client, "/explain", {"query": "a", "ids": [7]})[0]["id"] == 7
+            assert post(client, "/why-not", {"query": "a", "id": 7})["is_found"]
             assert not slow.done()
         finally:
             release.set()

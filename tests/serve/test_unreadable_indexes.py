@@ -95,7 +95,7 @@ def test_an_index_that_too_many_look_up_is_taken_to_be_readable(retriever):
         return len(retriever)
 
     async def main():
-        async with Service("records", retriever, Limits(waiting_writes=1), Metrics()) as service:
+        async with Service("records", retriever, Limits(waiting_queries=1), Metrics()) as service:
             first = asyncio.create_task(service.look_up(wait))
             await asyncio.to_thread(at_work.wait, 30)
             second = asyncio.create_task(service.look_up(wait))

@@ -103,7 +103,7 @@ def create_app(
     _add_page(app)
     # The last one added is the first to see a request.
     app.add_middleware(HeadLikeGet)
-    app.add_middleware(BodyLimit, body_bytes=limits.body_bytes)
+    app.add_middleware(BodyLimit, limits=limits, access=access)
     if access.origins:
         app.add_middleware(
             CORSMiddleware,

@@ -26,9 +26,12 @@ class Limits:
     hits
         Number of documents per query.
     waiting_queries, waiting_writes
-        How many queries and how many writing requests wait for their turn; further ones are answered with 429.
+        How many queries, and how many other requests of each kind, wait for their turn; further ones are answered with
+        429. Look-ups, which are quick, count as queries do. The other kinds are writes, rankings of documents that are
+        in no index, and questions such as why a document is not found.
     seconds
-        How long a request may take; then it is answered with 503. A write that has begun is still finished.
+        How long a request may take, its body included; then it is answered with 503, or with 408 if its body has not
+        arrived. A write that has begun is still finished.
 
     Examples
     --------

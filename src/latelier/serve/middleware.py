@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -9,9 +10,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from latelier.serve.access import is_loopback
-from latelier.serve.errors import error_body
+from starlette.datastructures import Headers
+
+from latelier.serve.access import Access, is_loopback
+from latelier.serve.errors import TooLargeError, error_body
+from latelier.serve.limits import Limits
 from latelier.serve.metrics import Metrics
+from latelier.serve.request_time import begin_request
 
 __all__ = ["ACCESS_LOG", "BodyLimit", "HeadLikeGet", "LoopbackHost", "Observed", "SafeHeaders"]
 
@@ -40,48 +45,66 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in _SAFE_HEADERS.ite
 
 
 class BodyLimit:
-    """Answers 413 to a request with a larger body, before it is in memory.
+    """Receives the body of a request, and answers 413 if it is too large, and 408 if it does not arrive in time.
+
+    The body of a request that may not even read is not received: the application gets an empty one. Addresses that are
+    open to everybody take no body, and the others refuse the request for its token.
 
     Parameters
     ----------
     app
         The application.
-    body_bytes
-        Maximum size.
+    limits
+        Maximum size, and the time that begins here.
+    access
+        Who may read.
     """
 
-    def __init__(self, app: Application, body_bytes: int) -> None:
-        self._app, self._body_bytes = app, body_bytes
+    def __init__(self, app: Application, limits: Limits, access: Access) -> None:
+        self._app, self._limits, self._access = app, limits, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._body_bytes:
-            await self._too_large(send)
-            return
-        body = bytearray()
-        message: Any = {"more_body": True}
-        while message.get("more_body"):
-            message = await receive()
-            if message["type"] == "http.disconnect":
+        seconds, body = self._limits.seconds, b""
+        begin_request(seconds)
+        if self._access.allows(Headers(scope=scope).get("authorization"), "read"):
+            try:
+                received = await asyncio.wait_for(self._receive(scope, receive), seconds)
+            except TooLargeError as error:
+                await _reject(send, 413, "TooLargeError", str(error))
                 return
-            body += message.get("body", b"")
-            if len(body) > self._body_bytes:
-                await self._too_large(send)
+            except asyncio.TimeoutError:
+                message = f"the body did not arrive within {seconds} seconds; send less at once, or faster."
+                await _reject(send, 408, "RequestTimeoutError", message)
                 return
-        whole = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+            if received is None:
+                return
+            body = received
+        whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def replay() -> Any:
             return next(whole, None) or await receive()
 
         await self._app(scope, replay, send)
 
-    async def _too_large(self, send: Send) -> None:
-        message = f"the body is larger than {self._body_bytes:,} bytes; send less at once."
-        await _reject(send, 413, "TooLargeError", message)
+    async def _receive(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body, or None if the client has gone."""
+        most, body = self._limits.body_bytes, bytearray()
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        is_too_large = not declared.isdigit() or int(declared) > most
+        message: Any = {"more_body": True}
+        while message.get("more_body") and not is_too_large:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            is_too_large = len(body) > most
+        if is_too_large:
+            raise TooLargeError(f"the body is larger than {most:,} bytes; send less at once.")
+        return bytes(body)
 
 
 class LoopbackHost:

@@ -46,7 +46,7 @@ from latelier.utils.describing import short
 __all__ = ["router"]
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 503, 507)
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 }
 
 
@@ -194,7 +194,7 @@ async def rerank(request: Request, body: RerankRequest) -> RerankResponse:
     limits.check_batch(len(texts))
     limits.check_texts([body.query, *texts])
     service = _service(request, body.model or next(iter(request.app.state.services)))
-    ranked = await service.ask(lambda retriever: retriever.rerank(body.query, texts, body.top_n))
+    ranked = await service.rerank(body.query, texts, body.top_n)
     results = []
     for hit in ranked:
         position = int(hit.id)

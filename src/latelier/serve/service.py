@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from latelier.errors import CorruptedIndexError, StorageError
+from latelier.indexes import Hit
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.search_batch import Search, find_batch
@@ -18,6 +20,7 @@ from latelier.serve.batching import Batcher
 from latelier.serve.errors import QueueFullError, RequestTimeoutError
 from latelier.serve.limits import Limits
 from latelier.serve.metrics import Metrics
+from latelier.serve.request_time import seconds_left
 
 __all__ = ["SearchAnswer", "Service"]
 
@@ -28,6 +31,8 @@ Work: TypeAlias = "Callable[[], Any]"
 _BATCH_QUERIES = 32
 # Clients that were answered together ask again within about this time.
 _GATHER_SECONDS = 0.003
+# Texts that are ranked before it is looked whether anybody waits for the ranking still: about a batch of the model.
+_RANKED_TEXTS = 32
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,9 @@ class Service:
     """One index behind a server.
 
     Searches that wait at the same time are encoded and searched together. Writes wait in a queue of their own, and one
-    at a time is encoded and committed, so that an answered write is on disk. Look-ups have a third queue. Everything
-    else that may take longer, such as explaining, has a fourth, so that it delays none of these.
+    at a time is encoded and committed, so that an answered write is on disk. Look-ups have a third queue, and rankings
+    of texts that are in no index a fourth. Everything else that may take longer, such as explaining, has a fifth, so
+    that it delays none of these.
 
     Parameters
     ----------
@@ -73,9 +79,10 @@ class Service:
             max_waiting=limits.waiting_queries,
             gather_seconds=_GATHER_SECONDS,
         )
-        self._writes = self._queue("write")
-        self._look_ups = self._queue("look-up")
-        self._others = self._queue("other")
+        self._writes = self._queue("write", limits.waiting_writes)
+        self._look_ups = self._queue("look-up", limits.waiting_queries)
+        self._rankings = self._queue("ranking", limits.waiting_writes)
+        self._others = self._queue("other", limits.waiting_writes)
         metrics.watch(
             name,
             lambda: len(retriever),
@@ -83,7 +90,7 @@ class Service:
         )
 
     async def __aenter__(self) -> Service:
-        for batcher in (self._searches, self._writes, self._look_ups, self._others):
+        for batcher in (self._searches, self._writes, self._look_ups, self._rankings, self._others):
             await self._stack.enter_async_context(batcher)
         return self
 
@@ -144,17 +151,38 @@ class Service:
         """Call a function that reads the index and may take longer, in a thread."""
         return await self._within(self._others.submit(lambda: question(self.retriever)))
 
+    async def rerank(self, query: str, texts: Sequence[str], k: int | None) -> list[Hit]:
+        """Order texts as `Retriever.rerank` does, in a thread; it stops soon after nobody waits for it any more."""
+        given_up = threading.Event()
+        try:
+            work = self._rankings.submit(lambda: self._rank(query, texts, k, given_up))
+            return cast("list[Hit]", await self._within(work))
+        finally:
+            given_up.set()
+
     async def _within(self, answer: Any, otherwise: str = "Try again later, or ask for less.") -> Any:
         try:
-            return await asyncio.wait_for(answer, self._limits.seconds)
+            return await asyncio.wait_for(answer, seconds_left(self._limits.seconds))
         except asyncio.TimeoutError:
             raise RequestTimeoutError(
                 f"the request took longer than {self._limits.seconds} seconds. {otherwise}"
             ) from None
 
-    def _queue(self, kind: str) -> Batcher[Work, Any]:
-        name, waiting = f"{kind}-{self.name}", self._limits.waiting_writes
+    def _queue(self, kind: str, waiting: int) -> Batcher[Work, Any]:
+        name = f"{kind}-{self.name}"
         return Batcher(lambda works: [work() for work in works], name=name, max_batch=1, max_waiting=waiting)
+
+    def _rank(self, query: str, texts: Sequence[str], k: int | None, given_up: threading.Event) -> list[Hit]:
+        """Order texts by their scores, which are computed in parts; none if it has been given up."""
+        scores: dict[str, float] = {}
+        # Texts of about the same length fill the model's batches best, and equal ones have equal scores.
+        waiting = sorted(set(texts), key=lambda text: (len(text), text))
+        for first in range(0, len(waiting), _RANKED_TEXTS):
+            if given_up.is_set():
+                return []
+            part = waiting[first : first + _RANKED_TEXTS]
+            scores |= {part[int(hit.id)]: hit.score for hit in self.retriever.rerank(query, part)}
+        return sorted((Hit(i, scores[text]) for i, text in enumerate(texts)), key=lambda hit: -hit.score)[:k]
 
     def _search(self, calls: list[_Call]) -> list[SearchAnswer | Exception]:
         """Answer a batch of calls."""
