@@ -25,6 +25,7 @@ from latelier.errors import (
     StorageError,
     UnknownIdError,
 )
+from latelier.serve.advice import for_clients
 from latelier.utils.describing import cut
 
 __all__ = [
@@ -171,7 +172,7 @@ async def _of_storage(request: Request, error: Exception) -> JSONResponse:
 
 async def _of_library(request: Request, error: Exception) -> JSONResponse:
     status = getattr(error, "status", None) or next(status for kind, status in _STATUS if isinstance(error, kind))
-    return _answer(error, str(error), status)
+    return _answer(error, for_clients(str(error), update="PUT"), status)
 
 
 def _answer(error: Exception, message: str, status: int) -> JSONResponse:

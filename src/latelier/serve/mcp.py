@@ -19,6 +19,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Explanation, Result, Retriever
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.serve.advice import for_clients
 from latelier.serve.mcp_arguments import StrictModel, strict_tool
 
 __all__ = ["create_mcp_server"]
@@ -186,7 +187,7 @@ class _Tools:
         ],
         index: IndexName = None,
     ) -> list[Document]:
-        """Return the whole texts and the metadata of documents."""
+        """Return the texts and metadata of documents, whole but for white space at their ends and at cuts."""
         records = StoredDocuments(self._retriever(index).index).get(ids)
         return [Document(id=record.id, text=record.text, metadata=_flat(record.metadata)) for record in records]
 
@@ -232,7 +233,7 @@ def _reporting(tool: T) -> T:
         try:
             return tool(*arguments, **options)
         except LatelierError as error:
-            raise ToolError(str(error)) from error
+            raise ToolError(for_clients(str(error), update="update")) from error
 
     call.__signature__ = inspect.signature(tool, eval_str=True)  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

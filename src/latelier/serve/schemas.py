@@ -172,7 +172,9 @@ class ResultResponse(_Body):
     """The document's text, or its best passage."""
     metadata: dict[str, Any] | None = None
     start: int | None = None
-    """First character of the passage in the text that was stored; null for a whole document."""
+    """First character of the passage in the text that was sent, without its title; null for a whole document. The last
+    ``end - start`` characters of ``text`` are the passage without the title. In the text that GET returns for the
+    document, a title may stand before the rest, so look for these characters from ``start`` on."""
     end: int | None = None
     """The character after its last."""
 
@@ -223,6 +225,8 @@ class RecordResponse(_Body):
 
     id: Id
     text: str | None
+    """The whole text, after its title. White space at the end is left out if the document has a title. It is also left
+    out in an index of passages, where white space before the text and between two passages is returned as spaces."""
     metadata: dict[str, Any]
 
 
