@@ -19,6 +19,7 @@ __all__ = [
     "advise",
     "choose_search_parameters",
     "coarse_count",
+    "effort_factor",
     "list_count",
     "most_without_signs",
     "size_factor",
@@ -28,7 +29,7 @@ __all__ = [
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
 Effort: TypeAlias = "EffortName | float"
 
-_FACTORS = {"fast": 0.5, "balanced": 1.0}
+_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
 # nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
 # the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
@@ -136,14 +137,7 @@ def choose_search_parameters(
     >>> choose_search_parameters(10, 128, 1.0, tokens=200_000).nprobe
     80
     """
-    factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
-    if effort == "exact":
-        factor = 1.0
-    if isinstance(factor, bool) or not isinstance(factor, (int, float, np.number)) or not 0 < factor < 1e6:
-        raise InvalidArgumentError(
-            f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
-        )
-    size = size_factor(tokens)
+    factor, size = effort_factor(effort), size_factor(tokens)
     small = min(_MAX_SMALL_FACTOR, max(1.0, _SMALL / max(1, tokens)))
     nprobe_factor = factor * small * size**_NPROBE_EXPONENT
     factor *= size**_CANDIDATES_EXPONENT
@@ -160,6 +154,28 @@ def choose_search_parameters(
         share=share if candidates is None and rerank is None else 0.0,
         exact=effort == "exact",
     )
+
+
+def effort_factor(effort: object) -> float:
+    """Return the number that an effort stands for; 1.0 for ``"exact"``, which needs none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the effort is unknown.
+
+    Examples
+    --------
+    >>> effort_factor("fast"), effort_factor(2)
+    (0.5, 2.0)
+    """
+    factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
+    is_number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
+    if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
+        raise InvalidArgumentError(
+            f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
+        )
+    return float(factor)  # type: ignore[arg-type]
 
 
 def most_without_signs(k: int) -> int:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Index
 from latelier.indexes.fusion import fuse_ranks, fuse_scores
+from latelier.indexes.ivf.search_parameters import effort_factor
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
 from latelier.indexes.qdrant.keywords import query_vector
 from latelier.indexes.qdrant.points import PLACE, check_payload
@@ -33,7 +33,6 @@ __all__ = ["CollectionSearch", "choose_candidates", "lost_candidate"]
 
 # Candidates of effort 1.0 for a search of k hits; benchmarks/first_stage.py measures the recall they give.
 _CANDIDATES, _CANDIDATES_PER_HIT = 200, 10
-_FACTORS = {"fast": 0.5, "balanced": 1.0}
 # Queries of one request.
 _QUERIES = 32
 # A request asks for one document more than k, to see whether the k-th score is tied; then for this many times as many.
@@ -65,17 +64,12 @@ def choose_candidates(k: int, effort: object, candidates: object) -> int | None:
     >>> choose_candidates(10, 0.5, None), choose_candidates(10, "balanced", 5)
     (100, 10)
     """
-    number = _FACTORS.get(effort, 0.0) if isinstance(effort, str) else effort
-    is_number = isinstance(number, (int, float, np.integer, np.floating)) and not isinstance(number, bool)
-    if effort != "exact" and not (is_number and 0 < number < 1e6):  # type: ignore[operator]
-        raise InvalidArgumentError(
-            f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a positive number."
-        )
+    factor = effort_factor(effort)
     if candidates is not None:
         return max(k, check_count("candidates", candidates))
     if effort == "exact":
         return None
-    return max(k, int(max(_CANDIDATES, _CANDIDATES_PER_HIT * k) * number))  # type: ignore[operator]
+    return max(k, int(max(_CANDIDATES, _CANDIDATES_PER_HIT * k) * factor))
 
 
 def lost_candidate(index: Index, query: Any, id: Id, arguments: Mapping[str, Any]) -> StageLoss | None:
