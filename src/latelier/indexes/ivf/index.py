@@ -7,7 +7,6 @@ after its commit: searches never wait for them, and if the process is killed mea
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -258,7 +257,7 @@ class IVF(StoredIndex):
         """
         from latelier.indexes.why_not import ApproximateStages, find_causes
 
-        self._first_use.is_over(sys.maxsize, lambda: None)  # the searches below are compiled ones from the first on
+        self.search_by_kernels()  # all searches below
         given = {"nprobe": nprobe, "candidates": candidates, "rerank": rerank}
         reset = {name: None for name, value in given.items() if value is not None}
         arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}

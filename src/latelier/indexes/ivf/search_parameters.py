@@ -255,7 +255,7 @@ def wider_efforts(effort: Effort) -> list[Effort]:
     """
     if effort == "exact":
         return ["exact"]
-    factor = _FACTORS[effort] if isinstance(effort, str) else float(effort)
+    factor = effort_factor(effort)
     return [*(factor * wider for wider in _WIDER), "exact"]
 
 
