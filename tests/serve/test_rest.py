@@ -90,6 +90,21 @@ def test_options_of_another_mode_are_refused_unless_they_are_the_defaults(client
     post(client, "/search", {"query": "apples", "mode": "hybrid", "fusion": "rrf", "weights": [0.1, 0.9]})
 
 
+def test_depth_is_how_many_documents_are_reranked(client, retriever):
+    query = "far earth bananas"
+    shallow, deep = (
+        post(client, "/search", {"query": query, "k": 1, "mode": "rerank", "depth": depth})["results"][0][0]["id"]
+        for depth in (1, 3)
+    )
+    assert shallow == retriever.search(query, 1, mode="keywords")[0].id == "moon"
+    assert deep == retriever.search(query, 1, mode="rerank", depth=3)[0].id
+    assert post(client, "/why-not", {"query": query, "id": "moon", "k": 1, "mode": "rerank", "depth": 1})["is_found"]
+    refused = error(client.post(f"{INDEX}/search", json={"query": query, "depth": 5}), 422)
+    assert "depth has no effect on mode 'vectors'" in refused["message"]
+    too_deep = {"query": query, "mode": "hybrid", "depth": 1001}
+    assert "received depth=1,001" in error(client.post(f"{INDEX}/search", json=too_deep), 413)["message"]
+
+
 def test_documents_that_are_stored_as_passages_are_documents(shallow):
     retriever = Retriever(shallow, device="cpu")
     text = "Pears ripen in September. " * 12 + "Kings ruled."

@@ -24,7 +24,7 @@ class Limits:
     characters
         Length of one text.
     hits
-        Number of documents per query.
+        Number of documents per query, and of those that a hybrid or reranking search compares if its `depth` is given.
     waiting_queries, waiting_writes
         How many queries, and how many other requests of each kind, wait for their turn; further ones are answered with
         429. Look-ups, which are quick, count as queries do. The other kinds are writes, rankings of documents that are
@@ -64,7 +64,9 @@ class Limits:
                 f"received a text of {longest:,} characters; this server takes at most {self.characters:,}."
             )
 
-    def check_hits(self, k: int) -> None:
+    def check_hits(self, k: int, depth: int | None = None) -> None:
         """Raise `TooLargeError` for too many documents per query."""
         if k > self.hits:
             raise TooLargeError(f"received k={k:,}; this server returns at most {self.hits:,} documents per query.")
+        if depth is not None and depth > self.hits:
+            raise TooLargeError(f"received depth={depth:,}; this server compares at most {self.hits:,} documents.")

@@ -103,7 +103,7 @@ async def search(request: Request, service: Index, body: SearchRequest) -> Respo
         queries = [body.query] if isinstance(body.query, str) else list(body.query or ())
     limits.check_batch(len(queries))
     limits.check_texts([query for query in queries if isinstance(query, str)])
-    limits.check_hits(body.k)
+    limits.check_hits(body.k, body.depth)
     if not queries:
         return search_response([], {}, body.include)
     found = await service.search(Search(queries, body.k, body.options()))
@@ -177,7 +177,7 @@ async def why_not(request: Request, service: Index, body: WhyNotRequest) -> WhyN
     """Say why a search does not find a document, and which changes would find it."""
     limits = _limits(request)
     limits.check_texts([body.query])
-    limits.check_hits(body.k)
+    limits.check_hits(body.k, body.depth)
 
     def examine(retriever: Retriever) -> WhyNotResponse:
         id = _spelled_or_same(retriever, body.id)

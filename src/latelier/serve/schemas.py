@@ -88,6 +88,8 @@ class _Options(_Body):
     """How hybrid search combines both lists: by relative scores or by reciprocal ranks."""
     weights: tuple[Annotated[Number, Field(ge=0)], Annotated[Number, Field(ge=0)]] = (0.5, 0.5)
     """Weights of token vectors and of keywords in hybrid search."""
+    depth: Annotated[StrictInt, Field(ge=1)] | None = None
+    """How many documents of each side hybrid search combines, and how many `rerank` orders by token vectors."""
     filter: Name | list[Name] | None = None
     """An SQL expression over metadata, or several that must all hold."""
     parameters: list[Value] | dict[Name, Value] = []
@@ -101,6 +103,8 @@ class _Options(_Body):
         for name in ("fusion", "weights"):
             if self.mode != "hybrid" and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect on mode {self.mode!r}, only on 'hybrid'; leave it out")
+        if self.mode in ("vectors", "keywords") and self.depth is not None:
+            raise ValueError(f"depth has no effect on mode {self.mode!r}, only on 'hybrid' and 'rerank'; leave it out")
         return self
 
     def options(self) -> dict[str, Any]:
@@ -110,8 +114,7 @@ class _Options(_Body):
             given["mode"] = self.mode
         if self.mode == "hybrid":
             given |= {"fusion": self.fusion, "weights": self.weights}
-        if self.effort is not None:
-            given["effort"] = self.effort
+        given |= {name: getattr(self, name) for name in ("depth", "effort") if getattr(self, name) is not None}
         return given
 
 
