@@ -43,7 +43,7 @@ def test_what_has_passed_of_a_request_s_time_is_not_given_again(retriever):
 
     async def session(service):
         begin_request(0.2)
-        with pytest.raises(RequestTimeoutError):
+        with pytest.raises(RequestTimeoutError, match="the request took longer than 60 seconds"):
             await service.look_up(lambda _: release.wait(30))
         release.set()
 
