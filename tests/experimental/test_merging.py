@@ -46,7 +46,7 @@ def test_one_search_is_left_as_it_is():
 
 
 def test_unknown_ways_to_merge_are_rejected():
-    with pytest.raises(InvalidArgumentError, match="received merge='first'; expected one of 'last', 'best_score'"):
+    with pytest.raises(InvalidArgumentError, match="received merge='first'; expected 'last', 'best_score'"):
         merge_hits([], 1, "first")
     with pytest.raises(InvalidArgumentError, match="received k=0"):
         merge_hits([], 0)

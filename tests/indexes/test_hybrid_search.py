@@ -123,7 +123,7 @@ def test_queries_of_several_texts_and_of_none(filled):
 def test_arguments_that_do_not_fit(filled):
     query = matrices([2])
     for arguments, message in [
-        ({"mode": "words"}, "received mode='words'.*expected 'vectors', 'keywords', 'hybrid', 'rerank'"),
+        ({"mode": "words"}, "received mode='words'; expected 'vectors', 'keywords', 'hybrid' or 'rerank'"),
         ({"mode": "hybrid"}, "give the text of each query as texts"),
         ({"mode": "hybrid", "texts": "a", "fusion": "max"}, "received fusion='max'"),
         ({"mode": "hybrid", "texts": "a", "weights": (1, -1)}, "received weights="),

@@ -39,7 +39,7 @@ def test_reference_arguments_are_accepted(fresh):
 def test_contradicting_spellings_are_refused(fresh):
     with pytest.raises(InvalidArgumentError, match="is_query=False and task='query' contradict each other"):
         fresh.encode("a", is_query=False, task="query")
-    with pytest.raises(InvalidArgumentError, match="unknown task 'passage'; expected 'query' or 'document'"):
+    with pytest.raises(InvalidArgumentError, match="received task='passage'; expected 'query', 'document' or None"):
         fresh.encode("a", task="passage")
 
 

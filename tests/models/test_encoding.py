@@ -62,11 +62,14 @@ class TestPrecision:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"precision": "int4"}, "received precision='int4'; expected one of 'float32'"),
+            (
+                {"precision": "int4"},
+                "received precision='int4'; expected 'float32', 'float16', 'bfloat16'",
+            ),
             ({"precision": "int8"}, "precision='int8' needs packed=True"),
             ({"precision": "bfloat16", "convert_to_numpy": True}, "numpy has no bfloat16"),
             ({"precision": "float16", "output_value": None}, "features are returned unchanged"),
-            ({"compute_dtype": "int4"}, "received compute_dtype='int4'; expected one of 'auto'"),
+            ({"compute_dtype": "int4"}, "received compute_dtype='int4'; expected 'auto', 'float32'"),
             ({"compute_dtype": "bfloat16", "normalize_embeddings": True}, "with normalize_embeddings: that is encoded"),
             ({"batch_size": 0}, "received batch_size=0; expected an integer of at least 1"),
             ({"batch_size": 2**64}, "expected an integer of at least 1 and at most 9223372036854775807"),

@@ -62,7 +62,7 @@ def test_an_unfitted_pca_refuses_to_encode_and_to_be_saved(shallow, tmp_path):
 def test_only_pca_models_are_fitted(dense, shallow):
     with pytest.raises(InvalidArgumentError, match="this model has no PCA projection"):
         dense.fit_projection(TEXTS)
-    with pytest.raises(InvalidArgumentError, match="unknown projection 'umap'; expected None, 'orthogonal' or 'pca'"):
+    with pytest.raises(InvalidArgumentError, match="received projection='umap'; expected 'orthogonal', 'pca' or None"):
         ColBERT.from_dense(shallow, "umap")
     with pytest.raises(InvalidArgumentError, match=r"received None as the model; give a str or a pathlib\.Path"):
         ColBERT.from_dense(None)

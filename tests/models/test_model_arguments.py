@@ -10,7 +10,7 @@ from latelier.models import ColBERT, Recipe
 TEXTS = ["a pear, and a fig!", "planes"]
 
 REFUSED_RECIPES = {
-    "projection": ({"projection": "pac"}, "unknown projection 'pac'; expected one of 'learned', 'orthogonal', 'pca'"),
+    "projection": ({"projection": "pac"}, "received projection='pac'; expected 'learned', 'orthogonal', 'pca'"),
     "expansion": ({"query_expansion": "no"}, "received query_expansion='no'; expected True or False"),
     "attention": ({"attend_to_expansion": None}, "received attend_to_expansion=None; expected True or False"),
     "letters": ({"skiplist": "the"}, "received skiplist='the'; expected a tuple of str"),
@@ -49,7 +49,7 @@ REFUSED_CALLS = {
     ),
     "backend": (
         lambda m, _: ColBERT("x", backend="openvino"),
-        r"received backend='openvino' \(str\); expected 'torch', 'onnx' or 'auto'",
+        r"received backend='openvino'; expected 'torch', 'onnx' or 'auto'",
     ),
     "no model": (lambda m, _: ColBERT(device="cpu"), "received no model; give the name or the folder of one"),
     "export to a null character": (lambda m, _: m.export("a\0"), r"received 'a\\x00' as the folder; give a path"),

@@ -88,7 +88,10 @@ def test_a_weight_of_3_is_three_tokens():
         ({"pool_factor": 2, "num_vectors": 4}, "pool_factor=2 and num_vectors=4; give one of them"),
         ({"num_vectors": 1}, "num_vectors=1 with protected_tokens=1"),
         ({"num_vectors": 0}, "num_vectors=0; expected an integer of at least 1, or None"),
-        ({"num_vectors": 4, "method": "kmeans"}, "pooling method 'kmeans'; expected one of 'ward', 'attention'"),
+        (
+            {"num_vectors": 4, "method": "kmeans"},
+            "pool_method='kmeans'; expected 'ward', 'attention' or 'attention-ward'",
+        ),
         ({"num_vectors": 4, "weights": [1.0] * 8}, 'received weights for method="ward"'),
         ({"num_vectors": 4, "method": "attention"}, "method='attention' without weights"),
         ({"num_vectors": 4, "method": "attention", "weights": [1.0] * 7}, r"shape \(7,\) .* expected \(8,\)"),

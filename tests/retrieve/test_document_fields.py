@@ -63,7 +63,7 @@ def test_unknown_fields_are_rejected_before_anything_is_read(tmp_path, suffix, n
         ({"text": [""]}, r"received \[''\] \(list\) as text"),
         ({"metadata": {"year": 1}}, "as metadata; expected"),
         ({"id": "body", "text": "body"}, "received the field 'body' for two of id, text and title"),
-        ({"format": "xml"}, "received format='xml'; expected one of 'auto', 'jsonl'"),
+        ({"format": "xml"}, "received format='xml'; expected 'auto', 'jsonl'"),
         ({"glob": "*.md"}, "received glob for .*which is not a folder"),
     ],
 )

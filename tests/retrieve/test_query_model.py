@@ -116,7 +116,7 @@ def test_exports_that_others_can_write_are_not_used(home):
 
 def test_wrong_arguments(exported, tiny):
     for given in ({}, {"model": tiny}):
-        with pytest.raises(InvalidArgumentError, match=r"received backend='tensorflow' .*; expected 'auto', 'onnx'"):
+        with pytest.raises(InvalidArgumentError, match=r"received backend='tensorflow'; expected 'auto', 'onnx'"):
             Retriever.open(exported / "index", backend="tensorflow", **given)
     with pytest.raises(InvalidArgumentError, match="which is not the folder of an exported encoder"):
         Retriever.open(exported / "index", backend="onnx", model=tiny)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from latelier.errors import InvalidArgumentError, StorageError
+from latelier.utils.checks import check_choice
 from latelier.utils.reading import open_binary, text_lines
 from latelier.utils.warning import warn_caller
 
@@ -88,8 +89,7 @@ class Problems:
     """
 
     def __init__(self, on_problem: OnProblem) -> None:
-        if not isinstance(on_problem, str) or on_problem not in get_args(OnProblem):
-            raise InvalidArgumentError(f"received on_problem={on_problem!r}; expected 'error' or 'warn'.")
+        check_choice("on_problem", on_problem, get_args(OnProblem))
         self.on_problem = on_problem
         self.total = 0
         self._first: list[str] = []

@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit, Id
-from latelier.utils import check_count
-from latelier.utils.describing import short
+from latelier.utils import check_choice, check_count
 
-__all__ = ["Merge", "check_merge", "merge_hits"]
+__all__ = ["Merge", "merge_hits"]
 
 Merge: TypeAlias = Literal["last", "best_score", "reciprocal_rank"]
 
 # Cormack et al. 2009 chose it on a pilot collection; it keeps one first rank from outweighing several good ranks.
 _RANK_OFFSET = 60
-
-
-def check_merge(merge: str) -> None:
-    """Raise `InvalidArgumentError` for an unknown way to merge."""
-    if merge not in get_args(Merge):
-        known = ", ".join(map(repr, get_args(Merge)))
-        raise InvalidArgumentError(f"received merge={short(merge)}; expected one of {known}.")
 
 
 def merge_hits(searches: Sequence[Sequence[Hit]], k: int, merge: Merge = "last") -> list[Hit]:
@@ -61,7 +52,7 @@ def merge_hits(searches: Sequence[Sequence[Hit]], k: int, merge: Merge = "last")
     ['b', 'a']
     """
     check_count("k", k)
-    check_merge(merge)
+    check_choice("merge", merge, get_args(Merge))
     scores: dict[Id, float] = {}
     if merge == "last":
         for hits in reversed(searches):

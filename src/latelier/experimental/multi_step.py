@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, get_args, overload
 
 import torch
 
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.experimental.document_searches import DocumentSearches
-from latelier.experimental.merging import Merge, check_merge, merge_hits
+from latelier.experimental.merging import Merge, merge_hits
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Hit, Id
 from latelier.retrieve import Retriever
 from latelier.retrieve.queries import checked_queries
-from latelier.utils import check_count
+from latelier.utils import check_choice, check_count
 from latelier.utils.describing import describe, short
 
 __all__ = ["MultiStepResult", "MultiStepRetriever", "Step"]
@@ -168,7 +168,7 @@ class MultiStepRetriever:
         texts = checked_queries(queries)
         check_count("k", k)
         check_count("max_steps", max_steps, least=0)
-        check_merge(merge)
+        check_choice("merge", merge, get_args(Merge))
         if not (min_gain is None or (isinstance(min_gain, (int, float)) and min_gain == min_gain)):
             raise InvalidArgumentError(f"received min_gain={short(min_gain)}; expected a number, or None.")
         if not texts:

@@ -24,6 +24,7 @@ from latelier.indexes.storage.storage import StoredSizes
 from latelier.indexes.stored import StoredIndex
 from latelier.kernels.first_use import FirstUse
 from latelier.scores.topk import TopK
+from latelier.utils.checks import check_choice
 from latelier.utils.ranges import lengths_to_offsets
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class Flat(StoredIndex):
         tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
-            raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
+        check_choice("dtype", dtype, _DTYPES, optional=True)
         own = {"dtype": dtype or "float32"}
         super().__init__(
             path, own, read_only=read_only, max_memory=max_memory, keywords=keywords, tokenizer=tokenizer, device=device

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.catalog.values import is_unicode
-from latelier.utils.checks import check_count
+from latelier.utils.checks import check_choice, check_count
 from latelier.utils.describing import describe, short
 
 __all__ = ["Fusion", "Mode", "SearchMode", "Tokenizer"]
@@ -68,16 +67,11 @@ class SearchMode(NamedTuple):
         SearchMode(name='hybrid', texts=['fruit'], fusion='rrf', weights=(1.0, 1.0), depth=100)
         """
         k = check_count("k", k)
-        _check_choice("mode", mode, get_args(Mode))
-        _check_choice("fusion", fusion, get_args(Fusion))
+        check_choice("mode", mode, get_args(Mode))
+        check_choice("fusion", fusion, get_args(Fusion))
         most = max(_DEPTH, _DEPTH_PER_HIT * k) if depth is None else max(k, check_count("depth", depth))
         given = [] if mode == "vectors" else _check_texts(texts, str(mode))
         return cls(str(mode), given, str(fusion), _check_weights(weights), most)
-
-
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise InvalidArgumentError(f"received {name}={describe(value)}; expected {', '.join(map(repr, choices))}.")
 
 
 def _check_texts(texts: Any, mode: str) -> list[str]:

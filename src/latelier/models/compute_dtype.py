@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from latelier.errors import InvalidArgumentError
 from latelier.models.cpu.backends import cpu_forwards
 from latelier.models.cpu.prepacked import can_prepack
+from latelier.utils.checks import check_choice
 
 __all__ = [
     "COMPUTE_DTYPES",
@@ -40,10 +41,7 @@ logger = logging.getLogger(__name__)
 
 def check_compute_dtype(compute_dtype: Any) -> None:
     """Raise an error for anything but one of `COMPUTE_DTYPES`."""
-    if not isinstance(compute_dtype, str) or compute_dtype not in COMPUTE_DTYPES:
-        raise InvalidArgumentError(
-            f"received compute_dtype={compute_dtype!r}; expected one of {', '.join(map(repr, COMPUTE_DTYPES))}."
-        )
+    check_choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
 
 
 def check_weights(model: Any, compute_dtype: str | None) -> None:

@@ -18,6 +18,7 @@ from latelier.models.cpu.onnx_session import GRAPH_FILE, WEIGHTS_FILE
 from latelier.models.cpu.onnx_store import encoder_fingerprint, has_adapters, stored_export
 from latelier.models.exported import ACTIVATIONS, HEADS_FILE, TOKENIZER_FILE
 from latelier.utils.cache import cache_folder
+from latelier.utils.checks import check_choice
 from latelier.utils.reading import as_path
 
 __all__ = ["EXPORT_DTYPES", "export"]
@@ -46,8 +47,7 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
     InvalidArgumentError
         If the model has a part that cannot be exported, or the folder holds something else.
     """
-    if compute_dtype not in EXPORT_DTYPES:
-        raise InvalidArgumentError(f"received compute_dtype={compute_dtype!r}; expected 'float32' or 'int8'.")
+    check_choice("compute_dtype", compute_dtype, EXPORT_DTYPES)
     target = as_path(folder, "the folder")
     if target.exists() and not _is_replaceable(target):
         raise InvalidArgumentError(f"{str(target)!r} exists and is not an export; give a new folder.")

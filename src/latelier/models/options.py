@@ -11,7 +11,7 @@ from typing import Any
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import BaseTokenPooling
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils import check_count, check_flag
+from latelier.utils import check_choice, check_count, check_flag
 from latelier.utils.describing import describe, short
 
 __all__ = [
@@ -138,8 +138,7 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
     for name, flag in (("query_mode", query_mode), ("is_query", is_query)):
         if flag is not None:
             check_flag(name, flag)
-    if task not in (None, "query", "document"):
-        raise InvalidArgumentError(f"unknown task {task!r}; expected 'query' or 'document'.")
+    check_choice("task", task, ["query", "document"], optional=True)
     spelled = {flag for flag in (query_mode, is_query, None if task is None else task == "query") if flag is not None}
     if len(spelled) > 1:
         raise InvalidArgumentError(

@@ -13,7 +13,7 @@ from latelier.arrays import DTYPES, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models.pooling import Pooling, pool_tokens
-from latelier.utils import check_flag
+from latelier.utils import check_choice, check_flag
 
 __all__ = ["OutputForm"]
 
@@ -55,10 +55,7 @@ class OutputForm:
             raise InvalidArgumentError("received packed=True with output_value=None; features are returned unchanged.")
         if self.precision is None:
             return
-        if not isinstance(self.precision, str) or self.precision not in DTYPES:
-            raise InvalidArgumentError(
-                f"received precision={self.precision!r}; expected one of {', '.join(map(repr, DTYPES))}, or None."
-            )
+        check_choice("precision", self.precision, DTYPES, optional=True)
         if self.raw:
             raise InvalidArgumentError(
                 f"received precision={self.precision!r} with output_value=None; features are returned unchanged."

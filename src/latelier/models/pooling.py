@@ -18,7 +18,7 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import pool_documents
 from latelier.models.weighted_pooling import label_by_centroids, label_by_ward, pool_weighted
-from latelier.utils import check_count
+from latelier.utils import check_choice, check_count
 from latelier.utils.describing import short
 from latelier.utils.ranges import lengths_to_offsets, positions_within
 
@@ -54,10 +54,7 @@ class Pooling:
         check_count("pool_factor", self.pool_factor)
         check_count("protected_tokens", self.protected_tokens, 0)
         check_count("num_vectors", self.num_vectors, optional=True)
-        if not isinstance(self.method, str) or self.method not in _METHODS:
-            raise InvalidArgumentError(
-                f"received the pooling method {short(self.method)}; expected one of {', '.join(map(repr, _METHODS))}."
-            )
+        check_choice("pool_method", self.method, _METHODS)
         if self.num_vectors is None:
             return
         if self.pool_factor != 1:

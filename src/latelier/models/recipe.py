@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.inputs import are_texts
-from latelier.utils import check_flag
+from latelier.utils import check_choice, check_flag
 from latelier.utils.describing import short
 
 __all__ = ["UNTRAINED", "Recipe", "untrained_recipe"]
 
-_PROJECTIONS = ("learned", "orthogonal", "pca", None)
+_PROJECTIONS = ("learned", "orthogonal", "pca")
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,7 @@ class Recipe:
         if not are_texts(words):
             raise InvalidArgumentError(f"received skiplist={short(skiplist)}; expected a tuple of str, () for none.")
         object.__setattr__(self, "skiplist", words)  # an iterator is read once, and a list could be changed
-        if self.projection not in _PROJECTIONS:
-            raise InvalidArgumentError(
-                f"unknown projection {self.projection!r}; expected one of {', '.join(map(repr, _PROJECTIONS))}."
-            )
+        check_choice("projection", self.projection, _PROJECTIONS, optional=True)
 
 
 UNTRAINED = Recipe(query_marker="", document_marker="", query_expansion=False, skiplist=(), projection=None)
@@ -94,8 +91,7 @@ def untrained_recipe(projection: Any, size: int | None, others: Mapping[str, Any
     others
         Further arguments of `ColBERT.from_dense`, which has no recipe.
     """
-    if projection not in (None, "orthogonal", "pca"):
-        raise InvalidArgumentError(f"unknown projection {projection!r}; expected None, 'orthogonal' or 'pca'.")
+    check_choice("projection", projection, ["orthogonal", "pca"], optional=True)
     if projection is None and size is not None:
         raise InvalidArgumentError(
             f"received embedding_size={short(size)} without a projection; give projection='orthogonal' or 'pca'."

@@ -16,6 +16,7 @@ from latelier.retrieve.document_fields import DocumentFields
 from latelier.retrieve.documents import InputDocument, parse_document
 from latelier.retrieve.parquet_files import json_value, parquet_rows
 from latelier.retrieve.whole_files import whole_file
+from latelier.utils.checks import check_choice
 from latelier.utils.describing import cut, short
 from latelier.utils.reading import number_or_text, open_binary, parse_json, text_lines
 
@@ -41,9 +42,7 @@ _DEFAULT_FIELDS = DocumentFields()
 
 def check_format(format: object) -> None:
     """Raise `InvalidArgumentError` for anything that is not the name of a format."""
-    if format not in get_args(DocumentFormat):
-        expected = ", ".join(map(repr, get_args(DocumentFormat)))
-        raise InvalidArgumentError(f"received format={short(format)}; expected one of {expected}.")
+    check_choice("format", format, get_args(DocumentFormat))
 
 
 def read_document_file(

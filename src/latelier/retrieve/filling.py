@@ -25,8 +25,7 @@ from latelier.retrieve.pending_documents import PendingDocuments
 from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.row_ids import RowIds
 from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.utils import check_count
-from latelier.utils.describing import describe
+from latelier.utils import check_choice, check_count
 from latelier.utils.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -112,9 +111,7 @@ class Filling:
         """
         check_count("batch_size", self.batch_size)
         check_count("chunk_size", self.chunk_size)
-        if self.precision not in (None, *DTYPES):
-            expected = ", ".join(map(repr, DTYPES))
-            raise InvalidArgumentError(f"received precision={describe(self.precision)}; expected {expected}, or None.")
+        check_choice("precision", self.precision, DTYPES, optional=True)
         model.identity.check(index)
         batch_size, chunk_size = encoding_sizes(index, model, self.batch_size, self.chunk_size)
         replace(self, batch_size=batch_size, chunk_size=chunk_size)._run(model, index, documents)

@@ -19,6 +19,7 @@ from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.retrieve.computation import Computation
 from latelier.retrieve.encoder_store import export_encoder, find_encoder, is_exported, open_encoder
 from latelier.retrieve.model_identity import ModelIdentity
+from latelier.utils.checks import check_choice
 from latelier.utils.describing import describe, short
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def check_query_backend(backend: Any, model: Any) -> None:
             f"received {describe(model)} as the model to open an index with; expected its name or folder. With a "
             "loaded model: Retriever(model, path)."
         )
-    if backend not in ("auto", "onnx", "torch"):
-        raise InvalidArgumentError(f"received backend={describe(backend)}; expected 'auto', 'onnx' or 'torch'.")
+    check_choice("backend", backend, ["auto", "onnx", "torch"])
     if model is not None and backend == "torch" and is_exported(model):
         raise InvalidArgumentError(f"received backend='torch' for {short(str(model))}, an exported encoder; omit one.")
     if model is not None and backend == "onnx" and not is_exported(model):

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from latelier.errors import InvalidArgumentError
-from latelier.utils import check_count, check_number
-from latelier.utils.describing import short
+from latelier.utils import check_choice, check_count, check_number
 
 __all__ = ["TrainingOptions"]
 
@@ -76,8 +74,7 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.start not in ("dense", "colbert"):
-            raise InvalidArgumentError(f"received start={short(self.start)}; expected 'dense' or 'colbert'.")
+        check_choice("start", self.start, ["dense", "colbert"])
         checked: dict[str, int | float | None] = {
             "dims": check_count("dims", self.dims, optional=True),
             "mine": check_count("mine", self.mine, 0),

@@ -1,17 +1,54 @@
-"""Checks of numbers and lists that users pass in: each raises an error that names the argument."""
+"""Checks of choices, numbers and lists that users pass in: each raises an error that names the argument."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Literal, TypeGuard, overload
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.describing import describe, short
 
-__all__ = ["check_count", "check_flag", "check_number", "count_entries", "is_count"]
+__all__ = ["check_choice", "check_count", "check_flag", "check_number", "count_entries", "is_count"]
+
+
+def check_choice(name: str, value: Any, choices: Collection[str] | Collection[int], *, optional: bool = False) -> None:
+    """Check an argument that is one of several texts or integers.
+
+    Parameters
+    ----------
+    name
+        The argument's name, for the message.
+    value
+        What was given.
+    choices
+        What is accepted.
+    optional
+        Accept None too.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the value is none of these.
+
+    Examples
+    --------
+    >>> check_choice("dtype", "float32", ["float32", "float16"])
+    >>> check_choice("dtype", "flaot16", ["float32", "float16"], optional=True)
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received dtype='flaot16'; expected 'float32', \
+'float16' or None. Did you mean 'float16'?
+    """
+    if (optional and value is None) or ((isinstance(value, str) or is_count(value)) and value in choices):
+        return
+    *others, last = [*map(repr, choices), *(["None"] if optional else [])]
+    expected = f"{', '.join(others)} or {last}" if others else last
+    near = get_close_matches(value, map(str, choices), 1) if isinstance(value, str) else []
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    raise InvalidArgumentError(f"received {name}={short(value)}; expected {expected}.{meant}")
 
 
 @overload

@@ -18,6 +18,7 @@ from typing import Any
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, StorageError
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.rows import damaged
+from latelier.utils.checks import check_choice
 from latelier.utils.describing import describe
 
 __all__ = [
@@ -96,13 +97,8 @@ def check_tokenizer(tokenizer: object) -> str:
     InvalidArgumentError
         If there is no such tokenizer.
     """
-    if tokenizer is None:
-        return DEFAULT_TOKENIZER
-    if isinstance(tokenizer, str) and tokenizer in TOKENIZERS:
-        return tokenizer
-    raise InvalidArgumentError(
-        f"received tokenizer={describe(tokenizer)}; expected one of {', '.join(map(repr, TOKENIZERS))}."
-    )
+    check_choice("tokenizer", tokenizer, TOKENIZERS, optional=True)
+    return DEFAULT_TOKENIZER if tokenizer is None else str(tokenizer)
 
 
 def check_compaction(keywords: object, tokenizer: object) -> None:

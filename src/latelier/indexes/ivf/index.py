@@ -43,7 +43,7 @@ from latelier.indexes.why_not_report import WhyNotReport
 from latelier.kernels.first_use import FirstUse
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
-from latelier.utils.checks import check_count, is_count
+from latelier.utils.checks import check_choice, check_count
 from latelier.utils.warning import warn_caller
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ class IVF(StoredIndex):
         tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        if nbits is not None and not (is_count(nbits) and nbits in BITS):
-            raise InvalidArgumentError(f"received nbits={nbits!r}; expected one of {', '.join(map(str, BITS))}.")
+        check_choice("nbits", nbits, BITS, optional=True)
         own = {"nbits": int(nbits or 8)}
         super().__init__(
             path, own, read_only=read_only, max_memory=max_memory, keywords=keywords, tokenizer=tokenizer, device=device

@@ -37,7 +37,7 @@ from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.why_not_report import WhyNotReport
-from latelier.utils.checks import check_count
+from latelier.utils.checks import check_choice, check_count
 from latelier.utils.describing import describe
 from latelier.utils.progress import progress_bar
 
@@ -121,8 +121,7 @@ class Qdrant(Index):
     ) -> None:
         self.path = None if path is None or path == ":memory:" else as_folder(path)
         check_place(path, url, api_key, collection)
-        if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
-            raise InvalidArgumentError(f"received dtype={dtype!r}; expected one of {', '.join(_DTYPES)}.")
+        check_choice("dtype", dtype, _DTYPES, optional=True)
         if first_stage is not None and not isinstance(first_stage, SingleVectors):
             raise InvalidArgumentError(
                 f"received first_stage={describe(first_stage)}; give indexes.MeanVectors() or another SingleVectors."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.sharded.commit_record import MOST_SHARDS, CommitRecord
 from latelier.indexes.sharded.shard import KINDS
-from latelier.utils.checks import check_count
+from latelier.utils.checks import check_choice, check_count
 from latelier.utils.describing import describe
 
 __all__ = ["Configuration"]
@@ -71,9 +71,9 @@ class Configuration(NamedTuple):
         count = check_count("shards", _SHARDS if shards is None else shards, most=MOST_SHARDS)
         copies = check_count("replicas", _REPLICAS if replicas is None else replicas, most=MOST_SHARDS)
         kind = IVF.kind if index is None else index
-        _check_choice("index", kind, tuple(KINDS))
-        _check_choice("nbits", nbits, (None, *BITS))
-        _check_choice("dtype", dtype, (None, *_DTYPES))
+        check_choice("index", kind, KINDS)
+        check_choice("nbits", nbits, BITS, optional=True)
+        check_choice("dtype", dtype, _DTYPES, optional=True)
         names = _check_nodes(nodes, copies)
         if kind == IVF.kind and dtype is not None:
             raise InvalidArgumentError(f"received dtype={dtype!r}, which is for index='flat'; leave it out.")
@@ -94,8 +94,7 @@ class Configuration(NamedTuple):
         """
         try:
             found = cls(**{name: stored[name] for name in cls._fields})
-            if found.tokenizer is not None:
-                _check_choice("tokenizer", found.tokenizer, tuple(TOKENIZERS))
+            check_choice("tokenizer", found.tokenizer, TOKENIZERS, optional=True)
             own = (
                 found.shards,
                 found.replicas,
@@ -173,12 +172,6 @@ class Configuration(NamedTuple):
         if options:
             choose_search_parameters(1, 1, **{"effort": "balanced", **options})
         return options
-
-
-def _check_choice(name: str, value: object, choices: Sequence[Any]) -> None:
-    if not any(type(value) is type(each) and value == each for each in choices):
-        expected = ", ".join(repr(each) for each in choices if each is not None)
-        raise InvalidArgumentError(f"received {name}={describe(value)}; expected one of {expected}.")
 
 
 def _check_nodes(nodes: object, replicas: int) -> tuple[str, ...] | None:

@@ -20,7 +20,7 @@ from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batche
 from latelier.indexes.transfer.chunk_files import chunk_contents, describe_chunk, has_files, write_chunk
 from latelier.indexes.transfer.manifest import DTYPES, MANIFEST, ExportManifest, digest_ids
 from latelier.indexes.transfer.report import TransferReport
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_choice
 from latelier.utils.progress import progress_bar
 from latelier.utils.sizes import parse_bytes
 
@@ -91,8 +91,7 @@ def export_documents(
     0
     """
     began = perf_counter()
-    if dtype is not None and (not isinstance(dtype, str) or dtype not in DTYPES):
-        raise InvalidArgumentError(f"received dtype={describe(dtype)}; expected one of {', '.join(DTYPES)}, or None.")
+    check_choice("dtype", dtype, DTYPES, optional=True)
     size = parse_bytes("chunk_size", chunk_size) or BATCH_BYTES
     path = as_folder(folder)
     check_documents(index)

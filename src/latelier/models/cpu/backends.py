@@ -26,7 +26,7 @@ from latelier.models.cpu.forwards import patched_forwards
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.cpu.onnx_forward import exported_session, known_fingerprint, onnx_forward
 from latelier.utils.cache import cache_folder
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_choice
 from latelier.utils.writing import replaced
 
 __all__ = ["check_backend", "cpu_forwards"]
@@ -63,8 +63,7 @@ def check_backend(backend: Any, device: Any) -> Any:
     MissingExtraError
         If ONNX Runtime is asked for and not installed.
     """
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"received backend={describe(backend)}; expected 'torch', 'onnx' or 'auto'.")
+    check_choice("backend", backend, _BACKENDS)
     if backend != "onnx":
         return device
     if not _is_installed():

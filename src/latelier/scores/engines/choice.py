@@ -16,6 +16,7 @@ from latelier.scores.engines.int8 import Int8Engine
 from latelier.scores.engines.packed import PackedEngine
 from latelier.scores.engines.padded import TorchEngine
 from latelier.scores.inputs import Side
+from latelier.utils.checks import check_choice
 
 __all__ = ["Backend", "choose_engine"]
 
@@ -52,8 +53,7 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     """
     if isinstance(backend, str) and backend == "auto":
         return _ENGINES[_best(queries, documents)]
-    if not isinstance(backend, str) or backend not in _ENGINES:
-        raise InvalidArgumentError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, _ENGINES))}.")
+    check_choice("backend", backend, ["auto", *_ENGINES])
     engine = _ENGINES[backend]
     unfit = engine.unfit(queries, documents)
     if unfit:
