@@ -24,8 +24,9 @@ def for_clients(message: str, *, update: str) -> str:
 
     Examples
     --------
-    >>> for_clients("no document has the id 7; ids() lists the ids of the index (1 is not '1').", update="PUT")
-    "no document has the id 7; search returns the ids of what it finds (1 is not '1')."
+    >>> message = "no such id; ids() lists the ids of the index (1 is not '1')."
+    >>> for_clients(message, update="PUT")
+    "no such id; search returns the ids of what it finds (1 is not '1')."
     """
     for advice, here in _ADVICE.items():
         message = message.replace(advice, here.format(update=update))
