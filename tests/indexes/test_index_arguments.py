@@ -6,6 +6,7 @@ import datetime
 import enum
 import pickle
 import sqlite3
+import types
 import uuid
 
 import numpy as np
@@ -500,8 +501,9 @@ def test_errors_of_the_generator_of_documents_are_not_those_of_the_catalog(index
 
     with pytest.raises(UnicodeDecodeError, match="0xe9"):
         index.add(["a", "b"], documents())
-    with pytest.raises(sqlite3.OperationalError, match=r"^no such table: documents$"):
-        index.add(["a", "b"], rows())
+    for generator in (rows, types.FunctionType(rows.__code__, {"FINE": FINE, "sqlite3": sqlite3})):
+        with pytest.raises(sqlite3.OperationalError, match=r"^no such table: documents$"):
+            index.add(["a", "b"], generator())
     assert len(index) == 0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import pickle
 import threading
 
@@ -244,6 +245,11 @@ def test_closing_a_copy_leaves_the_index_open(folder):
         opened.invoke("kings of Rome")
     with pytest.raises(TypeError, match="Retriever cannot be copied or pickled: open its folder again"):
         copy.deepcopy(opened)
+    alone = copy.copy(LangChainRetriever.open(folder, device="cpu"))
+    gc.collect()  # the original, which nobody can close any more
+    alone.close()
+    with pytest.raises(LatelierError, match="closed"):
+        alone.invoke("kings of Rome")
 
 
 def test_rerankers_are_copied(minilm, searcher):

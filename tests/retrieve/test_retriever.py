@@ -122,7 +122,8 @@ def test_ids_that_others_have_taken_meanwhile_are_an_error(tiny, passages, skip_
     retriever, other = Retriever(model, index), Retriever(model, index)
     retriever.add([("a", "first")], passages=passages)
     index.others = [lambda: other.add([("b", "theirs")])]
-    with pytest.raises(DuplicateIdError, match=r"in the index already.* Another writer has .* with skip_existing=True"):
+    advice = "Call it again, which skips them" if skip_existing else "Add the documents again with skip_existing=True"
+    with pytest.raises(DuplicateIdError, match=rf"in the index already.* Another writer has .*\. {advice}"):
         retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=skip_existing)
     assert [(r.id, r.text) for r in StoredDocuments(index).get(["a", "b"])] == [("a", "first"), ("b", "theirs")]
     retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=True)

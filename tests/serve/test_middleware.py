@@ -129,3 +129,27 @@ def test_a_body_is_received_from_who_may_read_only(tokens, sent, body):
     parts = [{"type": "http.request", "body": part, "more_body": part == b"te"} for part in (b"te", b"xt")]
     received = answered(BodyLimit(echo, Limits(), Access(*tokens)), *parts, headers=headers)
     assert received == (200, body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ([(b"content-length", b"4")], [(b"connection", b"close")]),
+        ([(b"transfer-encoding", b"chunked")], [(b"connection", b"close")]),
+        ([(b"content-length", b"0")], []),
+        ([], []),
+        ([(b"content-length", b"4"), (b"authorization", b"Bearer " + b"r" * 20)], []),
+    ],
+)
+def test_a_connection_is_closed_on_which_a_body_is_not_received(sent, expected):
+    messages = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"text", "more_body": False}
+
+    async def send(message):
+        messages.append(message)
+
+    limit = BodyLimit(echo, Limits(), Access("r" * 20))
+    asyncio.run(limit({"type": "http", "headers": sent}, receive, send))
+    assert messages[0]["headers"] == expected

@@ -1,11 +1,14 @@
 """Files are replaced as a whole; links, permissions, pipes and open descriptors stay what they are."""
 
+import errno
 import os
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.utils.writing import write_bytes
 
@@ -86,6 +89,31 @@ def test_the_file_of_an_open_descriptor_is_written_in_its_place(tmp_path):
         write_bytes(tmp_path / "link", b"to the descriptor")
         assert (tmp_path / "file").stat().st_ino == os.fstat(file.fileno()).st_ino
     assert (tmp_path / "file").read_bytes() == b"to the descriptor"
+
+
+def test_a_file_that_cannot_be_replaced_is_written_in_its_place(tmp_path, monkeypatch):
+    """Such as one that is mounted by itself into a container."""
+    (tmp_path / "file").write_bytes(b"old and longer")
+    before = (tmp_path / "file").stat().st_ino
+
+    def busy(path, target):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "replace", busy)
+    write_bytes(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert (tmp_path / "file").stat().st_ino == before
+    with pytest.raises(StorageError, match=r"could not write .*; an existing file is unchanged"):
+        write_bytes(tmp_path / "none", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@posix
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="it is no regular file"):
+        TokenEmbeddings.from_list([[[1.0, 2.0]]]).save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_what_cannot_be_written_is_an_error(tmp_path):

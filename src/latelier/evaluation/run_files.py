@@ -198,14 +198,9 @@ def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable
         raise StorageError(
             f"cannot write {path}: there is no folder {str(path.parent)!r}; make it, or name another file."
         )
-    exists = os.path.lexists(path)
-    # A device or a pipe is written itself, also in a folder that may not be written; a file is replaced by a new one.
-    places = [path] if exists else []
-    if not exists or path.is_file():
-        places.append(Path(os.path.realpath(path)).parent)
-    for place in places:
-        if not os.access(place, os.W_OK):
-            raise StorageError(f"cannot write {path}: no permission to write {place}; name another file.")
+    place = path if os.path.lexists(path) else path.parent  # a file, a device or a pipe in a folder that is read-only
+    if not os.access(place, os.W_OK):
+        raise StorageError(f"cannot write {path}: no permission to write {place}; name another file.")
     check = _check_not_empty if _is_json_lines(path) else check_trec_ids
     check("query id", queries)
     check("document id", documents)

@@ -65,7 +65,10 @@ class OpenedRetriever:
 
     def close(self) -> None:
         """Close the index that `open` has opened; a retriever that was given stays open, as does that of a copy."""
-        if self._opened is not None and self._opened() is self:
+        if self._opened is None:
+            return
+        opened = self._opened()
+        if opened is None or opened is self:  # None: only copies are left
             self.retriever.close()
 
     def __enter__(self) -> Self:

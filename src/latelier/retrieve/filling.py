@@ -146,11 +146,14 @@ class Filling:
             ids = RowIds(rows.ids, rows.documents, rows.numbers, stored)
             stored.index.add(ids, embeddings, rows.texts, rows.metadata)
         except DuplicateIdError as error:
-            raise DuplicateIdError(
-                f"{error} Another writer has stored documents with these ids since this call checked them. Add the "
-                "documents again with skip_existing=True, or --resume, which skips those that are stored and needs an "
-                "id for each."
-            ) from error
+            again = "Call it again, which skips them."
+            if self.on_existing != "skip":
+                again = (
+                    "Add the documents again with skip_existing=True, or --resume, which skips those that are stored "
+                    "and needs an id for each."
+                )
+            message = f"{error} Another writer has stored documents with these ids since this call checked them."
+            raise DuplicateIdError(f"{message} {again}") from error
 
     def _encoded(
         self, model: QueryModel, transactions: Iterable[_Rows], pool_factor: int, progress: Any

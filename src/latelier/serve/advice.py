@@ -9,6 +9,9 @@ _ADVICE = {
     "ids() lists the ids of the index (1 is not '1')": "search returns the ids of what it finds (1 is not '1')",
     "update(...), or --update on the command line, replaces documents; skip_existing=True, or --resume, keeps the "
     "stored ones": "{update} replaces documents; leave out those that are to stay as they are stored",
+    "update() replaces documents": "{update} replaces documents",
+    "Add the documents again with skip_existing=True, or --resume, which skips those that are stored and needs an id "
+    "for each": "Leave out those that are to stay as they are stored",
 }
 
 

@@ -70,7 +70,8 @@ class BodyLimit:
             return
         seconds, body = self._limits.seconds, b""
         begin_request(seconds)
-        if self._access.allows(Headers(scope=scope).get("authorization"), "read"):
+        headers = Headers(scope=scope)
+        if self._access.allows(headers.get("authorization"), "read"):
             try:
                 received = await asyncio.wait_for(self._receive(scope, receive), seconds)
             except TooLargeError as error:
@@ -83,6 +84,8 @@ class BodyLimit:
             if received is None:
                 return
             body = received
+        elif headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            send = _closing(send)
         whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def replay() -> Any:
@@ -235,6 +238,17 @@ def _is_own(host: str) -> bool:
     address, name = found.groups()
     # An address of version 6 is in brackets, as its colons would otherwise be those of a port.
     return is_loopback(address) if address else is_loopback(name.lower().removesuffix("."))
+
+
+def _closing(send: Send) -> Send:
+    """Return a `send` whose response closes the connection, on which a body is still on its way."""
+
+    async def send_and_close(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_and_close
 
 
 async def _reject(send: Send, status: int, kind: str, message: str) -> None:

@@ -46,7 +46,8 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
         return
     *others, last = [*map(repr, choices), *(["None"] if optional else [])]
     expected = f"{', '.join(others)} or {last}" if others else last
-    near = get_close_matches(value, map(str, choices), 1) if isinstance(value, str) else []
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    near = get_close_matches(value, texts, 1) if isinstance(value, str) else []
     meant = f" Did you mean {near[0]!r}?" if near else ""
     raise InvalidArgumentError(f"received {name}={short(value)}; expected {expected}.{meant}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     file = as_path(path)
     if not file.name or "\0" in str(file):
         raise InvalidArgumentError(f"received {describe(path)} as path; give the name of a file.")
+    mode = None
     try:
         mode = _mode(file)
         if mode is None or (stat.S_ISREG(mode) and not _is_descriptor(file)):
@@ -49,8 +51,10 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
                 new.write_bytes(contents)
             return
     except OSError as error:
-        reason = error.strerror or error
-        raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
+        # A file that is mounted by itself, or in a folder that may not be written, is no file that can be replaced.
+        if mode is None or error.errno not in (errno.EBUSY, errno.EPERM, errno.EACCES, errno.EROFS):
+            reason = error.strerror or error
+            raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
     try:
         file.write_bytes(contents)
     except OSError as error:
@@ -69,11 +73,14 @@ def replaced(file: Path) -> Iterator[Path]:
     Raises
     ------
     OSError
-        If the file system reports an error; as after an error in the block, the file is unchanged.
+        If the file system reports an error, or `file` is a pipe, a device or a folder; as after an error in the block,
+        it is unchanged.
     ValueError
         If the path holds a surrogate or a null character.
     """
     mode, old = _mode(file), Path(os.path.realpath(file))
+    if mode is not None and not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
     new = old.with_name(f".{uuid4().hex}.tmp")  # a name of its own: that of the file may have no room for more
     try:
         yield new

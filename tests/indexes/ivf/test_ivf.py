@@ -84,6 +84,8 @@ def test_bits_are_fixed_when_the_index_is_made(tmp_path):
         indexes.IVF(tmp_path / "index", nbits=8)
     with pytest.raises(InvalidArgumentError, match="received nbits=3; expected 8, 4, 2, 1 or None"):
         indexes.IVF(nbits=3)
+    with pytest.raises(InvalidArgumentError, match=r"received nbits='4'; expected 8, 4, 2, 1 or None\.$"):
+        indexes.IVF(nbits="4")
     with pytest.raises(InvalidArgumentError, match="received max_memory='0MB'; expected a number of bytes, or a text"):
         indexes.IVF(max_memory="0MB")
 

@@ -153,6 +153,11 @@ def test_a_copy_without_the_log_is_no_new_index(tmp_path):
         assert copy.ids() == OLD
     with pytest.raises(CorruptedIndexError, match=r"bare is empty, but there are segments: .*catalog\.sqlite-wal is"):
         indexes.Flat(tmp_path / "bare")
+    for read_only in (False, True):
+        with pytest.raises(CorruptedIndexError, match="bare is empty, but there are segments"):
+            indexes.open(tmp_path / "bare", read_only=read_only)
+    with pytest.raises(CorruptedIndexError, match="bare is empty, but there are segments"):
+        indexes.Flat(tmp_path / "bare", read_only=True)
 
 
 def test_a_catalog_that_is_no_database_is_named(folder):

@@ -188,7 +188,7 @@ def translate_errors(where: str) -> Iterator[None]:
 def _is_own(error: sqlite3.Error) -> bool:
     """Whether SQLite was called in this package."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals["__name__"]).startswith("latelier.")
+    return str(frame.f_globals.get("__name__")).startswith("latelier.")
 
 
 def _translate(error: sqlite3.Error, where: str) -> LatelierError:

@@ -410,7 +410,11 @@ class Storage:
     def _configure(self, configuration: Mapping[str, Any], tokenizer: str | None) -> dict[str, Any]:
         """Return the stored configuration; for a new index, write it first."""
         where = str(self.path)
+        # Looked for before the catalog is read: another process may be making the index.
+        has_segments = self.read_only and bool(self._store.names())
         stored = self._views.ask(schema.read_configuration, where)
+        if stored is None and has_segments:
+            raise _without_log(where)
         if stored is None and self.read_only:
             raise IndexFormatError(f"there is no index in {where}; create one without read_only=True.")
         if stored is None:
@@ -453,8 +457,11 @@ def stored_settings(path: Path) -> dict[str, Any]:
     ------
     IndexFormatError
         If the folder holds no index.
+    CorruptedIndexError
+        If its catalog is empty, but there are segments.
     """
     check_index_folder(path, create=False)
+    has_segments = bool(FileStore(path / "segments", lambda dim: {}).names())
     pool = FilePool(path / CATALOG, read_only=True)
     try:
         with pool.reading() as connection:
@@ -462,7 +469,7 @@ def stored_settings(path: Path) -> dict[str, Any]:
     finally:
         pool.close()
     if configuration is None:
-        raise no_index(path)
+        raise _without_log(str(path)) if has_segments else no_index(path)
     return configuration
 
 

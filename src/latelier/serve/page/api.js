@@ -31,9 +31,10 @@ const parsed = (json) =>
 function spelled(value) {
   if (typeof value === "bigint" && BigInt.asIntN(64, value) === value) return String(value);
   const isLarge = Number.isInteger(value) && !Number.isSafeInteger(value);
-  if (typeof value === "bigint" || isLarge) return Number(value).toExponential();
+  // Beyond all floats, it is equal to nothing that is stored, as null is.
+  if (typeof value === "bigint" || isLarge) return Number.isFinite(Number(value)) ? Number(value).toExponential() : "null";
   if (Array.isArray(value)) return `[${value.map(spelled)}]`;
-  if (typeof value !== "object") return JSON.stringify(value);
+  if (typeof value !== "object" || value === null) return JSON.stringify(value);
   return `{${Object.entries(value).map(([key, part]) => `${JSON.stringify(key)}:${spelled(part)}`)}}`;
 }
 

@@ -6,7 +6,7 @@ import difflib
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -63,7 +63,7 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
             "\"year >= 2020 AND lang = 'en'\", or a list of expressions that must all hold."
         )
     # A set has no order, in which its values could be given to several ?.
-    if isinstance(parameters, (str, bytes, Set)) or not isinstance(parameters, Iterable):
+    if isinstance(parameters, (str, bytes, set, frozenset)) or not isinstance(parameters, Iterable):
         raise InvalidArgumentError(
             f"received {type(parameters).__name__} as the filter's parameters; give a tuple of values, or a dict for "
             ":name."
