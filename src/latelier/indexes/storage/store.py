@@ -192,10 +192,17 @@ class FileStore:
                 shutil.rmtree(self.folder / name, ignore_errors=True)  # does not follow links
 
     def names(self) -> list[str]:
-        """Return the names of all folders of segments, including the incomplete ones of killed writers."""
-        if not self.folder.is_dir() or self.folder.is_symlink():
-            return []
-        return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removeprefix("."))]
+        """Return the names of all folders of segments, including the incomplete ones of killed writers.
+
+        Raises
+        ------
+        StorageError
+            If the system denies to look into the folder.
+        """
+        with looking_into(self.folder.parent):
+            if not self.folder.is_dir() or self.folder.is_symlink():
+                return []
+            return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removeprefix("."))]
 
     def _path(self, name: str, file: str) -> Path:
         """Return the path of a file, given the names of its folder and itself in the catalog.
