@@ -25,7 +25,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     Raises
     ------
     StorageError
-        If the file cannot be written; an existing one is unchanged.
+        If the file cannot be written; a file that can be replaced is unchanged.
 
     Examples
     --------

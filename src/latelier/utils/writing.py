@@ -1,4 +1,4 @@
-"""Write a file as a whole: what stood there before stays until the new contents are on disk."""
+"""Write a file as a whole: where a file can be replaced, the old one stays until the new contents are on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     Parameters
     ----------
     path
-        The file. A symbolic link stays: what it points to is written. A pipe or a device gets the contents.
+        The file. A symbolic link stays: what it points to is written. A pipe or a device gets the contents, and so does
+        a file that cannot be replaced, since it is mounted by itself or its folder may not be written.
     contents
         All that it is to hold.
 
@@ -32,7 +33,7 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     InvalidArgumentError
         If `path` is not a path.
     StorageError
-        If the file cannot be written; an existing file is unchanged.
+        If the file cannot be written; a file that can be replaced is unchanged.
 
     Examples
     --------

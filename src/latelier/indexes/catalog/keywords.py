@@ -18,6 +18,7 @@ from typing import Any
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, StorageError
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.rows import damaged
+from latelier.indexes.catalog.values import plain_str
 from latelier.utils.checks import check_choice
 from latelier.utils.describing import describe
 
@@ -98,7 +99,7 @@ def check_tokenizer(tokenizer: object) -> str:
         If there is no such tokenizer.
     """
     check_choice("tokenizer", tokenizer, TOKENIZERS, optional=True)
-    return DEFAULT_TOKENIZER if tokenizer is None else str(tokenizer)
+    return plain_str(tokenizer) if isinstance(tokenizer, str) else DEFAULT_TOKENIZER
 
 
 def check_compaction(keywords: object, tokenizer: object) -> None:
