@@ -7,6 +7,7 @@ that callers expect (``ValueError`` for a bad argument, and so on), so ``except 
 from __future__ import annotations
 
 __all__ = [
+    "CommitError",
     "CorruptedIndexError",
     "DuplicateIdError",
     "EmbeddingsError",
@@ -53,6 +54,10 @@ class FilterTimeoutError(LatelierError, TimeoutError):
 
 class StorageError(LatelierError, OSError):
     """A file could not be read or written; changes committed earlier are kept."""
+
+
+class CommitError(StorageError):
+    """The disk failed while a write was committed, so it is unknown whether the write took effect."""
 
 
 class ReadOnlyIndexError(StorageError):

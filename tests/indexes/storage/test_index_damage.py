@@ -211,12 +211,13 @@ def test_a_full_disk_leaves_the_index_as_it_was(tmp_path, size):
 
     refused, records = in_child(write_much)
     assert len(refused) == 2
-    expected = "could not write a segment" if size == 2**20 else "the catalog of the index"
+    expected = "could not write a segment" if size == 2**20 else "unknown whether the write took effect"
     assert all(expected in reason for reason in refused)
     assert records == [["a", "x", {}], ["b", None, {}]]
     with indexes.open(folder) as index:
         assert contents(index) == before
         assert index.verify().is_whole
+        index.compact()  # deletes what a failed commit has left
         assert len(list((folder / "segments").iterdir())) == 1
         index.add("c", np.ones((2**18, 4)))
         assert len(index) == 3

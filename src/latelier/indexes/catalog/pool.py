@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from latelier.errors import ReadOnlyIndexError, StorageError
+from latelier.errors import CommitError, ReadOnlyIndexError, StorageError
 from latelier.indexes.catalog import connection as sqlite
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.connection import Connection, connect, leave, translate_errors
@@ -72,7 +72,7 @@ class MemoryPool:
             try:
                 yield begin
                 if begun is not None:
-                    _commit(begun)
+                    _commit(begun, self.where)
             except BaseException:
                 if begun is not None:
                     _rollback(begun)
@@ -186,7 +186,7 @@ class FilePool:
             try:
                 connection.execute(begin)
                 yield connection
-                _commit(connection)
+                _commit(connection, self.where)
             except BaseException:
                 _rollback(connection)
                 raise
@@ -279,9 +279,19 @@ def _close_all(connections: list[Connection]) -> None:
             connections.pop().close()
 
 
-def _commit(connection: Connection) -> None:
-    if connection.in_transaction:
+def _commit(connection: Connection, where: str) -> None:
+    if not connection.in_transaction:
+        return
+    try:
         connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise
+        raise CommitError(
+            f"the disk failed while a write to the index in {where} was committed ({error}), so it is unknown whether "
+            "the write took effect; earlier commits are kept. When the disk works again, open the index anew, look "
+            "(`id in index`, `index.get`), and repeat the write with update() or remove() if it is missing."
+        ) from error
 
 
 def _rollback(connection: Connection) -> None:

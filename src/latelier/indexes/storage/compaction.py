@@ -8,6 +8,7 @@ from latelier.errors import CorruptedIndexError
 from latelier.indexes.catalog.pool import ConnectionPool
 from latelier.indexes.catalog.schema import give_back_pages
 from latelier.indexes.catalog.segment_rows import SegmentRow
+from latelier.indexes.catalog.settings import read_setting, write_setting
 from latelier.indexes.storage.scratch import Scratch
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import SegmentState, Snapshot
@@ -89,8 +90,9 @@ def delete_garbage(pool: ConnectionPool, store: SegmentStore) -> None:
     """
     with pool.writing() as begin:
         connection = begin()
-        referenced = referenced_names(connection)
-        garbage = set(store.names()) - referenced
-        if pool.is_in_place():  # otherwise these are the files of another index, which was moved here
-            store.delete(garbage)
+        garbage = set(store.names()) - referenced_names(connection)
         give_back_pages(connection)
+        if garbage:  # a commit that failed may be in the log, and reference them: this one takes its place there
+            write_setting(connection, "generation", int(read_setting(connection, "generation")) + 1)
+    if garbage and pool.is_in_place():  # otherwise these are the files of another index, which was moved here
+        store.delete(garbage)

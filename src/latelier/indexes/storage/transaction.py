@@ -55,7 +55,8 @@ class Transaction:
        slow work is done before, see `prepare`. Readers of an index on disk never wait.
     3. Each change writes the files of new segments, and then the rows of the catalog that reference them.
     4. At the end of the block the catalog commits, and readers see all changes. Then the files of dropped segments
-       are deleted. If the block raises an error, the catalog rolls back, and then the new files are deleted.
+       are deleted. If the block raises an error, the catalog rolls back, and then the new files are deleted. If the
+       commit itself raises an error, nothing is deleted: nobody knows yet which of the two states will be found.
 
     If the process is killed, the index stays at its last commit, and at most leaves files that `compact` deletes.
 
@@ -106,13 +107,17 @@ class Transaction:
             Without changes yet.
         """
         transaction: Transaction | None = None
+        committing = False
         try:
             with pool.writing() as begin:
                 transaction = cls(begin, store, scratch)
                 yield transaction
                 transaction._finish()
+                committing = True
         except BaseException:
-            if transaction is not None:
+            # A commit that raised an error may still take effect, when SQLite recovers its log after a crash: then both
+            # the new and the old files may be needed, and the next compaction deletes those that are not.
+            if transaction is not None and not committing:
                 _delete_unreferenced(pool, store, transaction.written)
             raise
         _delete_unreferenced(pool, store, transaction.dropped)
@@ -343,8 +348,7 @@ def referenced_names(connection: Connection) -> set[str]:
 def _delete_unreferenced(pool: ConnectionPool, store: SegmentStore, names: Sequence[str]) -> None:
     """Delete the files of those segments that the catalog does not reference.
 
-    This cannot be concluded from the outcome of the transaction: a commit may have happened although the disk reported
-    an error, and in an untrusted catalog two rows may name one segment.
+    This cannot be concluded from the outcome of the transaction: in an untrusted catalog two rows may name one segment.
     """
     if not names:
         return
