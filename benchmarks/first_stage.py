@@ -33,7 +33,7 @@ from _encodings import Encoded, load_encoded
 from latelier.evaluation import evaluate
 from latelier.indexes import IVF, FixedDimensionalEncodings, MeanVectors, SingleVectors
 from latelier.scores import colbert_scores
-from latelier.utils.cache import cache_folder
+from latelier.utils.files import cache_folder
 
 CANDIDATES = (10, 20, 50, 100, 200, 500, 1000)
 K = 10

@@ -31,7 +31,7 @@ from _encodings import Encoded, load_encoded
 
 from latelier.evaluation import Comparison, compare, evaluate
 from latelier.indexes import IVF, Flat, Index
-from latelier.utils.cache import cache_folder
+from latelier.utils.files import cache_folder
 
 MEASURES = ("nDCG@10", "R@100")
 K = 100

@@ -14,7 +14,7 @@ from input_fuzzer import make_case, run_case
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.retrieve import read_documents
 from latelier.retrieve.document_files import read_document_file
-from latelier.utils.reading import number_or_text
+from latelier.utils.files import number_or_text
 
 
 def read(path, format="auto"):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from latelier.utils.cache import cache_folder
+from latelier.utils.files import cache_folder
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from latelier.utils.html import Markup, bar, escape, fragment, table
+from latelier.utils.misc import Markup, bar, escape, fragment, table
 
 HOSTILE = '</td><script>alert(1)</script><img src=x onerror="a()">\u202egnp\u2066\x00\x1b[31m\ud800'
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latelier.utils.ranges import lengths_to_offsets, positions_within, rows_of, rows_or_slice, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, positions_within, rows_of, rows_or_slice, split_by_rows
 
 LENGTHS = st.lists(st.integers(0, 5), max_size=12)
 

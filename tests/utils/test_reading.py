@@ -6,7 +6,7 @@ import re
 import pytest
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.reading import parse_json, text_lines
+from latelier.utils.files import parse_json, text_lines
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])

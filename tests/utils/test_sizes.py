@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.sizes import format_bytes, parse_bytes
+from latelier.utils.checks import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.utils.writing import write_bytes
+from latelier.utils.files import write_bytes
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs links, permissions and pipes of POSIX")
 

@@ -30,7 +30,7 @@ def document_id(index: Index, text: str) -> Id:
     (7, '8', '9')
     """
     from latelier.retrieve.stored_documents import StoredDocuments
-    from latelier.utils.reading import number_or_text
+    from latelier.utils.files import number_or_text
 
     number = number_or_text(text)
     return number if isinstance(number, int) and number in StoredDocuments(index) else text

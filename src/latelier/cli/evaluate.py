@@ -95,7 +95,7 @@ def evaluate(
     from latelier.cli.output import print_json, printable, quiet_loading, show_progress
     from latelier.evaluation.measures import default_measures, largest_cutoff
     from latelier.retrieve.stored_documents import StoredDocuments
-    from latelier.utils.reading import number_or_text
+    from latelier.utils.files import number_or_text
 
     measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
@@ -198,7 +198,7 @@ def _check_not_empty(run: Run, documents: int, mode: str) -> None:
 def _check_ids(run: Run, collection: Collection) -> None:
     """Check that a document that was found is one of the collection: with other ids, there would be only zeros."""
     from latelier.errors import LatelierError
-    from latelier.utils.describing import short
+    from latelier.utils.checks import short
 
     found = [id for scores in run.values() for id in scores]
     if not any(id in collection.documents for id in found):

@@ -14,7 +14,7 @@ import typer
 
 from latelier.cli.output import printable
 from latelier.errors import LatelierError
-from latelier.utils.describing import cut
+from latelier.utils.checks import cut
 
 __all__ = ["INTERRUPTED", "exit_now", "messages", "prepare_streams"]
 

@@ -30,7 +30,7 @@ def filter_values(typed: Iterable[str] | None) -> list[int | float | str]:
 
 def _value(text: str) -> int | float | str:
     from latelier.errors import InvalidArgumentError
-    from latelier.utils.reading import number_or_text, parse_json
+    from latelier.utils.files import number_or_text, parse_json
 
     if not text.startswith('"'):
         return number_or_text(text)

@@ -197,7 +197,7 @@ def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) 
     from latelier.retrieve.document_fields import as_fields
     from latelier.retrieve.document_files import read_document_file
     from latelier.retrieve.document_sources import read_documents
-    from latelier.utils.reading import is_file
+    from latelier.utils.files import is_file
 
     try:
         if source != "-":
@@ -248,7 +248,7 @@ def _report(counts: dict[str, Any], json_output: bool) -> None:
 def _passages(given: str | None, overlap: int | None) -> Passages | None:
     from latelier.errors import InvalidArgumentError
     from latelier.retrieve.passages import Passages
-    from latelier.utils.describing import short
+    from latelier.utils.checks import short
 
     if given is None:
         return None

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from latelier.utils.control_characters import escape_json, printable
-from latelier.utils.describing import cut
+from latelier.utils.checks import cut, escape_json, printable
 
 if TYPE_CHECKING:
     from latelier.indexes import TransferReport

@@ -82,7 +82,7 @@ def search(
     from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode
     from latelier.retrieve.queries import checked_queries
     from latelier.retrieve.searching import find_results
-    from latelier.utils.reading import number_or_text
+    from latelier.utils.files import number_or_text
 
     refuse_unused_in_mode(context, mode.value)
     if filter is None:

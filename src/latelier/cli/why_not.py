@@ -73,7 +73,7 @@ def why_not(
     from latelier.cli.opened_retriever import open_retriever
     from latelier.cli.output import print_json, printable, quiet_loading
     from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode
-    from latelier.utils.reading import number_or_text
+    from latelier.utils.files import number_or_text
 
     refuse_unused_in_mode(context, mode.value)
     if not filter:

@@ -7,7 +7,7 @@ from latelier.data.hard_negatives import mine_hard_negatives
 from latelier.data.loading import load_training_set
 from latelier.data.teachers import teacher_scores
 from latelier.data.training_set import TrainingSet
-from latelier.utils.lazy import lazy_names
+from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.data.samplers import InOrder

@@ -19,8 +19,8 @@ from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count, count_entries, is_count
-from latelier.utils.describing import describe, short
-from latelier.utils.progress import progress_bar
+from latelier.utils.checks import describe, short
+from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder

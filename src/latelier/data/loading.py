@@ -15,8 +15,8 @@ from latelier.data.training_set import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
 from latelier.utils import check_count
-from latelier.utils.describing import describe
-from latelier.utils.reading import as_path, is_folder, open_binary, parse_json, text_lines
+from latelier.utils.checks import describe
+from latelier.utils.files import as_path, is_folder, open_binary, parse_json, text_lines
 
 __all__ = ["load_training_set"]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["Example", "read_row", "texts_by_id"]
 

@@ -10,7 +10,7 @@ from latelier.arrays import is_array
 from latelier.data.training_set import TrainingSet, check_training_set
 from latelier.errors import InvalidArgumentError
 from latelier.scores import colbert_scores_pairwise
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["teacher_scores"]
 

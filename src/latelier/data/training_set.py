@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.utils import count_entries, is_count
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import check_unicode
+from latelier.utils.checks import describe, short
+from latelier.utils.files import check_unicode
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -20,7 +20,7 @@ from latelier.models.checkpoints.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
 from latelier.retrieve.encoder_store import encoder_folder, is_exported
 from latelier.retrieve.model_identity import ModelIdentity
-from latelier.utils.cache import cache_folder
+from latelier.utils.files import cache_folder
 
 if TYPE_CHECKING:
     from types import TracebackType

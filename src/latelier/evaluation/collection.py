@@ -13,8 +13,8 @@ from typing import Any
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import OnProblem, Problems, is_header, numbered_lines
 from latelier.evaluation.trec import check_evaluated, check_relevance, check_str_ids, relevance_fault
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import as_path, is_file, is_folder, parse_json
+from latelier.utils.checks import describe, short
+from latelier.utils.files import as_path, is_file, is_folder, parse_json
 
 __all__ = ["Collection", "find_split", "load_beir"]
 

@@ -9,8 +9,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
 from latelier.evaluation.significance import bootstrap_interval, holm, paired_effect_size, randomization_test
 from latelier.evaluation.trec import Qrels, Run
-from latelier.utils.describing import describe
-from latelier.utils.html import Markup, escape, fragment, table
+from latelier.utils.checks import describe
+from latelier.utils.misc import Markup, escape, fragment, table
 
 __all__ = ["Comparison", "MeasureComparison", "compare"]
 

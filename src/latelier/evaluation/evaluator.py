@@ -21,8 +21,7 @@ from latelier.evaluation.temporary_index import (
     temporary_index,
 )
 from latelier.indexes import Flat
-from latelier.utils.checks import check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_count, describe
 
 __all__ = ["RetrievalEvaluator"]
 

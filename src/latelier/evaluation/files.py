@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.utils.checks import check_choice
-from latelier.utils.reading import open_binary, text_lines
-from latelier.utils.warning import warn_caller
+from latelier.utils.files import open_binary, text_lines
+from latelier.utils.misc import warn_caller
 
 __all__ = ["OnProblem", "Problems", "is_header", "numbered_lines"]
 

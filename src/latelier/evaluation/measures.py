@@ -25,9 +25,8 @@ from latelier.evaluation.trec import (
     ranking,
     relevance_fault,
 )
-from latelier.utils.describing import describe
-from latelier.utils.html import bar, fragment, table
-from latelier.utils.warning import warn_caller
+from latelier.utils.checks import describe
+from latelier.utils.misc import bar, fragment, table, warn_caller
 
 __all__ = ["DEFAULT_MEASURES", "Evaluation", "default_measures", "evaluate", "evaluate_named", "largest_cutoff"]
 

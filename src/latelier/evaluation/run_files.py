@@ -27,9 +27,8 @@ from latelier.evaluation.trec import (
     run_from_lines,
     write_trec,
 )
-from latelier.evaluation.writing import write_lines
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import as_path, is_folder, parse_json
+from latelier.utils.checks import describe, short
+from latelier.utils.files import as_path, is_folder, parse_json, write_lines
 
 __all__ = ["check_run_file", "read_qrels", "read_run", "write_run"]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Index
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["MakeIndex", "describe_index", "fill_index", "search_index", "temporary_index"]
 

@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import numbered_lines
-from latelier.evaluation.writing import write_lines
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import as_path
+from latelier.utils.checks import describe, short
+from latelier.utils.files import as_path, write_lines
 
 __all__ = [
     "Qrels",

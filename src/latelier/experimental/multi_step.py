@@ -15,7 +15,7 @@ from latelier.indexes import Hit, Id
 from latelier.retrieve import Retriever
 from latelier.retrieve.queries import checked_queries
 from latelier.utils import check_choice, check_count
-from latelier.utils.describing import describe, short
+from latelier.utils.checks import describe, short
 
 __all__ = ["MultiStepResult", "MultiStepRetriever", "Step"]
 

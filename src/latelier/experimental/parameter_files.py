@@ -13,8 +13,7 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes.base import PathLike
-from latelier.utils.reading import as_path, is_file, parse_json
-from latelier.utils.writing import replaced
+from latelier.utils.files import as_path, is_file, parse_json, replaced
 
 __all__ = ["read_module", "write_module"]
 

@@ -15,7 +15,7 @@ from latelier.indexes.base import PathLike
 from latelier.modules import DynamicsNetwork, ValueSupport
 from latelier.modules.arguments import show_arguments
 from latelier.utils import check_count
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["QueryDynamics", "QueryState"]
 

@@ -20,7 +20,7 @@ from latelier.indexes import Id
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.scores import colbert_kd_scores
 from latelier.utils import check_count, check_number, count_entries
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["ReadingExample", "train_query_dynamics"]
 

@@ -9,7 +9,7 @@ from latelier.indexes.opening import open
 from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
 from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
-from latelier.utils.lazy import lazy_names
+from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.indexes.qdrant import Qdrant

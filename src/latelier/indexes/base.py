@@ -22,7 +22,7 @@ from latelier.indexes.catalog.values import as_prefixes
 from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport
 from latelier.indexes.search_mode import Fusion, Mode, Tokenizer
 from latelier.indexes.why_not_report import WhyNotReport
-from latelier.utils.not_copied import NotCopied
+from latelier.utils.misc import NotCopied
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -25,7 +25,7 @@ from latelier.indexes.stored import StoredIndex
 from latelier.kernels.first_use import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from latelier.indexes.storage.snapshot import Snapshot
 from latelier.scores.engines.choice import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["GpuSearch"]
 

@@ -24,8 +24,8 @@ from latelier.indexes.catalog.values import as_id, check_text, is_single_id
 from latelier.indexes.packing import check_finite, pack
 from latelier.indexes.results import Id
 from latelier.kernels.threads import allowed_threads, map_each
-from latelier.utils.progress import progress_bar
-from latelier.utils.ranges import split_by_rows
+from latelier.utils.misc import progress_bar
+from latelier.utils.ragged import split_by_rows
 
 __all__ = ["DocumentBatch", "DocumentBatches", "Encode", "prepare_queries"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import thread_count
-from latelier.utils.sizes import format_bytes
+from latelier.utils.checks import format_bytes
 
 __all__ = ["MemoryReport", "least_working_memory", "plan_memory"]
 

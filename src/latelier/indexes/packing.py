@@ -10,7 +10,7 @@ import numpy as np
 from latelier.arrays import dtype_name, is_tensor, refuse_mask
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["check_finite", "pack"]
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.catalog.values import is_unicode
-from latelier.utils.checks import check_choice, check_count
-from latelier.utils.describing import describe, short
+from latelier.utils.checks import check_choice, check_count, describe, short
 
 __all__ = ["Fusion", "Mode", "SearchMode", "Tokenizer"]
 

@@ -37,9 +37,8 @@ from latelier.indexes.warning import warn_of_damage
 from latelier.kernels.first_use import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
-from latelier.utils.checks import check_count
-from latelier.utils.progress import progress_bar
-from latelier.utils.sizes import parse_bytes
+from latelier.utils.checks import check_count, parse_bytes
+from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latelier.errors import IndexDamageWarning
-from latelier.utils.warning import warn_caller
+from latelier.utils.misc import warn_caller
 
 __all__ = ["warn_of_damage"]
 

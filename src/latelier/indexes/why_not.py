@@ -20,8 +20,7 @@ from latelier.indexes.inputs import prepare_queries
 from latelier.indexes.results import Hit, Id
 from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
 from latelier.scores.alignment import align
-from latelier.utils.checks import check_count
-from latelier.utils.describing import short
+from latelier.utils.checks import check_count, short
 
 __all__ = [
     "ApproximateStages",

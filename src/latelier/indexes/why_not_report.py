@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.indexes.results import Id
-from latelier.utils.describing import short
-from latelier.utils.html import escape, fragment, table
+from latelier.utils.checks import short
+from latelier.utils.misc import escape, fragment, table
 
 __all__ = ["Cause", "CauseKind", "Change", "TokenDifference", "WhyNotReport"]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from latelier.utils.lazy import lazy_names
+from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.integrations.haystack import HaystackRanker, HaystackRetriever

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.catalog.metadata import RESERVED, fold_name
 from latelier.indexes.catalog.values import dump_json
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = [
     "SqlCondition",

@@ -7,7 +7,7 @@ from typing import Any
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Result, Retriever
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = [
     "END_KEY",

@@ -21,8 +21,7 @@ from latelier.retrieve import Retriever
 from latelier.retrieve.query_model import check_query_backend
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.text_ranking import rank_texts
-from latelier.utils.checks import check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_count, describe
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict

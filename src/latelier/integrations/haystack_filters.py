@@ -10,7 +10,7 @@ from typing import Any
 from latelier.errors import MissingExtraError
 from latelier.indexes.catalog.values import INT64
 from latelier.integrations.conditions import SqlCondition, combine, equals, in_order, metadata_field, negate, one_of
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 try:
     from haystack.errors import FilterError

@@ -16,7 +16,7 @@ from latelier.integrations.reranking_model import RerankingModel
 from latelier.integrations.search_options import merge_search_options
 from latelier.retrieve import Retriever
 from latelier.retrieve.text_ranking import rank_texts
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 try:
     from langchain_core.callbacks import (

@@ -24,8 +24,7 @@ from latelier.integrations.reranking_model import RerankingModel
 from latelier.integrations.search_options import add_filter, merge_search_options
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.text_ranking import rank_texts
-from latelier.utils.checks import check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_count, describe
 
 try:
     from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer

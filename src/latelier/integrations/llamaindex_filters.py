@@ -17,7 +17,7 @@ from latelier.integrations.conditions import (
     negate,
     one_of,
 )
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 try:
     from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters

@@ -22,7 +22,7 @@ from latelier.evaluation.temporary_index import (
 from latelier.indexes import IVF, Index
 from latelier.models import load
 from latelier.rank import rerank
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 try:
     from mteb._create_dataloaders import create_dataloader  # what mteb's own models read texts with

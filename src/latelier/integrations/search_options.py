@@ -7,7 +7,7 @@ from typing import Any
 
 from latelier.errors import InvalidArgumentError
 from latelier.integrations.conditions import SqlCondition
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["add_filter", "merge_search_options"]
 

@@ -24,7 +24,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.losses.batch import EmbeddedBatch, embed_batch
 from latelier.losses.mini_batches import MiniBatches
 from latelier.utils import check_flag, is_count
-from latelier.utils.warning import warn_caller
+from latelier.utils.misc import warn_caller
 
 __all__ = ["Loss", "LossOptions", "ScoreMetric", "WarnOnce", "check_score_metric", "raw_score", "score"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.losses.mini_batches import MiniBatches, run_rows, run_whole
-from latelier.utils.describing import describe, short
+from latelier.utils.checks import describe, short
 from latelier.utils.features import move_features
 
 __all__ = ["EmbeddedBatch", "embed_batch"]

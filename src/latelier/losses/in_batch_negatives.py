@@ -16,7 +16,7 @@ from torch import Tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.losses.base import LossOptions, ScoreMetric, score
 from latelier.losses.batch import EmbeddedBatch
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["GatheredDocuments", "false_negatives", "gather_documents", "reduce_total", "score_all"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["as_numbers", "read_scores"]
 

@@ -27,7 +27,7 @@ from latelier.models.overrides import Overrides
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.recipe import Recipe, untrained_recipe
 from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens, tokenizing
-from latelier.utils.reading import as_path
+from latelier.utils.files import as_path
 
 __all__ = ["ColBERT"]
 

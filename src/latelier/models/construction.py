@@ -20,8 +20,8 @@ from latelier.models.projection import fit_pca, orthogonal_weight
 from latelier.models.recipe import Recipe
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import check_count
-from latelier.utils.describing import describe, short
-from latelier.utils.warning import warn_caller
+from latelier.utils.checks import describe, short
+from latelier.utils.misc import warn_caller
 
 __all__ = ["DEFAULT_EMBEDDING_SIZE", "Construction"]
 

@@ -14,7 +14,7 @@ from latelier.models.inputs import check_text_pairs
 from latelier.models.lengths import max_length
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils import check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 from latelier.utils.features import move_features
 
 __all__ = ["embed_texts", "score_pairs"]

@@ -46,8 +46,8 @@ from latelier.models.window_features import tokenize_window
 from latelier.models.windows import Batch, Window, embeddings_on_host, windows_on_host
 from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device, tokens_per_batch
 from latelier.utils.features import move_features, select_rows, used_positions
-from latelier.utils.progress import progress_bar
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.misc import progress_bar
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = [
     "WINDOW",

@@ -16,8 +16,8 @@ from latelier.models.cpu.onnx_files import ExportLoadError, read_description
 from latelier.models.cpu.onnx_session import OnnxEncoder
 from latelier.models.token_offsets import text_ranges
 from latelier.utils import batch_by_tokens, check_count, tokens_per_batch
-from latelier.utils.describing import describe
-from latelier.utils.reading import as_path, check_unicode
+from latelier.utils.checks import describe
+from latelier.utils.files import as_path, check_unicode
 
 __all__ = ["ACTIVATIONS", "HEADS_FILE", "TOKENIZER_FILE", "ExportedEncoder"]
 

@@ -17,9 +17,8 @@ from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, write_folder
 from latelier.models.cpu.onnx_session import GRAPH_FILE, WEIGHTS_FILE
 from latelier.models.cpu.onnx_store import encoder_fingerprint, has_adapters, stored_export
 from latelier.models.exported import ACTIVATIONS, HEADS_FILE, TOKENIZER_FILE
-from latelier.utils.cache import cache_folder
 from latelier.utils.checks import check_choice
-from latelier.utils.reading import as_path
+from latelier.utils.files import as_path, cache_folder
 
 __all__ = ["EXPORT_DTYPES", "export"]
 

@@ -10,8 +10,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import describe
-from latelier.utils.reading import check_unicode
+from latelier.utils.checks import describe
+from latelier.utils.files import check_unicode
 
 __all__ = [
     "Inputs",

@@ -14,8 +14,8 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import short
-from latelier.utils.reading import parse_json
+from latelier.utils.checks import short
+from latelier.utils.files import parse_json
 
 __all__ = ["check_plain"]
 

@@ -9,7 +9,7 @@ from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.checkpoints.location import DEFAULT_MODEL, HUB_NAME, check_name, resolve_name
 from latelier.models.inspection import check_plain
 from latelier.models.recipe import UNTRAINED
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from sentence_transformers.multi_vector_encoder.modules.token_pooling import Bas
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils import check_choice, check_count, check_flag
-from latelier.utils.describing import describe, short
+from latelier.utils.checks import describe, short
 
 __all__ = [
     "check",

@@ -19,7 +19,7 @@ from latelier.models.construction import Construction
 from latelier.models.text_encoder import TextEncoder
 from latelier.modules import AttentionPooling
 from latelier.scores import colbert_scores, colbert_scores_pairwise
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["Overrides"]
 

@@ -19,8 +19,8 @@ from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import pool_documents
 from latelier.models.weighted_pooling import label_by_centroids, label_by_ward, pool_weighted
 from latelier.utils import check_choice, check_count
-from latelier.utils.describing import short
-from latelier.utils.ranges import lengths_to_offsets, positions_within
+from latelier.utils.checks import short
+from latelier.utils.ragged import lengths_to_offsets, positions_within
 
 __all__ = ["PoolMethod", "Pooling", "pool_tokens"]
 

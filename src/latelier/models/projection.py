@@ -13,7 +13,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.models.inputs import checked_stream
 from latelier.utils import check_count
 from latelier.utils.features import move_features
-from latelier.utils.progress import progress_bar
+from latelier.utils.misc import progress_bar
 
 __all__ = ["SecondMoment", "fit_pca", "orthogonal_weight"]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from latelier.errors import InvalidArgumentError
 from latelier.models.inputs import are_texts
 from latelier.utils import check_choice, check_flag
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["UNTRAINED", "Recipe", "untrained_recipe"]
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from latelier.errors import InvalidArgumentError
 from latelier.modules import TransformerEncoder
 from latelier.utils import check_count
-from latelier.utils.describing import describe, short
+from latelier.utils.checks import describe, short
 
 __all__ = ["TextEncoder"]
 

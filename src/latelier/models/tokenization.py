@@ -20,7 +20,7 @@ from latelier.models.text_encoder import TextEncoder
 from latelier.models.token_offsets import text_ranges
 from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.utils import resolve_length
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["check_features", "check_preprocessing", "scored_ranges", "scored_tokens", "tokenizing"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from latelier.arrays import torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.models.gpu.copying import start_copy
-from latelier.utils.ranges import lengths_to_offsets, rows_of
+from latelier.utils.ragged import lengths_to_offsets, rows_of
 
 __all__ = ["Batch", "Window", "embeddings_on_host", "windows_on_host"]
 

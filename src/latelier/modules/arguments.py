@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils import check_count, check_flag, check_number
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["check_arguments", "check_inputs", "check_tensor", "show_arguments"]
 

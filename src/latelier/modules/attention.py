@@ -26,7 +26,7 @@ from latelier.modules.normalization import (
 from latelier.modules.processors import SDPAProcessor, SlicedProcessor
 from latelier.modules.projections import concatenate_layers, rename_older, split_layer
 from latelier.utils import check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["Attention"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import cluster_documents
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["ward_clusters"]
 

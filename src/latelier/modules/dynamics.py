@@ -16,7 +16,7 @@ from latelier.modules.lstm_step import LSTMStep
 from latelier.modules.mlp import make_mlp
 from latelier.modules.residual import ResidualBlock
 from latelier.utils import check_count, check_flag, count_entries
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["DynamicsNetwork"]
 

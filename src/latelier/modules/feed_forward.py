@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import show_arguments
 from latelier.utils import check_count, check_number
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["Activation", "FeedForward"]
 

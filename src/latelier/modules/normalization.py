@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = [
     "CrossAttentionNorm",

@@ -13,7 +13,7 @@ from latelier.modules.feed_forward import Activation
 from latelier.modules.positions import RotaryPositions, SinusoidalPositions
 from latelier.modules.transformer_block import TransformerBlock
 from latelier.utils import check_count, check_flag, check_number
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["TransformerEncoder"]
 

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Iterator
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.reading import LONGEST_LINE
+from latelier.utils.files import LONGEST_LINE
 
 __all__ = ["csv_rows"]
 

@@ -16,7 +16,7 @@ from latelier.retrieve.documents import InputDocument, parse_documents
 from latelier.retrieve.row_ids import next_number
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_count
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["DocumentChunk", "OnExisting", "document_chunks"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve.documents import merge_metadata
-from latelier.utils.describing import cut, describe, short
+from latelier.utils.checks import cut, describe, short
 
 __all__ = ["DocumentFields", "as_fields"]
 

@@ -16,9 +16,8 @@ from latelier.retrieve.document_fields import DocumentFields
 from latelier.retrieve.documents import InputDocument, parse_document
 from latelier.retrieve.parquet_files import json_value, parquet_rows
 from latelier.retrieve.whole_files import whole_file
-from latelier.utils.checks import check_choice
-from latelier.utils.describing import cut, short
-from latelier.utils.reading import number_or_text, open_binary, parse_json, text_lines
+from latelier.utils.checks import check_choice, cut, short
+from latelier.utils.files import number_or_text, open_binary, parse_json, text_lines
 
 __all__ = ["DocumentFormat", "check_format", "read_document_file"]
 

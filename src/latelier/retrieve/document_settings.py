@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes import Index
 from latelier.retrieve.passages import Passages, as_passages
-from latelier.utils.checks import check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_count, describe
 
 __all__ = ["DocumentSettings"]
 

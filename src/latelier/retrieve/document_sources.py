@@ -10,7 +10,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.retrieve.document_fields import as_fields
 from latelier.retrieve.document_files import DocumentFormat, check_format, read_document_file
 from latelier.retrieve.whole_files import DocumentFolder
-from latelier.utils.reading import as_path, is_folder
+from latelier.utils.files import as_path, is_folder
 
 if TYPE_CHECKING:
     from latelier.retrieve.documents import InputDocument

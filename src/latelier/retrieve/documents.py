@@ -10,8 +10,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id
-from latelier.utils.describing import cut, describe, short
-from latelier.utils.reading import check_unicode
+from latelier.utils.checks import cut, describe, short
+from latelier.utils.files import check_unicode
 
 __all__ = ["InputDocument", "merge_metadata", "parse_document", "parse_documents"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from latelier.errors import ModelLoadError
 from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, is_own, is_whole
-from latelier.utils.cache import cache_folder
+from latelier.utils.files import cache_folder
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT

@@ -21,7 +21,7 @@ from latelier.retrieve.model_identity import is_same_model
 from latelier.retrieve.opening import given_model
 from latelier.retrieve.query_model import QueryModel
 from latelier.utils import check_count, check_number
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 from latelier.utils.ray_session import connect_to_ray
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from latelier import indexes
 from latelier.errors import IndexFormatError
 from latelier.indexes import Index
 from latelier.indexes.catalog.rows import CATALOG
-from latelier.utils.reading import is_folder
+from latelier.utils.files import is_folder
 
 __all__ = ["open_if_made"]
 

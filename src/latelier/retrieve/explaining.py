@@ -16,7 +16,7 @@ from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.tokenized_text import TokenizedText
 from latelier.scores.alignment import align
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["best_part", "explain_document", "explain_documents"]
 

@@ -16,9 +16,8 @@ import numpy as np
 from latelier.indexes import Id
 from latelier.retrieve.tokenized_text import TokenizedText, Word, group_words, marks_beginnings
 from latelier.scores.alignment import Alignment
-from latelier.utils.describing import cut
-from latelier.utils.reading import as_path
-from latelier.utils.writing import write_bytes
+from latelier.utils.checks import cut
+from latelier.utils.files import as_path, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.heat_map import column_labels, row_labels, shown_columns
-from latelier.utils.control_characters import printable
-from latelier.utils.describing import cut, describe, short
+from latelier.utils.checks import cut, describe, printable, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.heat_map import column_labels, row_labels, shown_columns
-from latelier.utils.describing import cut
-from latelier.utils.html import Markup, bar, escape, fragment, table
+from latelier.utils.checks import cut
+from latelier.utils.misc import Markup, bar, escape, fragment, table
 
 __all__ = ["notebook_cell", "page"]
 

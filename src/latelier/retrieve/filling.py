@@ -26,7 +26,7 @@ from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.row_ids import RowIds
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_choice, check_count
-from latelier.utils.progress import progress_bar
+from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
     from latelier.retrieve.encoding_workers import EncodingWorkers

@@ -8,7 +8,7 @@ from typing import Any
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Index
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["check_index_options", "own_options"]
 

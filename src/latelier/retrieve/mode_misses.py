@@ -14,7 +14,7 @@ from latelier.indexes.filter_misses import excluding_conditions, filter_argument
 from latelier.indexes.search_mode import SearchMode
 from latelier.indexes.why_not import not_stored_cause, smallest_value, without_filter
 from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["explain_mode_miss"]
 

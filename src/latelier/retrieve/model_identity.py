@@ -18,7 +18,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import Index
 from latelier.utils import is_count
-from latelier.utils.describing import cut, describe, short
+from latelier.utils.checks import cut, describe, short
 
 __all__ = ["ModelIdentity", "check_option", "is_same_model", "model_fingerprint", "storable_options"]
 

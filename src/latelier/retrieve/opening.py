@@ -17,8 +17,8 @@ from latelier.retrieve.encoder_store import is_exported
 from latelier.retrieve.existing_index import open_if_made
 from latelier.retrieve.model_identity import ModelIdentity
 from latelier.retrieve.query_model import QueryModel
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import is_folder
+from latelier.utils.checks import describe, short
+from latelier.utils.files import is_folder
 
 __all__ = ["given_model", "open_existing", "open_or_make", "stored_model"]
 

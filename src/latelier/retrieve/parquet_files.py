@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
-from latelier.utils.describing import cut
-from latelier.utils.reading import open_binary
+from latelier.utils.checks import cut
+from latelier.utils.files import open_binary
 
 __all__ = ["json_value", "parquet_rows"]
 

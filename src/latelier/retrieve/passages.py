@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.checks import check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_count, describe
 
 __all__ = ["PassageRange", "Passages", "as_passages", "cut_texts"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import check_unicode
+from latelier.utils.checks import describe, short
+from latelier.utils.files import check_unicode
 
 __all__ = ["checked_queries"]
 

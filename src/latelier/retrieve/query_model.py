@@ -19,8 +19,7 @@ from latelier.models.tokenizer_lock import tokenizer_lock
 from latelier.retrieve.computation import Computation
 from latelier.retrieve.encoder_store import export_encoder, find_encoder, is_exported, open_encoder
 from latelier.retrieve.model_identity import ModelIdentity
-from latelier.utils.checks import check_choice
-from latelier.utils.describing import describe, short
+from latelier.utils.checks import check_choice, describe, short
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT

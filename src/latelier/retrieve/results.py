@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from latelier.indexes import Id
-from latelier.utils.describing import cut
-from latelier.utils.html import bar, fragment, table
+from latelier.utils.checks import cut
+from latelier.utils.misc import bar, fragment, table
 
 __all__ = ["Result", "Results"]
 

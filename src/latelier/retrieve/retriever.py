@@ -25,7 +25,7 @@ from latelier.retrieve.searching import find_results, find_run
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.retrieve.why_not import explain_miss
-from latelier.utils.not_copied import NotCopied
+from latelier.utils.misc import NotCopied
 
 if TYPE_CHECKING:
     from typing_extensions import Self

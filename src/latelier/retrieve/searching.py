@@ -12,7 +12,7 @@ from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.results import Result
 from latelier.retrieve.search_batch import EncodedSearches, Search, find_batch
 from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["find_results", "find_run"]
 

@@ -10,9 +10,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit
 from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
-from latelier.utils.checks import check_count
-from latelier.utils.describing import describe
-from latelier.utils.progress import progress_bar
+from latelier.utils.checks import check_count, describe
+from latelier.utils.misc import progress_bar
 
 __all__ = ["rank_texts"]
 

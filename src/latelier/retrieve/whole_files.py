@@ -17,9 +17,9 @@ from typing import Any
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.catalog.values import is_unicode
 from latelier.retrieve.documents import InputDocument
-from latelier.utils.describing import cut, describe, short
-from latelier.utils.reading import read_text
-from latelier.utils.warning import warn_caller
+from latelier.utils.checks import cut, describe, short
+from latelier.utils.files import read_text
+from latelier.utils.misc import warn_caller
 
 __all__ = ["DocumentFolder", "markdown_title", "whole_file"]
 

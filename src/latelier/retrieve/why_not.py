@@ -19,7 +19,7 @@ from latelier.retrieve.queries import checked_queries
 from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.retrieve.truncation import left_out_passages, truncation_cause, truncation_changes
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["explain_miss"]
 

@@ -7,7 +7,7 @@ and for distillation.
 
 from typing import TYPE_CHECKING
 
-from latelier.utils.lazy import lazy_names
+from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise

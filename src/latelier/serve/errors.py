@@ -26,7 +26,7 @@ from latelier.errors import (
     UnknownIdError,
 )
 from latelier.serve.advice import for_clients
-from latelier.utils.describing import cut
+from latelier.utils.checks import cut
 
 __all__ = [
     "ForbiddenError",

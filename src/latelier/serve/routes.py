@@ -41,7 +41,7 @@ from latelier.serve.schemas import (
 )
 from latelier.serve.search_response import search_response
 from latelier.serve.service import Service
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["router"]
 

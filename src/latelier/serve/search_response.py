@@ -14,7 +14,7 @@ from fastapi import Response
 from latelier.errors import EmbeddingsError
 from latelier.retrieve import Result
 from latelier.serve.json_body import json_body
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["search_response"]
 

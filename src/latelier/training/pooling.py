@@ -22,7 +22,7 @@ from latelier.models.compression import find_pooling, unpooled
 from latelier.models.inputs import checked_stream
 from latelier.modules import AttentionPooling
 from latelier.utils import check_count, check_number
-from latelier.utils.progress import progress_bar
+from latelier.utils.misc import progress_bar
 
 __all__ = ["distill_pooling"]
 

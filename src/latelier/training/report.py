@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from latelier.utils.html import bar, fragment, table
+from latelier.utils.misc import bar, fragment, table
 
 __all__ = ["TrainingReport"]
 

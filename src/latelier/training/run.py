@@ -17,8 +17,8 @@ from latelier.training.options import TrainingOptions
 from latelier.training.report import TrainingReport
 from latelier.training.trainer import run_trainer
 from latelier.training.validation import evaluator, measure, split_validation
-from latelier.utils.describing import describe
-from latelier.utils.reading import as_path
+from latelier.utils.checks import describe
+from latelier.utils.files import as_path
 
 __all__ = ["build_model", "train"]
 

@@ -1,8 +1,14 @@
-"""Checks of choices, numbers and lists that users pass in: each raises an error that names the argument."""
+"""Arguments and messages: check_*, describe, control characters, sizes.
+
+Control characters can move a terminal's cursor, rename its window or clear it; bidirectional overrides can make a line
+look different from what it holds.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import reprlib
 import sys
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -10,9 +16,63 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeGuard, overload
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import describe, short
 
-__all__ = ["check_choice", "check_count", "check_flag", "check_number", "count_entries", "is_count"]
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_flag",
+    "check_number",
+    "count_entries",
+    "cut",
+    "describe",
+    "escape_json",
+    "format_bytes",
+    "is_count",
+    "parse_bytes",
+    "printable",
+    "short",
+]
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def short(value: object) -> str:
+    """Return the `repr` of a value; the middle of a long one is replaced by an ellipsis.
+
+    Examples
+    --------
+    >>> short("a" * 100)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
+    """
+    try:
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; a list nested a thousand times
+        return "a value"
+
+
+def describe(value: object) -> str:
+    """Return a short form of a value and its type.
+
+    Examples
+    --------
+    >>> describe(None), describe(5), describe(["a", ["b"]])
+    ('None', '5 (int)', "['a', ['b']] (list)")
+    >>> describe(10**5000)
+    'a value (int)'
+    """
+    return "None" if value is None else f"{short(value)} ({type(value).__name__})"
+
+
+def cut(text: str, length: int) -> str:
+    """Shorten a text that is longer than `length` to its beginning.
+
+    Examples
+    --------
+    >>> cut("a long story", 6)
+    'a long ...'
+    """
+    return text if len(text) <= length else f"{text[:length]} ..."
 
 
 def check_choice(name: str, value: Any, choices: Collection[str] | Collection[int], *, optional: bool = False) -> None:
@@ -239,3 +299,104 @@ def count_entries(values: object, name: str, expected: str = "a list") -> int:
     except TypeError:  # an array without dimensions
         pass
     raise InvalidArgumentError(f"received {describe(values)} as {name}; expected {expected}.")
+
+
+# C0, DEL and C1 controls, directional marks and overrides, line separators, and lone UTF-16 surrogates. The joiners
+# that Persian and emoji need are not among them.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]")
+_CONTROL_BUT_NEWLINE = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Return a text with its control characters escaped.
+
+    Parameters
+    ----------
+    text
+        Any text.
+    lines
+        Keep line ends, for messages of several lines.
+
+    Examples
+    --------
+    >>> print(printable("red \x1b[31m and \u202egnp.exe"))
+    red \x1b[31m and \u202egnp.exe
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        return found[0].encode("unicode_escape").decode("ascii")
+
+    return (_CONTROL_BUT_NEWLINE if lines else _CONTROL).sub(escape, text)
+
+
+def escape_json(text: str) -> str:
+    r"""Escape the control characters in a JSON text that JSON allows in strings; the parsed value stays the same.
+
+    Examples
+    --------
+    >>> print(escape_json('{"text": "\u202e\x9b"}'))
+    {"text": "\u202e\u009b"}
+    """
+    return _CONTROL_BUT_NEWLINE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?b)", re.IGNORECASE)
+
+
+def parse_bytes(name: str, value: Any) -> int | None:
+    """Return an argument that is a number of bytes or a text with a unit.
+
+    Parameters
+    ----------
+    name
+        The argument's name, for the message.
+    value
+        A positive integer; or a number with the unit B, KB, MB, GB or TB (powers of 1000) or KiB, MiB, GiB or TiB
+        (powers of 1024), in any case; or None.
+
+    Returns
+    -------
+    int or None
+        The number of bytes; None for None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none of these, or less than a byte.
+
+    Examples
+    --------
+    >>> parse_bytes("max_memory", "1.5GB"), parse_bytes("max_memory", "1 GiB")
+    (1500000000, 1073741824)
+    >>> parse_bytes("max_memory", "lots")
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received max_memory='lots'; expected a number of \
+bytes, or a text such as '512MB', '1GB' or '1GiB'.
+    """
+    if value is None:
+        return None
+    if is_count(value):
+        return int(value)
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    size = int(float(found[1]) * _UNITS[found[2].lower()]) if found and found[2].lower() in _UNITS else 0
+    if not is_count(size):
+        raise InvalidArgumentError(
+            f"received {name}={short(value)}; expected a number of bytes, or a text such as '512MB', '1GB' or '1GiB'."
+        )
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """Return a size as a text with a unit of powers of 1000.
+
+    Examples
+    --------
+    >>> format_bytes(980), format_bytes(12_345_678), format_bytes(2_500_000_000)
+    ('980 B', '12.3 MB', '2.5 GB')
+    """
+    if size < 1000:
+        return f"{size:.0f} B"
+    unit = next((unit for unit in ("TB", "GB", "MB") if size >= _UNITS[unit.lower()]), "KB")
+    return f"{size / _UNITS[unit.lower()]:.1f} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from latelier.errors import IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.catalog.rows import CATALOG, damaged
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = [
     "FileId",

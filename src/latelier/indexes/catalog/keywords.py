@@ -19,8 +19,7 @@ from latelier.errors import CorruptedIndexError, InvalidArgumentError, StorageEr
 from latelier.indexes.catalog import forks
 from latelier.indexes.catalog.rows import damaged
 from latelier.indexes.catalog.values import plain_str
-from latelier.utils.checks import check_choice
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_choice, describe
 
 __all__ = [
     "DEFAULT_TOKENIZER",

@@ -10,7 +10,7 @@ import numpy as np
 
 from latelier.errors import DuplicateIdError, InvalidArgumentError, UnknownIdError
 from latelier.indexes.results import Id
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = [
     "INT64",

@@ -15,7 +15,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape, sign_words
 from latelier.indexes.storage.segments import Part, Segment, TokenArray
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["CODES", "SCALES", "SIGNS", "Codec", "are_finite"]
 

@@ -21,7 +21,7 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.storage.file_reads import FileReads
 from latelier.indexes.storage.segments import Part
 from latelier.kernels.threads import for_ranges
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["DocumentTable", "TokenRows"]
 

@@ -44,7 +44,7 @@ from latelier.kernels.first_use import FirstUse
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice, check_count
-from latelier.utils.warning import warn_caller
+from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
     import torch

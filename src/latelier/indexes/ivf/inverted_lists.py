@@ -26,7 +26,7 @@ from latelier.indexes.storage.scratch import Scratch
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import allowed_threads, for_each, for_ranges
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["InvertedLists", "append_documents", "build_lists"]
 

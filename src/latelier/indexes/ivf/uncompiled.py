@@ -19,7 +19,7 @@ from latelier.indexes.ivf.product_variance import product_variance_by_numpy
 from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
 from latelier.indexes.storage.segments import Part
 from latelier.scores.engines.uncompiled import maxsim
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["hamming_scores_by_numpy", "search_by_numpy"]
 

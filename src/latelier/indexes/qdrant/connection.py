@@ -16,7 +16,7 @@ from latelier.errors import (
     MissingExtraError,
     StorageError,
 )
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient

@@ -37,9 +37,8 @@ from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.why_not_report import WhyNotReport
-from latelier.utils.checks import check_choice, check_count
-from latelier.utils.describing import describe
-from latelier.utils.progress import progress_bar
+from latelier.utils.checks import check_choice, check_count, describe
+from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
     from qdrant_client import models

@@ -15,7 +15,7 @@ from latelier.indexes.qdrant.keywords import average_length, count_words
 from latelier.indexes.qdrant.points import Points, check_payload
 from latelier.indexes.results import Damage, VerifyReport
 from latelier.indexes.statistics import IndexStatistics
-from latelier.utils.describing import describe
+from latelier.utils.checks import describe
 
 __all__ = ["drop_sparse_vectors", "index_fields", "make_sparse_vectors", "statistics", "verify_points"]
 

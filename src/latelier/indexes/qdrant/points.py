@@ -16,7 +16,7 @@ from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, Qd
 from latelier.indexes.qdrant.documents import make_payload, point_id
 from latelier.indexes.qdrant.keywords import SparseVector, count_words, document_vector
 from latelier.indexes.results import Id
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 if TYPE_CHECKING:
     from qdrant_client import models

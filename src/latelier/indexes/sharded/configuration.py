@@ -13,8 +13,7 @@ from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.sharded.commit_record import MOST_SHARDS, CommitRecord
 from latelier.indexes.sharded.shard import KINDS
-from latelier.utils.checks import check_choice, check_count
-from latelier.utils.describing import describe
+from latelier.utils.checks import check_choice, check_count, describe
 
 __all__ = ["Configuration"]
 

@@ -14,7 +14,7 @@ from latelier.indexes.sharded.placement import positions_by_shard
 from latelier.indexes.sharded.staging import StagedBatch
 from latelier.indexes.storage.segments import Arrays
 from latelier.indexes.stored import StoredIndex
-from latelier.utils.ranges import lengths_to_offsets, rows_of
+from latelier.utils.ragged import lengths_to_offsets, rows_of
 
 __all__ = ["Sizes", "divide", "join_batches", "merge", "sizes_of"]
 

@@ -44,10 +44,9 @@ from latelier.indexes.statistics import IndexStatistics
 from latelier.indexes.storage.storage import Storage
 from latelier.indexes.warning import warn_of_damage
 from latelier.indexes.why_not_report import WhyNotReport
-from latelier.utils.checks import check_count
-from latelier.utils.progress import progress_bar
-from latelier.utils.ranges import lengths_to_offsets
-from latelier.utils.sizes import parse_bytes
+from latelier.utils.checks import check_count, parse_bytes
+from latelier.utils.misc import progress_bar
+from latelier.utils.ragged import lengths_to_offsets
 
 if TYPE_CHECKING:
     import torch

@@ -34,7 +34,7 @@ from latelier.indexes.sharded.staging import StagedBatch
 from latelier.indexes.sharded.views import ShardsView, ShardsViews
 from latelier.indexes.sharded.writing import Writer
 from latelier.indexes.storage.storage import Storage
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["Resharding"]
 

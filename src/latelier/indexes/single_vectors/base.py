@@ -11,7 +11,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
-from latelier.utils.ranges import split_by_rows
+from latelier.utils.ragged import split_by_rows
 
 __all__ = ["SingleVectors"]
 

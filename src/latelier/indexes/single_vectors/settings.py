@@ -9,7 +9,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.single_vectors.base import SingleVectors
 from latelier.indexes.single_vectors.fde import FixedDimensionalEncodings
 from latelier.indexes.single_vectors.mean import MeanVectors
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["single_vectors_from_dict"]
 

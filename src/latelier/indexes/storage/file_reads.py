@@ -18,7 +18,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.storage.files import read_error
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["FileReads"]
 

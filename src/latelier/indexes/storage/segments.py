@@ -20,7 +20,7 @@ from latelier.indexes.catalog.segment_rows import SegmentRow
 from latelier.indexes.results import Id
 from latelier.indexes.storage.files import release_memory
 from latelier.indexes.storage.scratch import Scratch
-from latelier.utils.ranges import lengths_to_offsets, rows_or_slice, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, rows_or_slice, split_by_rows
 
 __all__ = ["Arrays", "Layout", "Part", "Segment", "TokenArray"]
 

@@ -20,9 +20,8 @@ from latelier.indexes.catalog.values import as_id, check_text, dump_json
 from latelier.indexes.storage.files import read_error
 from latelier.indexes.transfer.batches import PART_BYTES, TransferBatch
 from latelier.indexes.transfer.manifest import ChunkFile, ExportedChunk, ExportManifest, chunk_paths
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import parse_json
-from latelier.utils.writing import write_bytes
+from latelier.utils.checks import describe, short
+from latelier.utils.files import parse_json, write_bytes
 
 __all__ = ["chunk_contents", "describe_chunk", "has_files", "read_chunk", "write_chunk"]
 

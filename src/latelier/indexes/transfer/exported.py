@@ -11,7 +11,7 @@ from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.transfer.batches import TransferBatch
 from latelier.indexes.transfer.chunk_files import read_chunk
 from latelier.indexes.transfer.manifest import ExportManifest
-from latelier.utils.progress import progress_bar
+from latelier.utils.misc import progress_bar
 
 __all__ = ["Export"]
 

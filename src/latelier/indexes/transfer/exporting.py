@@ -20,13 +20,12 @@ from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batche
 from latelier.indexes.transfer.chunk_files import chunk_contents, describe_chunk, has_files, write_chunk
 from latelier.indexes.transfer.manifest import DTYPES, MANIFEST, ExportManifest, digest_ids
 from latelier.indexes.transfer.report import TransferReport
-from latelier.utils.checks import check_choice
-from latelier.utils.progress import progress_bar
-from latelier.utils.sizes import parse_bytes
+from latelier.utils.checks import check_choice, parse_bytes
+from latelier.utils.misc import progress_bar
 
 __all__ = ["export_documents"]
 
-# A file that was being written when the process was killed, see `latelier.utils.writing`.
+# A file that was being written when the process was killed, see `latelier.utils.files`.
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.tmp", re.ASCII)
 
 

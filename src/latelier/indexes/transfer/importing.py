@@ -18,9 +18,8 @@ from latelier.indexes.results import Id
 from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, check_documents, read_index
 from latelier.indexes.transfer.exported import Export
 from latelier.indexes.transfer.report import TransferReport
-from latelier.utils.describing import short
-from latelier.utils.progress import progress_bar
-from latelier.utils.sizes import parse_bytes
+from latelier.utils.checks import parse_bytes, short
+from latelier.utils.misc import progress_bar
 
 __all__ = ["copy_documents", "import_documents"]
 

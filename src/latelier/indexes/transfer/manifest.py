@@ -19,10 +19,8 @@ from latelier.indexes.base import Index
 from latelier.indexes.catalog.keywords import TOKENIZERS
 from latelier.indexes.catalog.values import as_key, dump_json, encode_json
 from latelier.indexes.results import Id
-from latelier.utils.checks import is_count
-from latelier.utils.describing import describe, short
-from latelier.utils.reading import parse_json, read_text
-from latelier.utils.writing import write_bytes
+from latelier.utils.checks import describe, is_count, short
+from latelier.utils.files import parse_json, read_text, write_bytes
 
 __all__ = ["MANIFEST", "ChunkFile", "ExportManifest", "ExportedChunk", "chunk_paths", "digest_ids"]
 

@@ -14,7 +14,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
-from latelier.utils.warning import warn_caller
+from latelier.utils.misc import warn_caller
 
 __all__ = ["LoadedModules", "trained_heads"]
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError, StorageError
 from latelier.utils import resolve_device
-from latelier.utils.reading import as_path, is_file, is_folder
+from latelier.utils.files import as_path, is_file, is_folder
 
 __all__ = [
     "DEFAULT_MODEL",

@@ -25,9 +25,8 @@ from latelier.kernels.threads import allowed_threads, for_each
 from latelier.models.cpu.forwards import patched_forwards
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
 from latelier.models.cpu.onnx_forward import exported_session, known_fingerprint, onnx_forward
-from latelier.utils.cache import cache_folder
 from latelier.utils.checks import check_choice
-from latelier.utils.writing import replaced
+from latelier.utils.files import cache_folder, replaced
 
 __all__ = ["check_backend", "cpu_forwards"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from latelier.errors import LatelierError, ModelLoadError
-from latelier.utils.reading import parse_json
+from latelier.utils.files import parse_json
 
 __all__ = ["DESCRIPTION_FILE", "ExportLoadError", "is_own", "is_whole", "read_description", "write_folder"]
 

@@ -16,7 +16,7 @@ from latelier.errors import LatelierError, StorageError
 from latelier.models.cpu.module_tree import submodules
 from latelier.models.cpu.onnx_export import EXPORT_VERSION, export_float32, quantize_int8
 from latelier.models.cpu.onnx_files import is_own, is_whole, write_folder
-from latelier.utils.cache import cache_folder
+from latelier.utils.files import cache_folder
 
 __all__ = ["encoder_fingerprint", "has_adapters", "stored_export"]
 

@@ -25,7 +25,7 @@ from transformers import BertModel, ModernBertModel, RobertaModel, XLMRobertaMod
 from latelier.errors import InvalidArgumentError
 from latelier.models.gpu.attention import Packing, packed_attention, varlen_kernel
 from latelier.models.windows import Batch
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["encode_unpadded", "is_unpadded", "packed_batches"]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from latelier.arrays import dtype_name, is_tensor
 from latelier.embeddings import TokenEmbeddings
-from latelier.utils.ranges import lengths_to_offsets
+from latelier.utils.ragged import lengths_to_offsets
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.threads import for_ranges
 from latelier.scores.engines.addressed import AddressedDocuments
-from latelier.utils.ranges import split_by_rows
+from latelier.utils.ragged import split_by_rows
 
 __all__ = ["maxsim", "score_into"]
 

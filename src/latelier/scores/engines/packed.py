@@ -23,7 +23,7 @@ from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
 from latelier.scores.engines.graphs import outside_graphs
 from latelier.scores.engines.one_pass import maxsim, score_into
 from latelier.scores.inputs import Side
-from latelier.utils.ranges import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["PackedEngine", "maxsim_list"]
 

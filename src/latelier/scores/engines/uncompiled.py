@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.utils.ranges import split_by_rows
+from latelier.utils.ragged import split_by_rows
 
 __all__ = ["maxsim"]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["MOST_BYTES", "check_limits", "deadline", "limit_lengths"]
 

@@ -20,7 +20,7 @@ from latelier.indexes.catalog.filters.grammar import parse_filter
 from latelier.indexes.catalog.filters.sql import FieldName, Filter, join_filters
 from latelier.indexes.catalog.filters.tokens import rejection, shorten
 from latelier.indexes.catalog.metadata import RESERVED, Field, fold_name, is_nameable, known_fields, new_fields
-from latelier.utils.describing import short
+from latelier.utils.checks import short
 
 __all__ = ["matching_numbers", "read_filter", "reject_field"]
 

@@ -1,4 +1,4 @@
-"""HTML for notebooks: escaped text, tables and bars that are readable in light and in dark themes.
+"""Progress, warnings, lazy names, HTML.
 
 Colours are the theme's own (``currentColor``) and transparent tints. There are no scripts and no external resources.
 """
@@ -7,12 +7,142 @@ from __future__ import annotations
 
 import html
 import numbers
-from collections.abc import Iterable, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
-from latelier.utils.control_characters import printable
+from latelier.utils.checks import printable
 
-__all__ = ["Markup", "bar", "escape", "fragment", "table"]
+__all__ = [
+    "Markup",
+    "NotCopied",
+    "Silent",
+    "bar",
+    "escape",
+    "fragment",
+    "lazy_names",
+    "progress_bar",
+    "table",
+    "warn_caller",
+]
+
+
+class Silent:
+    """A progress bar that is not shown."""
+
+    def update(self, count: int = 1) -> None:
+        """Do nothing."""
+
+
+def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
+    """Return a progress bar of tqdm, or one that does nothing.
+
+    In a notebook with ipywidgets the bar is a widget; elsewhere it is text on standard error.
+
+    Even with ``disable=True`` tqdm takes a lock that forked processes share. A process that is killed while it holds
+    the lock, or forked while another thread holds it, would block the others forever.
+
+    Parameters
+    ----------
+    shown
+        Whether to show it.
+    options
+        Options of tqdm.
+
+    Returns
+    -------
+    context manager
+        Enters to an object with the method ``update``.
+
+    Examples
+    --------
+    >>> with progress_bar(shown=False, total=2) as bar:
+    ...     bar.update(2)
+    ...     type(bar).__name__
+    'Silent'
+    """
+    if not shown:
+        return nullcontext(Silent())
+    from tqdm import TqdmWarning
+
+    with warnings.catch_warnings():
+        # In a notebook without ipywidgets, tqdm warns when it is imported, and its bars are text.
+        warnings.simplefilter("ignore", TqdmWarning)
+        from tqdm.auto import tqdm
+
+    return tqdm(**options)
+
+
+# What calls this library, being called by users or by this library.
+_LIBRARIES = ("latelier", "sentence_transformers", "transformers", "torch")
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that called the library."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _LIBRARIES:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth + 1)
+
+
+def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and ``__dir__`` of a package that imports a module when one of its names is used.
+
+    Parameters
+    ----------
+    package
+        The package's ``__name__``.
+    **modules
+        Module of the package to the names that the package has from it.
+
+    Returns
+    -------
+    tuple of callable
+        Imports a name and keeps it in the package, so that it is called once for each name (PEP 562); lists all names.
+
+    Examples
+    --------
+    >>> load, names = lazy_names("latelier.utils", checks=("is_count",))
+    >>> load("is_count")(3), "is_count" in names()
+    (True, True)
+    """
+    home = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+
+    def load(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home})
+
+    return load, names
+
+
+class NotCopied:
+    """An object with documents that neither `copy` nor `pickle` can copy; the error says what to do.
+
+    Examples
+    --------
+    >>> import copy
+    >>> try:
+    ...     copy.copy(NotCopied())
+    ... except TypeError as error:
+    ...     print(str(error).split(":")[0])
+    NotCopied cannot be copied or pickled
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: open its folder again where it is needed, or copy its "
+            "documents with indexes.copy_documents(index, other)."
+        )
+
 
 # Every rule is about the class of `fragment`, so that a notebook's own elements keep their style.
 _STYLE = """

@@ -1,4 +1,4 @@
-"""Reading lines and JSON from files of users; every fault of a file raises a `LatelierError`.
+"""Atomic writes, text lines, JSON, the cache folder.
 
 All readers of this library use these functions, so truncated, damaged, hostile and wrongly encoded files are handled in
 one place.
@@ -6,22 +6,28 @@ one place.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
 import math
 import os
+import stat
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.utils.describing import describe, short
+from latelier.utils.checks import describe, short
 
 __all__ = [
     "LONGEST_LINE",
     "as_path",
+    "cache_folder",
     "check_unicode",
     "is_file",
     "is_folder",
@@ -29,7 +35,10 @@ __all__ = [
     "open_binary",
     "parse_json",
     "read_text",
+    "replaced",
     "text_lines",
+    "write_bytes",
+    "write_lines",
 ]
 
 # In characters. A line is held in memory; a source without line ends, such as /dev/zero, would fill it.
@@ -267,3 +276,150 @@ def check_unicode(text: str, name: str) -> None:
             f"{name} is not valid Unicode: {text[error.start]!r} at position {error.start} is half of a surrogate "
             "pair. It comes from a text that was cut in UTF-16, or from bytes that are not UTF-8."
         ) from error
+
+
+def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
+    """Write a file; an existing one is replaced, and keeps its permissions.
+
+    Parameters
+    ----------
+    path
+        The file. A symbolic link stays: what it points to is written. A pipe or a device gets the contents, and so does
+        a file that cannot be replaced, since it is mounted by itself or its folder may not be written.
+    contents
+        All that it is to hold.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `path` is not a path.
+    StorageError
+        If the file cannot be written; a file that can be replaced is unchanged.
+
+    Examples
+    --------
+    >>> write_bytes("note.txt", b"fig")
+    >>> open("note.txt").read()
+    'fig'
+    """
+    file = as_path(path)
+    if not file.name or "\0" in str(file):
+        raise InvalidArgumentError(f"received {describe(path)} as path; give the name of a file.")
+    mode = None
+    try:
+        mode = _mode(file)
+        if mode is None or (stat.S_ISREG(mode) and not _is_descriptor(file)):
+            with replaced(file) as new:
+                new.write_bytes(contents)
+            return
+    except OSError as error:
+        # A file that is mounted by itself, or in a folder that may not be written, is no file that can be replaced.
+        if mode is None or error.errno not in (errno.EBUSY, errno.EPERM, errno.EACCES, errno.EROFS):
+            reason = error.strerror or error
+            raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
+    try:
+        file.write_bytes(contents)
+    except OSError as error:
+        raise StorageError(f"could not write {file}: {error.strerror or error}.") from error
+
+
+@contextmanager
+def replaced(file: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which takes the place of a regular one after the ``with`` block.
+
+    Parameters
+    ----------
+    file
+        What is replaced; it may be missing. The new file gets its permissions, and a symbolic link to it stays.
+
+    Raises
+    ------
+    OSError
+        If the file system reports an error, or `file` is a pipe, a device or a folder; as after an error in the block,
+        it is unchanged.
+    ValueError
+        If the path holds a surrogate or a null character.
+    """
+    mode, old = _mode(file), Path(os.path.realpath(file))
+    if mode is not None and not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    new = old.with_name(f".{uuid4().hex}.tmp")  # a name of its own: that of the file may have no room for more
+    try:
+        yield new
+        with new.open("rb+") as written:
+            os.fsync(written.fileno())
+        if mode is not None:
+            new.chmod(stat.S_IMODE(mode))
+        new.replace(old)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+
+
+def _mode(file: Path) -> int | None:
+    """Return the type and the permissions of what a path leads to; None if there is nothing."""
+    try:
+        return file.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _is_descriptor(file: Path) -> bool:
+    """Whether a path leads to an open descriptor, as /dev/stdout does: a new file would not be what is open."""
+    while True:
+        folder = os.path.realpath(file.parent)
+        if folder == "/dev/fd" or folder.startswith("/proc/"):
+            return True
+        if not file.is_symlink():
+            return False
+        file = file.parent / file.readlink()
+
+
+def cache_folder() -> Path:
+    """Return the folder for files that can be made again: ``LATELIER_CACHE``, or the platform's usual one.
+
+    Returns
+    -------
+    pathlib.Path
+        ``latelier`` in ``%LOCALAPPDATA%`` on Windows, ``~/Library/Caches/latelier`` on macOS, elsewhere
+        ``$XDG_CACHE_HOME/latelier`` or ``~/.cache/latelier``. It need not exist.
+    """
+    chosen = os.environ.get("LATELIER_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "latelier"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "latelier"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "latelier"
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    r"""Write a text file in UTF-8; it is compressed if its name ends in ``.gz``, as its readers expect.
+
+    Parameters
+    ----------
+    path
+        The file; an existing one is replaced.
+    lines
+        Its lines, with their line ends.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be written; a file that can be replaced is unchanged.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "note.txt.gz"
+    >>> write_lines(path, ["fig\n"])
+    >>> gzip.decompress(path.read_bytes())
+    b'fig\n'
+    """
+    try:
+        contents = "".join(lines).encode()
+    except UnicodeEncodeError as error:  # a lone surrogate in an id
+        raise StorageError(f"could not write {path}: {error}.") from error
+    # Without the time, so that the same lines give the same file.
+    write_bytes(path, gzip.compress(contents, mtime=0) if path.suffix == ".gz" else contents)

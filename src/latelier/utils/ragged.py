@@ -1,4 +1,4 @@
-"""Documents packed one after the other: document ``i`` has the rows ``offsets[i]:offsets[i + 1]`` of an array.
+"""Offsets and ranges of packed documents.
 
 The functions compute such offsets, select the rows of some documents, and split documents into blocks.
 """
