@@ -18,9 +18,8 @@ import typer
 
 from input_fuzzer import make_case
 from latelier.cli.app import app
-from latelier.cli.failures import messages, prepare_streams
 from latelier.cli.index import index
-from latelier.cli.output import escape_json, printable
+from latelier.cli.output import escape_json, messages, prepare_streams, printable
 from latelier.errors import InvalidArgumentError
 
 ACTING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.cli.new_index import discarded_if_empty
+from latelier.cli.locations import discarded_if_empty
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Flat
 from latelier.models import load

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.cli.index_location import QdrantLocation, parse_location
 from latelier.cli.info import print_facts
-from latelier.cli.named_indexes import named_locations, open_named
+from latelier.cli.locations import QdrantLocation, named_locations, open_named, parse_location
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 

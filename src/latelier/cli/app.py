@@ -10,24 +10,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from latelier.cli.check import check
-from latelier.cli.compare import compare
-from latelier.cli.copy import copy
 from latelier.cli.demo import demo
-from latelier.cli.evaluate import evaluate
-from latelier.cli.explain import explain
-from latelier.cli.export import export
-from latelier.cli.failures import messages, prepare_streams
-from latelier.cli.import_ import import_
-from latelier.cli.index import index
-from latelier.cli.info import info
-from latelier.cli.mcp import mcp
-from latelier.cli.reshard import reshard
-from latelier.cli.search import search
-from latelier.cli.serve import serve
+from latelier.cli.evaluate import compare, evaluate
+from latelier.cli.index import copy, export, import_, index, reshard
+from latelier.cli.info import check, info, warmup
+from latelier.cli.output import messages, prepare_streams
+from latelier.cli.search import explain, search, why_not
+from latelier.cli.serve import mcp, serve
 from latelier.cli.train import train
-from latelier.cli.warmup import warmup
-from latelier.cli.why_not import why_not
 
 __all__ = ["app", "main"]
 

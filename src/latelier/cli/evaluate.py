@@ -1,4 +1,4 @@
-"""``latelier evaluate``: retrieval measures of an index, a model or a run file on a test collection."""
+"""Evaluate, compare."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.index_location import open_index
+from latelier.cli.locations import open_index
 from latelier.cli.options import DeviceOption, EffortOption, Fusion, Kind, Mode
 
 if TYPE_CHECKING:
-    from latelier.evaluation import Collection, Run
+    from latelier.evaluation import Collection, Comparison, Run
     from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
-__all__ = ["evaluate"]
+__all__ = ["compare", "evaluate"]
 
 _OF_A_SEARCH = ("index", "model", "kind", "k", "mode", "fusion", "weights", "effort", "on_problem", "device")
 
@@ -132,7 +132,7 @@ def evaluate(
 
 def _refuse_unused(context: typer.Context, data: Path, mode: Mode, index: str | None, run: Path | None) -> None:
     """Check that the options of a search have an effect."""
-    from latelier.cli.unused_options import refuse_unused, refuse_unused_in_mode, refuse_unused_split
+    from latelier.cli.options import refuse_unused, refuse_unused_in_mode, refuse_unused_split
 
     if run is not None:
         refuse_unused_split(context, data)
@@ -154,7 +154,7 @@ def _check_output(output: Path, collection: Collection, index: Index | None) -> 
 
 def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, documents: int) -> int:
     """Return how many documents to find: the default grows to the largest cutoff, and a smaller ``-k`` is an error."""
-    from latelier.cli.unused_options import is_given
+    from latelier.cli.options import is_given
 
     if widest is None or k >= min(widest[1], documents):
         return k
@@ -231,3 +231,69 @@ def _retriever(given: str | None, index: Index, model: str | None, device: str |
     return (
         Retriever(model, index, device=device) if given is None else Retriever.open(index, model=model, device=device)
     )
+
+
+def compare(
+    context: typer.Context,
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The baseline's run: TREC or JSON Lines.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run to compare with it.")],
+    *,
+    qrels: Annotated[
+        Path, typer.Option(metavar="PATH", help="Qrels: a file (TREC, BEIR's .tsv, JSON Lines) or a BEIR folder.")
+    ],
+    split: Annotated[str, typer.Option(help="Which qrels of a folder: test, dev, train, ...")] = "test",
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Measure such as nDCG@10; repeatable. Default: those of latelier evaluate."),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of the randomisation test.")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the test.")] = 0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with every query.")] = False,
+) -> None:
+    """Test whether two runs differ beyond chance, query by query.
+
+    Prints, for each measure, both means, the mean difference with its 95% interval, the effect size, the p-value of a
+    paired randomisation test, the same corrected by Holm's procedure for the number of measures, and how many queries
+    the second run wins, ties and loses.
+
+    \b
+    Example:
+      latelier compare bm25.trec hybrid.trec --qrels ./scifact --measure nDCG@10 --measure R@100
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier import evaluation
+    from latelier.cli.options import refuse_unused_split
+    from latelier.cli.output import print_json, printable
+    from latelier.evaluation.measures import DEFAULT_MEASURES
+
+    refuse_unused_split(context, qrels)
+    runs = evaluation.read_run(run_a), evaluation.read_run(run_b)
+    judged = evaluation.read_qrels(qrels, split)
+    names = (run_a.stem, run_b.stem) if run_a.stem != run_b.stem else (str(run_a), str(run_b))
+    if names[0] == names[1]:  # a run compared with itself
+        names = f"{names[0]} (a)", f"{names[1]} (b)"
+    comparison = evaluation.compare(*runs, judged, measure or DEFAULT_MEASURES, names=names, trials=trials, seed=seed)
+    if json_output:
+        print_json(_values(comparison))
+    else:
+        typer.echo(printable(str(comparison), lines=True))
+
+
+def _values(comparison: Comparison) -> dict[str, Any]:
+    measures = {}
+    for name, found in comparison.items():
+        # JSON has no infinity: the effect size of equal differences.
+        effect = found.effect_size if abs(found.effect_size) != float("inf") else None
+        measures[name] = {
+            "a": found.a,
+            "b": found.b,
+            "difference": found.difference,
+            "interval": list(found.interval),
+            "effect_size": effect,
+            "p": found.p,
+            "p_holm": found.p_holm,
+            "wins": found.wins,
+            "ties": found.ties,
+            "losses": found.losses,
+            "differences": found.differences,
+        }
+    return {"a": comparison.names[0], "b": comparison.names[1], "trials": comparison.trials, "measures": measures}

@@ -1,4 +1,4 @@
-"""``latelier index``: add the documents of a file or a folder to an index."""
+"""Index, copy."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from latelier.cli.index_location import parse_folder
-from latelier.cli.new_index import discarded_if_empty
+from latelier.cli.locations import (
+    BitsOption,
+    KindOption,
+    ShardsOption,
+    discarded_if_empty,
+    open_index,
+    open_target,
+    parse_folder,
+)
 from latelier.cli.options import DeviceOption, Kind, MemoryOption
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
 
-__all__ = ["index"]
+__all__ = ["copy", "export", "import_", "index", "reshard"]
 
 
 class Backend(str, Enum):
@@ -184,7 +191,7 @@ def index(
 
 def _refuse_unused(context: typer.Context, source: str, passages: str | None) -> None:
     """Check that options of folders and of passages have an effect."""
-    from latelier.cli.unused_options import refuse_unused
+    from latelier.cli.options import refuse_unused
 
     if source == "-":
         refuse_unused(context, ("glob",), "has no effect on standard input, only on a folder")
@@ -358,3 +365,165 @@ def _open_or_make(
     except BaseException:
         opened.close()
         raise
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Index to copy from, see below.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Index to copy to, see below; made if missing.")],
+    *,
+    kind: KindOption = None,
+    nbits: BitsOption = None,
+    shards: ShardsOption = None,
+    settings: Annotated[
+        bool, typer.Option("--settings/--no-settings", help="Store the settings of the source, such as its model.")
+    ] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Copy an index to another one, of any kind, without encoding.
+
+    The other one need not be empty. A new one gets the keyword index and the settings of the source, so searches load
+    the same model. If it is interrupted, the same command goes on.
+
+    \b
+    SOURCE and TARGET are each a folder or a collection of Qdrant:
+      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
+      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
+
+    \b
+    Example:
+      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      latelier copy ./fruit ./fruit-ivf --kind ivf --nbits 4
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier import indexes
+    from latelier.cli.output import print_transfer, show_progress
+
+    with open_index(source) as given, open_target(target, kind, nbits, shards, like=given) as filled:
+        report = indexes.copy_documents(given, filled, settings=settings, show_progress=show_progress())
+    print_transfer(report, json_output)
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the export.")],
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see below; made if missing.")
+    ],
+    *,
+    kind: KindOption = None,
+    nbits: BitsOption = None,
+    shards: ShardsOption = None,
+    settings: Annotated[
+        bool, typer.Option("--settings/--no-settings", help="Store the settings of the export, such as its model.")
+    ] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Add the documents of an export to an index.
+
+    A new index gets the keyword index and the settings of the exported one, so searches load the same model. All files
+    are compared with their checksums. If it is interrupted, the same command goes on.
+
+    \b
+    INDEX is a folder or a collection of Qdrant:
+      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
+      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
+
+    \b
+    Example:
+      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      latelier export ./fruit ./fruit-export
+      latelier import ./fruit-export ./fruit-ivf --kind ivf --nbits 4
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier import indexes
+    from latelier.cli.output import print_transfer, show_progress
+
+    about = indexes.Export(folder).manifest
+    with open_target(index, kind, nbits, shards, like=about) as target:
+        report = indexes.import_documents(folder, target, settings=settings, show_progress=show_progress())
+    print_transfer(report, json_output)
+
+
+class Dtype(str, Enum):
+    """Floating types of exported vectors."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+
+
+def export(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see below.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the export; new, empty or interrupted.")],
+    *,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Floating type of vectors; default: as the index holds them, else float32.")
+    ] = None,
+    chunk_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of a chunk, such as 64MB; memory is a few chunks.")
+    ] = "64MiB",
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Write the documents of an index, with vectors, to a folder.
+
+    Vectors, texts, metadata and settings are written, as safetensors and JSON Lines. The folder can be imported into an
+    index of any kind, and read by other programs. If it is interrupted, the same command goes on.
+
+    \b
+    INDEX is a folder or a collection of Qdrant:
+      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
+      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
+
+    \b
+    Example:
+      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      latelier export ./fruit ./fruit-export
+      latelier import ./fruit-export ./fruit-ivf --kind ivf --nbits 4
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier import indexes
+    from latelier.cli.output import print_transfer, show_progress
+
+    with open_index(index) as source:
+        report = indexes.export_documents(
+            source,
+            folder,
+            dtype=None if dtype is None else dtype.value,
+            chunk_size=chunk_size,
+            show_progress=show_progress(),
+        )
+    print_transfer(report, json_output)
+
+
+def reshard(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
+    shards: Annotated[int, typer.Argument(metavar="N", min=1, help="New number of shards.")],
+) -> None:
+    """Divide the documents of a sharded index among N shards.
+
+    Meanwhile, others go on reading and writing.
+
+    \b
+    Example:
+      latelier reshard ./library 4
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    import time
+
+    from latelier import indexes
+    from latelier.cli.info import print_facts
+    from latelier.cli.output import show_progress
+    from latelier.errors import InvalidArgumentError
+    from latelier.indexes.sharded import Sharded
+
+    with indexes.open(folder) as index:
+        if not isinstance(index, Sharded):
+            raise InvalidArgumentError(
+                f"the index in {folder} has no shards; latelier copy writes its documents to an index with shards."
+            )
+        before, begun = index.shards, time.perf_counter()
+        index.reshard(shards, show_progress=show_progress())
+        seconds = time.perf_counter() - begun
+        print_facts(
+            {
+                "index": str(folder),
+                "documents": len(index),
+                "shards": f"{before} -> {index.shards}",
+                "bytes": index.statistics().bytes,
+                "seconds": f"{seconds:.1f}",
+            }
+        )

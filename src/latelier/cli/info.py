@@ -1,21 +1,22 @@
-"""``latelier info``: the contents of an index."""
+"""Info, check, warmup."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.index_location import open_index
+from latelier.cli.locations import open_index
 from latelier.cli.options import IndexArgument, JsonOption
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve.model_identity import ModelIdentity
 
-__all__ = ["index_facts", "info", "print_facts"]
+__all__ = ["check", "index_facts", "info", "print_facts", "warmup"]
 
 # A server of Qdrant does not tell them.
 _SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
@@ -132,3 +133,72 @@ def _encoder(model: ModelIdentity | None) -> str | None:
         return None
     folder = encoder_folder(model)
     return str(folder) if is_exported(folder) else None
+
+
+def check(
+    index: IndexArgument,
+    *,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of hits to compare.")] = 10,
+    queries: Annotated[int, typer.Option(min=1, help="Documents of the index to use as queries.")] = 20,
+    json_output: JsonOption = False,
+) -> None:
+    """Check the recall of an index, and its files by their checksums.
+
+    The recall is that of searches against exact scores. Prints what the index holds as well, and an effort if another
+    one is better. Loads no model. The exit status is 1 if a file is damaged.
+
+    \b
+    Example:
+      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      latelier check ./fruit
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.cli.output import print_json, printable
+    from latelier.errors import CorruptedIndexError
+
+    with open_index(index) as opened:
+        files = opened.verify()
+        facts = index_facts(opened, index)
+        recall, failure = None, ""
+        try:
+            recall = opened.check(k, queries=queries)
+        except CorruptedIndexError as error:
+            failure = str(error)
+    if json_output:
+        integrity = {"files": files.files, "damages": [asdict(damage) for damage in files.damages]}
+        print_json({**facts, "recall": recall and asdict(recall), "integrity": integrity})
+    else:
+        summary, *damages = str(files).splitlines()
+        print_facts({**facts, "recall": recall or f"not measured: {failure}", "files": summary})
+        for line in damages:
+            typer.echo(printable(line))
+        if facts.get("removed"):
+            typer.echo(f"compact() frees the vectors of {facts['removed']:,} removed documents.")
+    if not files.is_whole:
+        raise typer.Exit(1)
+
+
+def warmup(json_output: JsonOption = False) -> None:
+    """Compile the CPU kernels into a cache, for all later processes.
+
+    \b
+    Example:
+      latelier warmup
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    import time
+
+    from latelier.cli.output import print_json
+    from latelier.embeddings import TokenEmbeddings
+    from latelier.indexes.ivf.warmup import compile_kernels
+    from latelier.kernels.instruction_sets import instruction_set
+    from latelier.scores import colbert_scores
+
+    begin = time.perf_counter()
+    compile_kernels()
+    one = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
+    for side in (one, one.to("int8")):
+        colbert_scores(one, side)
+    facts = {"kernels": instruction_set().name, "seconds": round(time.perf_counter() - begin, 2)}
+    if json_output:
+        print_json(facts)
+    else:
+        typer.echo(f"compiled the {facts['kernels']} kernels in {facts['seconds']} seconds")

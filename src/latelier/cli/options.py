@@ -1,11 +1,17 @@
-"""Arguments and options that several commands have."""
+"""Shared options, refused combinations."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from enum import Enum
-from typing import Annotated, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
+
+if TYPE_CHECKING:
+    from latelier.indexes import Id, Index
 
 __all__ = [
     "CandidatesOption",
@@ -27,6 +33,13 @@ __all__ = [
     "RerankOption",
     "ServedModelOption",
     "WeightsOption",
+    "document_id",
+    "filter_values",
+    "given_secret",
+    "is_given",
+    "refuse_unused",
+    "refuse_unused_in_mode",
+    "refuse_unused_split",
 ]
 
 
@@ -107,3 +120,174 @@ CandidatesOption: TypeAlias = Annotated[
 RerankOption: TypeAlias = Annotated[
     int | None, typer.Option(min=1, help="IVF: documents of those that are scored by their codes.")
 ]
+
+
+# The modes of a search that use an option; other options have an effect in every mode.
+_MODES = {
+    "fusion": ("hybrid",),
+    "weights": ("hybrid",),
+    "depth": ("hybrid", "rerank"),
+    "effort": ("vectors", "hybrid", "rerank"),
+    "nprobe": ("vectors", "hybrid", "rerank"),
+    "candidates": ("vectors", "hybrid", "rerank"),
+    "rerank": ("vectors", "hybrid", "rerank"),
+}
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter is on the command line; a default or a variable of the environment is not.
+
+    Parameters
+    ----------
+    context
+        The call of the command.
+    name
+        Name of its parameter.
+    """
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> None:
+    """Raise an error if one of some options is on the command line; defaults and variables are not checked.
+
+    Parameters
+    ----------
+    context
+        The call of the command.
+    names
+        Names of its parameters.
+    cure
+        The rest of the message after the name of the option, such as "has no effect without --http".
+
+    Raises
+    ------
+    typer.BadParameter
+        If one of them is on the command line.
+    """
+    spelled = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in names:
+        if is_given(context, name):
+            raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=spelled[name])
+
+
+def refuse_unused_in_mode(context: typer.Context, mode: str) -> None:
+    """Raise an error if the mode of a search does not use an option that is on the command line.
+
+    Parameters
+    ----------
+    context
+        The call of a command that searches.
+    mode
+        The mode of the search.
+
+    Raises
+    ------
+    typer.BadParameter
+        If there is such an option.
+    """
+    for name, modes in _MODES.items():
+        if name in context.params and mode not in modes:
+            refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")
+
+
+def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
+    """Raise an error if ``--split`` is on the command line and the qrels are those of a file, which has no splits.
+
+    Parameters
+    ----------
+    context
+        The call of a command that reads qrels.
+    qrels
+        A file, or a folder in BEIR's layout.
+
+    Raises
+    ------
+    typer.BadParameter
+        If they are a file.
+    """
+    if qrels.exists() and not qrels.is_dir():
+        refuse_unused(context, ("split",), f"has no effect on {qrels}, which is a file, not a folder with splits")
+
+
+def filter_values(typed: Iterable[str] | None) -> list[int | float | str]:
+    r"""Return the values that texts spell: numbers, texts in double quotes as in JSON, and any other text as it is.
+
+    Parameters
+    ----------
+    typed
+        The texts; None if there are none.
+
+    Returns
+    -------
+    list
+        Values for the ``?`` of a filter, in order.
+
+    Examples
+    --------
+    >>> filter_values(["2020", '"2020"', "en", '"a \\"b\\""', '"open'])
+    [2020, '2020', 'en', 'a "b"', '"open']
+    """
+    return [_value(text) for text in typed or ()]
+
+
+def _value(text: str) -> int | float | str:
+    from latelier.errors import InvalidArgumentError
+    from latelier.utils.files import number_or_text, parse_json
+
+    if not text.startswith('"'):
+        return number_or_text(text)
+    try:
+        value = parse_json(text)
+    except InvalidArgumentError:
+        return text
+    return value if isinstance(value, str) else text
+
+
+def document_id(index: Index, text: str) -> Id:
+    """Return the id that a text spells: an integer if the index has it, else the text.
+
+    Parameters
+    ----------
+    index
+        The index with the document, or with its passages.
+    text
+        The text.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from latelier import indexes
+    >>> index = indexes.Flat()
+    >>> index.add([7, "8"], [np.eye(2), np.eye(2)])
+    >>> document_id(index, "7"), document_id(index, "8"), document_id(index, "9")
+    (7, '8', '9')
+    """
+    from latelier.retrieve.stored_documents import StoredDocuments
+    from latelier.utils.files import number_or_text
+
+    number = number_or_text(text)
+    return number if isinstance(number, int) and number in StoredDocuments(index) else text
+
+
+def given_secret(option: str | None, variable: str) -> str | None:
+    """Return a secret as the user gives it, which may be empty.
+
+    Typer takes an empty variable for a missing one. It is empty if the command that makes the secret has failed, and a
+    server without a secret is not what was asked for.
+
+    Parameters
+    ----------
+    option
+        The value of the option; None if it is neither on the command line nor in the environment.
+    variable
+        Name of its environment variable.
+
+    Examples
+    --------
+    >>> import os
+    >>> os.environ["FRUIT_TOKEN"] = ""
+    >>> given_secret(None, "FRUIT_TOKEN"), given_secret(None, "NO_SUCH_TOKEN")
+    ('', None)
+    """
+    return os.environ.get(variable) if option is None else option

@@ -1,4 +1,4 @@
-"""What the commands print: tables, JSON, colour on terminals only, and no control characters from documents.
+"""Exceptions as messages, output.
 
 Documents, ids, metadata and file names may come from untrusted sources. Control characters in them can move the cursor,
 rename the window or clear the screen; bidirectional overrides can make a line look different. Both are printed escaped.
@@ -6,17 +6,21 @@ rename the window or clear the screen; bidirectional overrides can make a line l
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
+from latelier.errors import LatelierError
 from latelier.utils.checks import cut, escape_json, printable
 
 if TYPE_CHECKING:
@@ -24,9 +28,13 @@ if TYPE_CHECKING:
     from latelier.retrieve import Explanation, Result
 
 __all__ = [
+    "INTERRUPTED",
     "bold",
     "escape_json",
+    "exit_now",
     "is_terminal",
+    "messages",
+    "prepare_streams",
     "print_json",
     "print_transfer",
     "printable",
@@ -127,3 +135,79 @@ def _explanation_lines(explanation: Explanation) -> list[str]:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else _FILE_WIDTH
+
+
+INTERRUPTED = 130  # as in shells: 128 + SIGINT
+_LONGEST = 4000
+# Advice of the library's messages that is for Python, and what it is on the command line.
+_ADVICE = {
+    "Give it more, or None for no limit": "Give it more, or leave --max-memory out",
+    "filter_timeout=60, or None for no limit": "--filter-timeout 60, or 0 for no limit",
+    "ids() lists the ids of the index (1 is not '1')": "latelier search shows the ids of what it finds",
+}
+# Newer versions of typer vendor click: its UsageError is reached through typer.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+@contextmanager
+def messages(debug: bool) -> Iterator[None]:
+    """Print each exception as a message on standard error, or with `debug` as a traceback, and set the exit status."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except _UsageError as error:
+        error.message = printable(error.message, lines=True)  # it quotes arguments as they were typed
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BaseException as error:
+        if debug or getattr(error, "errno", None) == errno.EPIPE or not isinstance(error, Exception):
+            raise  # on EPIPE, a closed pipe, typer exits without a message
+        typer.echo(cut(printable(_message(error), lines=True), _LONGEST), err=True)
+        raise typer.Exit(1) from error
+
+
+def exit_now(status: int) -> NoReturn:
+    """End the process without waiting for its threads.
+
+    Parameters
+    ----------
+    status
+        The exit status.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
+    os._exit(status)
+
+
+def prepare_streams() -> None:
+    """Escape characters that the locale cannot encode, and print each warning on one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, LatelierError):
+        return f"Error: {_for_the_command_line(str(error))}"
+    if isinstance(error, MemoryError):
+        return "Error: there is not enough memory."
+    if isinstance(error, OSError):
+        return f"Error: {error}."
+    return (
+        f"Error: {type(error).__name__}: {error}\n"
+        "This is a bug: please report it, with the traceback that 'latelier --debug ...' shows."
+    )
+
+
+def _for_the_command_line(message: str) -> str:
+    for advice, here in _ADVICE.items():
+        message = message.replace(advice, here)
+    return message
+
+
+def _show_warning(message: Any, *args: Any, **kwargs: Any) -> None:
+    typer.echo(f"Warning: {cut(printable(str(message), lines=True), _LONGEST)}", err=True)

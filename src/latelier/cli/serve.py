@@ -1,4 +1,4 @@
-"""``latelier serve``: indexes over HTTP."""
+"""Serve, mcp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from latelier.cli.options import DeviceOption, QueryBackend, QueryBackendOption, ServedModelOption
 
-__all__ = ["serve"]
+__all__ = ["mcp", "serve"]
 
 _READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
 _DEMO = "python"  # the name of the demo's index
@@ -48,10 +48,9 @@ def serve(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from contextlib import ExitStack
 
-    from latelier.cli.index_location import QdrantLocation
-    from latelier.cli.named_indexes import named_locations, open_named
+    from latelier.cli.locations import QdrantLocation, named_locations, open_named
+    from latelier.cli.options import given_secret
     from latelier.cli.output import quiet_loading, show_progress
-    from latelier.cli.secret import given_secret
     from latelier.errors import InvalidArgumentError, MissingExtraError
 
     try:
@@ -91,3 +90,67 @@ def serve(
 
 def _announce(url: str) -> None:
     typer.echo(f"Open {url} in a browser; the REST interface is described in {url}/openapi.json. Ctrl-C stops.")
+
+
+_VARIABLE = "LATELIER_MCP_TOKEN"
+
+
+def mcp(
+    context: typer.Context,
+    folders: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."
+        ),
+    ],
+    *,
+    writable: Annotated[bool, typer.Option("--writable", help="Offer tools that change the indexes.")] = False,
+    http: Annotated[
+        bool, typer.Option("--http", help="Streamable HTTP on this machine rather than standard input and output.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port, with --http.")] = 8000,
+    token: Annotated[str | None, typer.Option(envvar=_VARIABLE, help="Secret that clients send, with --http.")] = None,
+    model: ServedModelOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """Serve indexes to agents, over the Model Context Protocol.
+
+    \b
+    Example:
+      latelier mcp ./my-index
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from contextlib import ExitStack
+
+    from latelier.cli.locations import named_locations, open_named
+    from latelier.cli.options import given_secret, refuse_unused
+    from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading
+    from latelier.errors import MissingExtraError
+
+    try:
+        from latelier.serve.listening import listen
+        from latelier.serve.mcp import create_mcp_server
+        from latelier.serve.mcp_http import serve_mcp
+        from latelier.serve.mcp_stdio import serve_stdio
+        from latelier.serve.tokens import check_token
+    except ImportError as error:
+        raise MissingExtraError("The Model Context Protocol", "mcp") from error
+    if http:
+        token = given_secret(token, _VARIABLE)
+        check_token("token", token)
+        listen("127.0.0.1", port).close()  # a port in use is an error before models are loaded
+    else:
+        refuse_unused(context, ("token", "port"), "has no effect without --http")
+    locations = named_locations(folders)
+    quiet_loading()
+    try:
+        with ExitStack() as stack:
+            retrievers = open_named(locations, stack, read_only=not writable, model=model, device=device)
+            server = create_mcp_server(retrievers, writable=writable)
+            if http:
+                serve_mcp(server, port=port, token=token)
+            else:
+                serve_stdio(server)
+    except KeyboardInterrupt:
+        if not http:
+            exit_now(INTERRUPTED)  # Python would wait for the thread that reads standard input
+        raise

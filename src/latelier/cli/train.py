@@ -109,7 +109,7 @@ def train(
 
 def _refuse_unused_texts(context: typer.Context, file: str) -> None:
     """Check that ``--queries`` and ``--documents`` have an effect: only rows with ids take texts from them."""
-    from latelier.cli.unused_options import is_given, refuse_unused
+    from latelier.cli.options import is_given, refuse_unused
     from latelier.utils.files import is_file, is_folder, open_binary, text_lines
 
     names, path = ("queries", "documents"), Path(file)
