@@ -9,7 +9,7 @@ from latelier.indexes import CheckReport, VerifyReport
 from latelier.indexes.results import Damage
 from latelier.retrieve import Result
 from latelier.retrieve.results import Results
-from latelier.training.report import TrainingReport
+from latelier.training.run import TrainingReport
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.significance import bootstrap_interval, holm, paired_effect_size, randomization_test
+from latelier.evaluation.comparison import bootstrap_interval, holm, paired_effect_size, randomization_test
 
 
 def draws(n, mean, seed):
@@ -54,7 +54,7 @@ def test_sampled_p_is_never_zero():
 def test_small_blocks_count_each_trial_once(monkeypatch):
     many, few = draws(30, 0.1, 5), draws(10, 0.1, 6)
     whole = randomization_test(many, trials=5000), randomization_test(few)
-    monkeypatch.setattr("latelier.evaluation.significance._BLOCK", 64)
+    monkeypatch.setattr("latelier.evaluation.comparison._BLOCK", 64)
     assert randomization_test(many, trials=5000) == pytest.approx(whole[0], abs=0.03)  # other signs, as many
     assert randomization_test(few) == whole[1]
 

@@ -23,8 +23,7 @@ from haystack.utils.filters import document_matches_filter
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.integrations.haystack import HaystackRanker, HaystackRetriever
-from latelier.integrations.haystack_filters import haystack_filter
+from latelier.integrations.haystack import HaystackRanker, HaystackRetriever, haystack_filter
 from latelier.retrieve import Retriever
 
 YEAR_2024 = {"field": "meta.year", "operator": "==", "value": 2024}

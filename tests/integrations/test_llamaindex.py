@@ -21,8 +21,7 @@ from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 from pydantic import ValidationError
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.integrations.llamaindex import LlamaIndexReranker, LlamaIndexRetriever
-from latelier.integrations.llamaindex_filters import llamaindex_filter
+from latelier.integrations.llamaindex import LlamaIndexReranker, LlamaIndexRetriever, llamaindex_filter
 from latelier.retrieve import Retriever
 
 

@@ -16,7 +16,7 @@ from mteb.types import PromptType
 
 from latelier import evaluation
 from latelier.errors import InvalidArgumentError, LatelierError, UnknownIdError
-from latelier.evaluation.temporary_index import temporary_index
+from latelier.evaluation.evaluator import temporary_index
 from latelier.indexes import IVF, Flat
 from latelier.integrations.mteb import MTEBSearch
 from latelier.models import ColBERT

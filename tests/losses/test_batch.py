@@ -11,7 +11,7 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.losses import Contrastive, Distillation
-from latelier.losses.batch import embed_batch
+from latelier.losses.base import embed_batch
 
 QUERIES = ["are fruits healthy?", "how do planes fly?"]
 DOCUMENTS = [

@@ -9,7 +9,7 @@ from naive_losses import Lexicon, embed, features, naive_distillation, score_eac
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.losses import Distillation
-from latelier.losses.normalization import relative_rounding
+from latelier.losses.distillation import relative_rounding
 from latelier.models import ColBERT
 
 pytestmark = pytest.mark.processor

@@ -9,7 +9,7 @@ from naive_losses import Lexicon, features, naive_distillation, score_each
 from torch import nn
 
 from latelier.losses import Distillation
-from latelier.losses.normalization import computing_dtype, min_max_normalize, relative_rounding, row_weights
+from latelier.losses.distillation import computing_dtype, min_max_normalize, relative_rounding, row_weights
 
 DIM, TOKENS = 16, 4
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -145,7 +145,7 @@ def _refuse_unused(context: typer.Context, data: Path, mode: Mode, index: str | 
 
 def _check_output(output: Path, collection: Collection, index: Index | None) -> None:
     """Check that a run over an existing index, or over the documents of the collection, can be written."""
-    from latelier.evaluation.run_files import check_run_file
+    from latelier.evaluation.runs import check_run_file
     from latelier.retrieve.stored_documents import StoredDocuments
 
     ids = collection.documents if index is None else map(str, StoredDocuments(index).ids())

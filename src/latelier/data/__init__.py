@@ -2,11 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from latelier.data.hard_batches import order_by_neighbours
-from latelier.data.hard_negatives import mine_hard_negatives
-from latelier.data.loading import load_training_set
-from latelier.data.teachers import teacher_scores
-from latelier.data.training_set import TrainingSet
+from latelier.data.loading import TrainingSet, load_training_set
+from latelier.data.negatives import mine_hard_negatives, order_by_neighbours, teacher_scores
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:

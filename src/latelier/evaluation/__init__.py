@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from latelier.evaluation.comparison import Comparison, MeasureComparison, compare
     from latelier.evaluation.evaluator import RetrievalEvaluator
     from latelier.evaluation.measures import Evaluation, evaluate
-    from latelier.evaluation.run_files import read_qrels, read_run, write_run
+    from latelier.evaluation.runs import read_qrels, read_run, write_run
     from latelier.evaluation.trec import (
         Qrels,
         Run,
@@ -46,6 +46,6 @@ __getattr__, __dir__ = lazy_names(
     comparison=("Comparison", "MeasureComparison", "compare"),
     evaluator=("RetrievalEvaluator",),
     measures=("Evaluation", "evaluate"),
-    run_files=("read_qrels", "read_run", "write_run"),
+    runs=("read_qrels", "read_run", "write_run"),
     trec=("Qrels", "Run", "ranking", "read_trec", "read_trec_qrels", "write_trec", "write_trec_qrels"),
 )

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.files import OnProblem, Problems, is_header, numbered_lines
-from latelier.evaluation.trec import check_evaluated, check_relevance, check_str_ids, relevance_fault
+from latelier.evaluation.trec import (
+    OnProblem,
+    Problems,
+    check_evaluated,
+    check_relevance,
+    check_str_ids,
+    is_header,
+    numbered_lines,
+    relevance_fault,
+)
 from latelier.utils.checks import describe, short
 from latelier.utils.files import as_path, is_file, is_folder, parse_json
 

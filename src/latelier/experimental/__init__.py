@@ -3,8 +3,7 @@
 Multi-step retrieval: a search reads the document that it found, changes its query by what it read, and searches again.
 """
 
-from latelier.experimental.merging import merge_hits
-from latelier.experimental.multi_step import MultiStepResult, MultiStepRetriever, Step
+from latelier.experimental.multi_step import MultiStepResult, MultiStepRetriever, Step, merge_hits
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.experimental.training import ReadingExample, train_query_dynamics
 

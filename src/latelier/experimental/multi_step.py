@@ -1,23 +1,139 @@
-"""`MultiStepRetriever`: search, read the best document, change the query by what it says, and search again."""
+"""MultiStepRetriever."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import torch
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.experimental.document_searches import DocumentSearches
-from latelier.experimental.merging import Merge, merge_hits
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
-from latelier.indexes import Hit, Id
+from latelier.indexes import Hit, Id, Index
 from latelier.retrieve import Retriever
 from latelier.retrieve.queries import checked_queries
+from latelier.retrieve.stored_documents import StoredDocuments
 from latelier.utils import check_choice, check_count
 from latelier.utils.checks import describe, short
 
-__all__ = ["MultiStepResult", "MultiStepRetriever", "Step"]
+__all__ = ["DocumentSearches", "Merge", "MultiStepResult", "MultiStepRetriever", "Step", "merge_hits"]
+
+
+class DocumentSearches:
+    """The hits of all searches so far, for each of some queries.
+
+    Parameters
+    ----------
+    index
+        The index; of documents stored as passages, only the best passage counts.
+    queries
+        Number of queries.
+
+    Attributes
+    ----------
+    hits
+        For each query the hits of each search, best first, with ids of documents.
+    parts
+        For each query the documents that were found; and the id of what was found last of each, in the index.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from latelier.indexes import Flat
+    >>> index = Flat()
+    >>> ones = np.ones((1, 2), "float32")
+    >>> index.add(["a", "b"], [np.eye(2, dtype="float32"), ones])
+    >>> searches = DocumentSearches(index, queries=1)
+    >>> searches.search([0], TokenEmbeddings(ones, np.array([0, 1])), k=1)
+    >>> searches.hits, searches.parts
+    ([[[Hit(id='b', score=2.0)]]], [{'b': 'b'}])
+    """
+
+    def __init__(self, index: Index, queries: int) -> None:
+        self.hits: list[list[list[Hit]]] = [[] for _ in range(queries)]
+        self.parts: list[dict[Id, Id]] = [{} for _ in range(queries)]
+        self._stored = StoredDocuments(index)
+
+    def search(self, rows: Sequence[int], matrices: TokenEmbeddings, k: int) -> None:
+        """Search for some of the queries.
+
+        Parameters
+        ----------
+        rows
+            Which queries.
+        matrices
+            Their vectors.
+        k
+            Maximum number of documents per query.
+        """
+
+        def find(asked: Sequence[int], limit: int) -> list[list[Hit]]:
+            wanted = matrices if len(asked) == len(matrices) else matrices[list(asked)]
+            return self._stored.index.search(wanted, limit)
+
+        found = self._stored.search(find, len(matrices), k)
+        for row, hits in zip(rows, found, strict=True):
+            self.parts[row] |= {self._stored.document(hit.id): hit.id for hit in hits}
+            self.hits[row].append([Hit(self._stored.document(hit.id), hit.score) for hit in hits])
+
+
+Merge: TypeAlias = Literal["last", "best_score", "reciprocal_rank"]
+
+# Cormack et al. 2009 chose it on a pilot collection; it keeps one first rank from outweighing several good ranks.
+_RANK_OFFSET = 60
+
+
+def merge_hits(searches: Sequence[Sequence[Hit]], k: int, merge: Merge = "last") -> list[Hit]:
+    """Return one ranking from the hits of several searches for one query.
+
+    Parameters
+    ----------
+    searches
+        The hits of each search, best first, in the order in which the searches were made.
+    k
+        Maximum number of hits to return.
+    merge
+        ``"last"``: the hits of the last search, then those that only earlier searches found, latest search first.
+        ``"best_score"``: by the highest score of any search. ``"reciprocal_rank"``: by the sum of ``1 / (60 + rank)``
+        over the searches (Cormack, Clarke and Büttcher 2009, reciprocal rank fusion), which becomes the score.
+
+    Returns
+    -------
+    list of Hit
+        Best first; equal scores in the order in which the searches returned them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `merge` is unknown or `k` is not a positive integer.
+
+    Examples
+    --------
+    >>> first = [Hit("a", 3.0), Hit("b", 2.0)]
+    >>> second = [Hit("b", 2.5), Hit("c", 2.25)]
+    >>> merge_hits([first, second], k=3)
+    [Hit(id='b', score=2.5), Hit(id='c', score=2.25), Hit(id='a', score=3.0)]
+    >>> merge_hits([first, second], k=3, merge="best_score")
+    [Hit(id='a', score=3.0), Hit(id='b', score=2.5), Hit(id='c', score=2.25)]
+    >>> [hit.id for hit in merge_hits([first, second], 2, "reciprocal_rank")]
+    ['b', 'a']
+    """
+    check_count("k", k)
+    check_choice("merge", merge, get_args(Merge))
+    scores: dict[Id, float] = {}
+    if merge == "last":
+        for hits in reversed(searches):
+            for hit in hits:
+                scores.setdefault(hit.id, hit.score)
+        return [Hit(id_, score) for id_, score in scores.items()][:k]
+    for hits in searches:
+        for rank, hit in enumerate(hits, 1):
+            if merge == "best_score":
+                scores[hit.id] = max(hit.score, scores.get(hit.id, hit.score))
+            else:
+                scores[hit.id] = scores.get(hit.id, 0.0) + 1 / (_RANK_OFFSET + rank)
+    return [Hit(id_, scores[id_]) for id_ in sorted(scores, key=lambda id_: -scores[id_])][:k]
 
 
 class Step(NamedTuple):

@@ -10,10 +10,15 @@ from os import PathLike
 from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.integrations.found_documents import SCORE_KEY, find_documents, place_metadata, result_text
-from latelier.integrations.opened_retriever import OpenedRetriever
-from latelier.integrations.reranking_model import RerankingModel
-from latelier.integrations.search_options import merge_search_options
+from latelier.integrations.common import (
+    SCORE_KEY,
+    OpenedRetriever,
+    RerankingModel,
+    find_documents,
+    merge_search_options,
+    place_metadata,
+    result_text,
+)
 from latelier.retrieve import Retriever
 from latelier.retrieve.text_ranking import rank_texts
 from latelier.utils.checks import describe

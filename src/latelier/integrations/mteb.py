@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
-from latelier.evaluation.temporary_index import (
+from latelier.evaluation.evaluator import (
     MakeIndex,
     describe_index,
     fill_index,

@@ -1,4 +1,4 @@
-"""`Contrastive`: cross-entropy of each query's positive among its hard negatives and the documents of other queries."""
+"""Contrastive, CachedContrastive."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latelier.losses.base import Loss, LossOptions, ScoreMetric
-from latelier.losses.batch import EmbeddedBatch
-from latelier.losses.in_batch_negatives import false_negatives, gather_documents, reduce_total, score_all
-from latelier.losses.mini_batches import MiniBatches
+from latelier.losses.base import EmbeddedBatch, Loss, LossOptions, MiniBatches, ScoreMetric
+from latelier.losses.in_batch import false_negatives, gather_documents, reduce_total, score_all
 from latelier.scores import colbert_scores
-from latelier.utils import check_flag, check_number
+from latelier.utils import check_count, check_flag, check_number
 
-__all__ = ["Contrastive"]
+__all__ = ["CachedContrastive", "Contrastive"]
 
 
 class Contrastive(Loss):
@@ -135,3 +133,86 @@ class Contrastive(Loss):
     url = "https://arxiv.org/abs/2004.12832",
 }
 """
+
+
+class CachedContrastive(Contrastive):
+    """Contrastive loss of batches that do not fit into memory (Gao et al., 2021, GradCache).
+
+    Value and gradient are those of `Contrastive` for any mini-batch size: the forward pass keeps only the token
+    vectors, and the backward pass repeats each mini-batch's forward pass, with the same dropout. Training needs the
+    memory of one mini-batch and a third more time; a larger batch has more negatives.
+
+    Parameters
+    ----------
+    model, score_metric, size_average, temperature
+        As in `Contrastive`.
+    mini_batch_size
+        Maximum number of texts of a forward pass.
+    mask_duplicates, gather_across_devices, dims
+        As in `Contrastive`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        As in `Contrastive`, or if `mini_batch_size` is not a positive integer.
+
+    Examples
+    --------
+    >>> from latelier import models, losses
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> model = models.ColBERT(name, device="cpu")
+    >>> queries = ["are fruits healthy?", "how do planes fly?"]
+    >>> documents = ["fruits are good for health.", "wings push air down."]
+    >>> batch = [
+    ...     model.tokenize(queries, is_query=True),
+    ...     model.tokenize(documents, is_query=False),
+    ... ]
+    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)(batch)
+    >>> whole = losses.Contrastive(model)(batch)
+    >>> abs(cached.item() - whole.item()) < 1e-4
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        score_metric: ScoreMetric = colbert_scores,
+        size_average: bool = True,
+        temperature: float = 1.0,
+        *,
+        mini_batch_size: int = 32,
+        mask_duplicates: bool = True,
+        gather_across_devices: bool = False,
+        dims: Sequence[int] | None = None,
+    ) -> None:
+        mini_batches = MiniBatches(max_rows=check_count("mini_batch_size", mini_batch_size), recompute=True)
+        super().__init__(
+            model,
+            score_metric,
+            size_average,
+            temperature,
+            mask_duplicates=mask_duplicates,
+            gather_across_devices=gather_across_devices,
+            dims=dims,
+        )
+        self.options = self.options._replace(mini_batches=mini_batches)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings, for the model card."""
+        return {**super().get_config_dict(), "mini_batch_size": self.options.mini_batches.max_rows}
+
+    @property
+    def citation(self) -> str:
+        """The papers in BibTeX, for the model card."""
+        return (
+            super().citation
+            + """
+@inproceedings{gao-etal-2021-scaling,
+    title = "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    author = "Gao, Luyu and Zhang, Yunyi and Han, Jiawei and Callan, Jamie",
+    booktitle = "Proceedings of RepL4NLP 2021",
+    year = "2021",
+    url = "https://aclanthology.org/2021.repl4nlp-1.31",
+}
+"""
+        )

@@ -1,24 +1,206 @@
-"""`Distillation`: learn the scores that a teacher, usually a cross-encoder, gave to the candidates of each query."""
+"""Distillation, MarginMSE, labels, normalisation.
+
+`min_max_normalize` divides by the range of a row. Scores that are equal but for rounding have a range of a few last
+digits, and dividing by it makes noise as large as a difference. `row_weights` gives such rows less weight:
+
+With ``z = (s - min s) / r``, ``r = max s - min s``, ``p = softmax(z / T)`` and ``L = T^2 KL(t || p)``, the gradient is
+``dL/ds = (T / r) (g + <g, z> (e_min - e_max))``, where ``g = p - t``. Since ``|g|_1 <= 2`` and ``|<g, z>| <= 1``, its
+1-norm is at most ``4 T / r``, and it does grow as ``1 / r``: the loss is the same for ``s`` and ``s / 1000``. A larger
+denominator, ``max(r, tolerance)``, does not help: ``dL/ds = (T / tolerance) (1/n - t)`` is then largest for equal
+scores. A weight ``w(r)`` without gradient does: 0 up to a tolerance, then rising linearly to 1 at ``full``. ``w / r``
+is then at most ``1 / full``, the loss is continuous in ``r``, and the gradient's 1-norm is at most ``4 T / full``.
+(With a gradient of its own, the weight would reward equal scores.)
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from latelier.arrays import at_least_float32
-from latelier.losses.base import Loss, LossOptions, ScoreMetric, check_score_metric, raw_score
-from latelier.losses.batch import EmbeddedBatch
-from latelier.losses.in_batch_negatives import false_negatives, gather_documents, score_all
-from latelier.losses.labels import read_scores
-from latelier.losses.mini_batches import MiniBatches
-from latelier.losses.normalization import computing_dtype, min_max_normalize, relative_rounding, row_weights
+from latelier.arrays import at_least_float32, is_array
+from latelier.errors import InvalidArgumentError
+from latelier.losses.base import (
+    EmbeddedBatch,
+    Loss,
+    LossOptions,
+    MiniBatches,
+    ScoreMetric,
+    check_score_metric,
+    raw_score,
+    score,
+)
+from latelier.losses.in_batch import false_negatives, gather_documents, score_all
 from latelier.scores import colbert_kd_scores, colbert_scores
 from latelier.utils import check_flag, check_number
+from latelier.utils.checks import describe
 
-__all__ = ["Distillation"]
+__all__ = [
+    "Distillation",
+    "MarginMSE",
+    "as_numbers",
+    "computing_dtype",
+    "min_max_normalize",
+    "read_scores",
+    "relative_rounding",
+    "row_weights",
+]
+
+# Avoids dividing a row of equal scores by zero; part of the published loss.
+_EPSILON = 1e-8
+# Rows whose range is at least this share of the largest score have weight 1: the relative error of a bfloat16 number,
+# which most training computes in. The scores of different documents differ by more, even for an untrained model.
+_FULL_SHARE = 1 / 256
+_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # lowest precision first
+
+
+def min_max_normalize(scores: Tensor) -> Tensor:
+    """Map each row ``(b, n)`` onto 0 ... 1: ``(s - min) / (max - min + 1e-8)``.
+
+    Examples
+    --------
+    >>> min_max_normalize(torch.tensor([[10.0, 14.0, 11.0]]))
+    tensor([[0.0000, 1.0000, 0.2500]])
+    """
+    low, high = scores.min(dim=1, keepdim=True).values, scores.max(dim=1, keepdim=True).values
+    return (scores - low) / (high - low + _EPSILON)
+
+
+def row_weights(scores: Tensor, rounding: float) -> Tensor:
+    """Return a weight for each row: less than 1 if its scores hardly differ by more than rounding.
+
+    Parameters
+    ----------
+    scores
+        ``(b, n)``, before they are normalised.
+    rounding
+        Largest difference of two scores that rounding alone can make, relative to the scores; see `relative_rounding`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(b,)``, without gradient: with ``size`` the largest absolute score of a row, ``tolerance = rounding * size``
+        and ``full = max(size / 256, 2 * tolerance)``, the weight is ``(max - min - tolerance) / (full - tolerance)``,
+        clipped to 0 ... 1. NaN for rows with NaN or infinite scores, so that these show in the loss.
+
+    Examples
+    --------
+    >>> scores = torch.tensor([[10.0, 10.001], [10.0, 10.02], [10.0, 12.0]])
+    >>> row_weights(scores, rounding=1e-3)
+    tensor([0.0000, 0.3427, 1.0000])
+    """
+    scores = scores.detach()
+    span = scores.amax(dim=1) - scores.amin(dim=1)
+    size = scores.abs().amax(dim=1)
+    tolerance, full = rounding * size, max(_FULL_SHARE, 2 * rounding) * size
+    tiny = torch.finfo(scores.dtype).tiny  # if all scores are 0, so are span, tolerance and full
+    return ((span - tolerance) / (full - tolerance).clamp(min=tiny)).clamp(0, 1)
+
+
+def relative_rounding(scores: torch.dtype, vectors: torch.dtype, dim: int, tokens: int) -> float:
+    """Return a bound on the difference that rounding makes between two scores of one text, relative to their size.
+
+    The bound is the sum of three terms:
+
+    * ``(dim + tokens) eps`` of the accumulator (float32 or wider): a score adds ``dim`` products and ``tokens`` maxima,
+      each addition is off by at most half an epsilon, and two scores are compared;
+    * ``eps`` of the dtype of the scores, if they were rounded to half precision;
+    * ``2 eps / sqrt(dim)`` of the dtype of the vectors: their ``dim`` numbers are rounded independently, so a product
+      is off by ``1 / sqrt(dim)`` of their error; the factor 2 allows for the rounding inside the encoder.
+
+    Parameters
+    ----------
+    scores, vectors
+        The dtype in which the score metric returned the scores, and that in which the vectors were computed.
+    dim
+        Dimensions of a vector.
+    tokens
+        Tokens of the longest query.
+
+    Examples
+    --------
+    >>> print(f"{relative_rounding(torch.float32, torch.float32, 128, 32):.1e}")
+    1.9e-05
+    >>> print(f"{relative_rounding(torch.float32, torch.bfloat16, 128, 32):.1e}")
+    1.4e-03
+    """
+    sums = torch.promote_types(scores, torch.float32)
+    of_sums = (dim + tokens) * torch.finfo(sums).eps
+    of_scores = torch.finfo(scores).eps if sums != scores else 0.0
+    return of_sums + of_scores + 2 * torch.finfo(vectors).eps / math.sqrt(max(dim, 1))
+
+
+def computing_dtype(model: nn.Module, device_type: str) -> torch.dtype:
+    """Return the dtype of lowest precision among the model's weights and, if it is on, autocast.
+
+    Examples
+    --------
+    >>> computing_dtype(nn.Linear(2, 2), "cpu")
+    torch.float32
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     computing_dtype(nn.Linear(2, 2), "cpu")
+    torch.bfloat16
+    """
+    used = {parameter.dtype for parameter in model.parameters()}
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        used.add(torch.get_autocast_dtype(device_type))
+    return next((dtype for dtype in _PRECISIONS if dtype in used), torch.float32)
+
+
+def read_scores(labels: Any, scores: Tensor) -> Tensor:
+    """Return the teacher's scores as a tensor of the shape, dtype and device of the student's `scores`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are no labels, or they have another shape, NaN or infinity.
+
+    Examples
+    --------
+    >>> read_scores([[1, 0]], torch.zeros(1, 2))
+    tensor([[1., 0.]])
+    """
+    expected = f"expected the teacher's scores of shape {tuple(scores.shape)} (queries, candidates of each)"
+    if labels is None:
+        raise InvalidArgumentError(
+            f"received no labels; {expected}. In a trainer, they are the dataset's column 'scores' (or 'label')."
+        )
+    teacher = as_numbers(labels).detach().to(scores)
+    if teacher.shape != scores.shape:
+        raise InvalidArgumentError(f"received labels of shape {tuple(teacher.shape)}; {expected}.")
+    if not teacher.isfinite().all():
+        raise InvalidArgumentError(f"labels hold NaN or infinity: {teacher[~teacher.isfinite()].tolist()}; {expected}.")
+    return teacher
+
+
+def as_numbers(labels: Any) -> Tensor:
+    """Return labels as a tensor of real numbers.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they are anything else.
+
+    Examples
+    --------
+    >>> as_numbers([1.0, 0.0])
+    tensor([1., 0.])
+    >>> as_numbers([torch.tensor([1.0, 0.0]), (0.5, 0.0)])
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.0000]])
+    """
+    try:
+        if isinstance(labels, (list, tuple)) and any(map(is_array, labels)):
+            labels = torch.stack([torch.as_tensor(row) for row in labels])  # torch reads no list of tensors
+        numbers = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InvalidArgumentError(f"received {describe(labels)} as labels; expected numbers: {error}.") from error
+    if numbers.is_complex():
+        raise InvalidArgumentError("received complex labels; expected real numbers.")
+    return numbers
 
 
 class Distillation(Loss):
@@ -226,3 +408,93 @@ class Distillation(Loss):
     url = "https://aclanthology.org/2022.naacl-main.272",
 }
 """
+
+
+class MarginMSE(Loss):
+    """Margin loss: the squared difference between the model's and the teacher's margins.
+
+    With student scores ``s`` and teacher scores ``t``, both ``(b, 1 + n)`` with the positive first, the loss is the
+    mean over queries and negatives of ``((s_0 - s_i) - (t_0 - t_i)) ** 2`` (Hofstätter et al., 2020,
+    https://arxiv.org/abs/2010.02666). Margins are not rescaled: for teacher scores between 0 and 1 use `Distillation`,
+    which normalises the student's scores.
+
+    Labels are the teacher's scores ``(b, 1 + n)``, or its margins ``(b, n)`` (``(b,)`` for one negative).
+
+    Parameters
+    ----------
+    model
+        A late-interaction model.
+    score_metric
+        As in `Distillation`.
+    size_average
+        Mean over queries and negatives; False sums.
+    dims, mini_batch_tokens
+        As in `Contrastive`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the model is not a multi-vector model, or `score_metric` is not callable.
+
+    Examples
+    --------
+    >>> from latelier import models, losses
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> model = models.ColBERT(name, device="cpu")
+    >>> margin_mse = losses.MarginMSE(model)
+    >>> query = model.tokenize(["are fruits healthy?"], is_query=True)
+    >>> documents = model.tokenize(
+    ...     ["fruits are good for health.", "fruits are sold by weight."],
+    ...     is_query=False,
+    ... )
+    >>> from_scores = margin_mse([query, documents], labels=[[9.0, 4.0]])
+    >>> from_margins = margin_mse([query, documents], labels=[5.0])
+    >>> from_scores.item() == from_margins.item() > 0
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        score_metric: ScoreMetric = colbert_kd_scores,
+        size_average: bool = True,
+        *,
+        dims: Sequence[int] | None = None,
+        mini_batch_tokens: int | None = None,
+    ) -> None:
+        super().__init__(
+            model, score_metric, LossOptions(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens))
+        )
+
+    def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:
+        n = batch.per_query
+        if n < 2:
+            raise InvalidArgumentError(
+                "each query has one document; expected a positive and at least one negative, so that there is a margin."
+            )
+        scores = score(self.score_metric, batch.queries, batch.documents, n, "latelier.scores.colbert_kd_scores")
+        margins = scores[:, :1] - scores[:, 1:]
+        reduction = "mean" if self.options.size_average else "sum"
+        return nn.functional.mse_loss(margins, _read_margins(labels, scores), reduction=reduction)
+
+    @property
+    def citation(self) -> str:
+        """The paper in BibTeX, for the model card."""
+        return """
+@misc{hofstaetter-etal-2020-margin-mse,
+    title = "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+    author = "Hofst{\\"a}tter, Sebastian and Althammer, Sophia and Schr{\\"o}der, Michael and Sertkan, Mete and
+        Hanbury, Allan",
+    year = "2020",
+    url = "https://arxiv.org/abs/2010.02666",
+}
+"""
+
+
+def _read_margins(labels: Any, scores: Tensor) -> Tensor:
+    given = None if labels is None else as_numbers(labels).detach()
+    b, n = scores.shape
+    if given is not None and given.shape in ((b, n - 1), (b,) if n == 2 else (b, n - 1)):
+        return read_scores(given.reshape(b, n - 1), scores[:, 1:])
+    teacher = read_scores(given, scores)
+    return teacher[:, :1] - teacher[:, 1:]

@@ -5,9 +5,7 @@ sentence-transformers, and measures before and after. For anything else, use tha
 `distill_pooling` trains the pooling of a model that compresses its documents.
 """
 
-from latelier.training.options import TrainingOptions
 from latelier.training.pooling import distill_pooling
-from latelier.training.report import TrainingReport
-from latelier.training.run import train
+from latelier.training.run import TrainingOptions, TrainingReport, train
 
 __all__ = ["TrainingOptions", "TrainingReport", "distill_pooling", "train"]

@@ -1,26 +1,395 @@
-"""`train`: data, model, hard negatives, training, and measures before and after."""
+"""Train, options, validation, report."""
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
+from transformers import TrainerCallback
 
 from latelier import indexes
 from latelier.data import TrainingSet, load_training_set, mine_hard_negatives, order_by_neighbours
 from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
+from latelier.losses import CachedContrastive, Contrastive, Distillation
+from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT, load
-from latelier.training.options import TrainingOptions
-from latelier.training.report import TrainingReport
-from latelier.training.trainer import run_trainer
-from latelier.training.validation import evaluator, measure, split_validation
+from latelier.utils import check_choice, check_count, check_number
 from latelier.utils.checks import describe
 from latelier.utils.files import as_path
+from latelier.utils.misc import bar, fragment, table
 
-__all__ = ["build_model", "train"]
+__all__ = [
+    "BEST",
+    "TrainingOptions",
+    "TrainingReport",
+    "build_model",
+    "choose_loss",
+    "evaluator",
+    "measure",
+    "measured",
+    "run_trainer",
+    "split_validation",
+    "train",
+]
+
+_MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's number of steps
+_MAX_SEED = 2**32 - 1  # the largest seed of numpy
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of `train`; those of the command ``latelier train`` have the same names.
+
+    Parameters
+    ----------
+    start
+        How a dense model or a bare encoder that is given by name becomes a late-interaction model. ``"dense"``: its
+        token vectors are used unchanged (`ColBERT.from_dense`). ``"colbert"``: markers, query expansion and a new
+        linear head are added (`ColBERT`).
+    dims
+        Dimensions per token of a model that is given by name; None: the model's own, or 128 for a new head.
+    device
+        Where a model that is given by name is loaded; None: the best available device.
+    mine
+        Number of hard negatives to mine for each pair, among all documents of the data.
+    neighbours
+        Group each pair with up to `neighbours` pairs whose positives are its mined hard negatives. These positives are
+        then in-batch negatives of the pair, at no extra cost.
+    epochs
+        Passes through the data, such as 0.5 or 3.
+    batch_size
+        Queries per batch. The documents of a batch are negatives for all of its queries.
+    learning_rate
+        Peak learning rate, after a warm-up over the first tenth of the steps.
+    temperature
+        Divisor of the scores in the contrastive loss; not used for rows with scores.
+    validation_queries
+        Maximum number of queries to split off for validation, at most 10% of the data; 0 trains on all. Not used if
+        `train` gets a validation set.
+    seed
+        Seed of the validation split, of a new head, of the order of the rows and of the drawn negatives.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an option is out of range.
+
+    Examples
+    --------
+    >>> TrainingOptions(neighbours=7).batch_size
+    32
+    >>> TrainingOptions(batch_size=0)
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: received batch_size=0; expected an integer of at least 1.
+    """
+
+    start: Literal["dense", "colbert"] = "dense"
+    dims: int | None = None
+    device: str | None = None
+    mine: int = 0
+    neighbours: int = 0
+    epochs: float = 1.0
+    batch_size: int = 32
+    learning_rate: float = 3e-5
+    temperature: float = 0.2
+    validation_queries: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("start", self.start, ["dense", "colbert"])
+        checked: dict[str, int | float | None] = {
+            "dims": check_count("dims", self.dims, optional=True),
+            "mine": check_count("mine", self.mine, 0),
+            "neighbours": check_count("neighbours", self.neighbours, 0),
+            "validation_queries": check_count("validation_queries", self.validation_queries, 0),
+            "batch_size": check_count("batch_size", self.batch_size),
+            "seed": check_count("seed", self.seed, 0, _MAX_SEED),
+            "epochs": check_number("epochs", self.epochs, zero=True, most=_MAX_EPOCHS),
+            "learning_rate": check_number("learning_rate", self.learning_rate, zero=True, most=_MAX_LEARNING_RATE),
+            "temperature": check_number("temperature", self.temperature),
+        }
+        # Numbers of Python in place of those of numpy: neither JSON nor `random` takes integers of numpy.
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def passes(self) -> int:
+        """How often the rows are repeated for training: with neighbours once per epoch, each time in new groups."""
+        return max(1, math.ceil(self.epochs)) if self.neighbours else 1
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What was trained, and the measures before and after; prints as a table.
+
+    Parameters
+    ----------
+    model
+        Folder of the saved model.
+    rows
+        Rows that were trained on.
+    steps
+        Steps of the optimiser.
+    validation_queries
+        Number of validation queries; 0: there were none.
+    before, after
+        Measure (``"success@1"``, ``"ndcg@10"``) to value on the validation queries; empty without them.
+
+    Examples
+    --------
+    >>> before, after = {"ndcg@10": 0.8}, {"ndcg@10": 0.9}
+    >>> print(TrainingReport(Path("my-model"), 1800, 57, 200, before, after))
+    my-model: trained on 1,800 rows, 57 steps.
+      ndcg@10      0.800 before, 0.900 after, on 200 queries
+    """
+
+    model: Path
+    rows: int
+    steps: int
+    validation_queries: int
+    before: dict[str, float]
+    after: dict[str, float]
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: trained on {self.rows:,} rows, {self.steps:,} steps."]
+        for name, value in self.before.items():
+            lines.append(
+                f"  {name:12} {value:.3f} before, {self.after[name]:.3f} after, on {self.validation_queries} queries"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title = f"{self.model}: trained on {self.rows:,} rows, {self.steps:,} steps"
+        rows = [
+            (name, bar(f"{value:.3f}", value), bar(f"{self.after[name]:.3f}", self.after[name]))
+            for name, value in self.before.items()
+        ]
+        if not rows:
+            return fragment(title)
+        caption = f"{title}; measured on {self.validation_queries:,} queries"
+        return fragment(table(["measure", "before", "after"], rows, caption=caption))
+
+
+# Documents to search: enough to make the search hard, few enough to encode them at each validation.
+_CORPUS = 2000
+_ONE_IN = 10  # at most one query in ten is used for validation
+_NAME = "validation"
+# Name in reports to key of the evaluator's result.
+_MEASURES = {"success@1": f"{_NAME}_maxsim_accuracy@1", "ndcg@10": f"{_NAME}_maxsim_ndcg@10"}
+BEST = f"eval_{_MEASURES['ndcg@10']}"
+"""The trainer's key of the measure that chooses the best checkpoint."""
+
+
+def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:
+    """Split off queries for validation, with all of their rows.
+
+    Parameters
+    ----------
+    data
+        All rows.
+    queries
+        Maximum number of queries to split off; at most a tenth of all queries are.
+    seed
+        Seed for drawing the queries.
+
+    Returns
+    -------
+    tuple of TrainingSet
+        Rows to train on, and rows to validate on.
+
+    Examples
+    --------
+    >>> data = TrainingSet([f"query {i}" for i in range(20)], [["text"]] * 20)
+    >>> split_validation(data, 5, seed=0)
+    (TrainingSet(18 rows, 1 document each), TrainingSet(2 rows, 1 document each))
+    """
+    shuffled = list(dict.fromkeys(data.queries))
+    random.Random(seed).shuffle(shuffled)
+    chosen = set(shuffled[: min(queries, len(shuffled) // _ONE_IN)])
+    rows = range(len(data))
+    return (
+        data.select([i for i in rows if data.queries[i] not in chosen]),
+        data.select([i for i in rows if data.queries[i] in chosen]),
+    )
+
+
+def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> MultiVectorInformationRetrievalEvaluator:
+    """Make an evaluator that measures how well the positives of validation queries are found.
+
+    Parameters
+    ----------
+    validation
+        Rows to validate on, at least one.
+    data
+        All rows. The corpus consists of the documents of `validation`, filled up to 2,000 with others of `data`.
+    seed
+        Seed for drawing the others.
+
+    Returns
+    -------
+    MultiVectorInformationRetrievalEvaluator
+        Its result has the keys that `measured` reads.
+    """
+    own = list(dict.fromkeys(text for documents in validation.documents for text in documents))
+    others = sorted({text for documents in data.documents for text in documents} - set(own))
+    random.Random(seed).shuffle(others)
+    corpus: dict[str, Any] = {str(i): text for i, text in enumerate([*own, *others[: max(0, _CORPUS - len(own))]])}
+    ids = {text: id_ for id_, text in corpus.items()}
+    queries = {text: str(i) for i, text in enumerate(dict.fromkeys(validation.queries))}
+    relevant: dict[str, set[str]] = {id_: set() for id_ in queries.values()}
+    for query, text in zip(validation.queries, _positives(validation), strict=True):
+        relevant[queries[query]].add(ids[text])
+    return MultiVectorInformationRetrievalEvaluator(
+        queries={id_: text for text, id_ in queries.items()},
+        corpus=corpus,
+        relevant_docs=relevant,
+        name=_NAME,
+        write_csv=False,
+    )
+
+
+def measure(evaluator: Any, model: ColBERT) -> dict[str, float]:
+    """Return the measures of a model; an empty dict without an evaluator."""
+    return {} if evaluator is None else measured(evaluator(model.eval()))
+
+
+def measured(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the measures of a report from the evaluator's result or, with a prefix, from the trainer's logs.
+
+    Examples
+    --------
+    >>> measured({"eval_validation_maxsim_ndcg@10": 0.75, "epoch": 1.0}, "eval_")
+    {'ndcg@10': 0.75}
+    """
+    return {name: float(values[prefix + key]) for name, key in _MEASURES.items() if prefix + key in values}
+
+
+def _positives(rows: TrainingSet) -> list[str]:
+    """Return the positive of each row: the first document, or the one with the highest score of the teacher."""
+    if rows.scores is None:
+        return [documents[0] for documents in rows.documents]
+    best = [max(range(len(scores)), key=scores.__getitem__) for scores in rows.scores]
+    return [documents[i] for documents, i in zip(rows.documents, best, strict=True)]
+
+
+# Larger batches are trained with `CachedContrastive`, in forward passes of 32 texts, which fit into memory even with
+# 512 tokens per text.
+_MINI_BATCH = 32
+
+
+def run_trainer(
+    model: ColBERT,
+    rows: TrainingSet,
+    evaluator: Any,
+    options: TrainingOptions,
+    on_progress: Callable[[str], None] | None = None,
+) -> int:
+    """Train a model in place; with an evaluator, it ends with the weights of the best of five checkpoints.
+
+    Parameters
+    ----------
+    model
+        The model to train.
+    rows
+        Rows to train on; with `options.neighbours`, batches keep their order.
+    evaluator
+        Evaluator of sentence-transformers, or None.
+    options
+        How to train.
+    on_progress
+        Called with a line of text for each loss and each measure.
+
+    Returns
+    -------
+    int
+        Number of steps.
+    """
+    from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+    from sentence_transformers.base.training_args import BatchSamplers
+    from transformers import PrinterCallback, ProgressCallback
+
+    from latelier.data.samplers import InOrder
+
+    checkpoints: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no"}
+    if evaluator is not None:
+        checkpoints = {
+            "eval_strategy": "steps",
+            "eval_steps": 0.2,
+            "save_strategy": "steps",
+            "save_steps": 0.2,
+            "save_total_limit": 1,
+            "load_best_model_at_end": True,
+            "metric_for_best_model": BEST,
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = MultiVectorEncoderTrainingArguments(
+            output_dir=folder,
+            num_train_epochs=options.epochs / options.passes,
+            per_device_train_batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
+            warmup_steps=0.1,
+            batch_sampler=InOrder if options.neighbours else BatchSamplers.NO_DUPLICATES,
+            bf16=model.device.type == "cuda" and torch.cuda.is_bf16_supported(),
+            logging_steps=0.05,
+            report_to=[],
+            use_cpu=model.device.type == "cpu",
+            seed=options.seed,
+            **checkpoints,
+        )
+        trainer = MultiVectorEncoderTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=rows.to_dataset(),
+            loss=choose_loss(model, rows, options),
+            evaluator=evaluator,
+        )
+        trainer.remove_callback(PrinterCallback)  # prints to standard output
+        trainer.remove_callback(ProgressCallback)
+        if on_progress is not None:
+            trainer.add_callback(_Progress(on_progress))
+        trainer.train()
+    return int(trainer.state.global_step)
+
+
+def choose_loss(model: ColBERT, rows: TrainingSet, options: TrainingOptions) -> Loss:
+    """Return `Distillation` for rows with scores, else `Contrastive`, or `CachedContrastive` for large batches.
+
+    `Distillation` normalises the student's scores only if all teacher scores are between 0 and 1 and each row has more
+    than two candidates: two normalised scores are always 0 and 1, which leaves no gradient.
+    """
+    if rows.scores is not None:
+        from_0_to_1 = all(0 <= score <= 1 for scores in rows.scores for score in scores)
+        return Distillation(model, normalize_scores=from_0_to_1 and rows.width > 2)
+    if options.batch_size > _MINI_BATCH:
+        return CachedContrastive(model, temperature=options.temperature, mini_batch_size=_MINI_BATCH)
+    return Contrastive(model, temperature=options.temperature)
+
+
+class _Progress(TrainerCallback):
+    """Reports losses and measures to `on_progress`, as lines of text."""
+
+    def __init__(self, on_progress: Callable[[str], None]) -> None:
+        self._on_progress = on_progress
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Report a loss or measures."""
+        logs = logs or {}
+        step = f"step {state.global_step}/{state.max_steps}"
+        if "loss" in logs:
+            self._on_progress(f"{step}: loss {float(logs['loss']):.4f}")
+        measures = measured(logs, "eval_")
+        if measures:
+            shown = ", ".join(f"{name} {value:.3f}" for name, value in measures.items())
+            self._on_progress(f"{step}: validation: {shown}")
+
 
 # Without neighbours, negatives are drawn from the first 10 ranks; neighbours are found among 10 negatives per row.
 _RANKS = 10

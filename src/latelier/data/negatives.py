@@ -1,7 +1,11 @@
-"""Hard negatives: documents that a model ranks high for a query and that are not judged relevant.
+"""Mining, neighbour batches, teachers.
 
 Random negatives become easy after a few hundred steps; a search with the model itself finds documents that it confuses
 with the positives.
+
+In contrastive training the documents of a batch are negatives for all of its queries. In batches of random pairs these
+in-batch negatives are easy. If a pair is grouped with pairs whose positives were mined as its hard negatives, they are
+hard, and no more texts are encoded.
 """
 
 from __future__ import annotations
@@ -12,7 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from latelier.data.training_set import TrainingSet
+import torch
+
+from latelier.arrays import is_array
+from latelier.data.loading import TrainingSet, check_training_set
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.trec import check_table
 from latelier.indexes.base import Index
@@ -25,7 +32,7 @@ from latelier.utils.misc import progress_bar
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder
 
-__all__ = ["mine_hard_negatives"]
+__all__ = ["mine_hard_negatives", "order_by_neighbours", "teacher_scores"]
 
 
 def mine_hard_negatives(
@@ -198,3 +205,158 @@ def _texts(index: Index, documents: Mapping[Any, str] | None, ids: Iterable[Id])
             f"document {lacking!r} has no text; give documents={{id: text}}, or add texts to the index."
         )
     return texts  # type: ignore[return-value]
+
+
+def order_by_neighbours(
+    mined: TrainingSet, neighbours: int = 7, *, negatives: int = 0, passes: int = 1, seed: int = 0
+) -> TrainingSet:
+    """Group each row with rows whose positives are among its mined hard negatives.
+
+    Train in this order (`latelier.data.samplers.InOrder`), with several groups per batch.
+
+    Parameters
+    ----------
+    mined
+        Rows from `mine_hard_negatives`, with more negatives per row (such as 10) than are trained on.
+    neighbours
+        Maximum number of rows to group with a row. Candidates are rows whose positive is one of its negatives, hardest
+        first; rows that are in a group already are left out.
+    negatives
+        Number of mined negatives that each row keeps, drawn at random.
+    passes
+        Number of times that each row occurs, each time in a new group; one pass per epoch, for example.
+    seed
+        Seed of the random choices.
+
+    Returns
+    -------
+    TrainingSet
+        ``passes * len(mined)`` rows.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a number is out of range, the rows have fewer negatives than `negatives`, or they have a teacher's scores,
+        which do not say which document is the positive.
+
+    Examples
+    --------
+    >>> documents = [["A", "C"], ["B", "D"], ["C", "A"], ["D", "B"]]
+    >>> mined = TrainingSet(["a", "b", "c", "d"], documents)
+    >>> ordered = order_by_neighbours(mined, neighbours=1)
+    >>> ordered.queries, ordered.documents
+    (['d', 'b', 'a', 'c'], [['D'], ['B'], ['A'], ['C']])
+    """
+    check_training_set(mined, "mined")
+    if mined.scores is not None:
+        raise InvalidArgumentError("the rows have a teacher's scores; give rows from mine_hard_negatives.")
+    for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):
+        check_count(name, value, least)
+    seed = check_count("seed", seed, 0)  # an int: random takes no integer of numpy
+    if len(mined) and negatives > mined.width - 1:
+        raise InvalidArgumentError(f"received negatives={negatives}, but the rows have {mined.width - 1} each.")
+    rng = random.Random(seed)
+    owner = {documents[0]: row for row, documents in enumerate(mined.documents)}
+    rows: list[int] = []
+    for _ in range(passes):
+        placed: set[int] = set()
+        groups: list[list[int]] = []
+        for row in rng.sample(range(len(mined)), len(mined)):
+            if row in placed:
+                continue
+            near = [owner[text] for text in mined.documents[row][1:] if text in owner]
+            free = [other for other in dict.fromkeys(near) if other not in placed and other != row]
+            groups.append([row, *free[:neighbours]])
+            placed.update(groups[-1])
+        # The last rows form small groups, as most of their neighbours are in groups already. Shuffled, these groups are
+        # spread over all batches; otherwise the last batches would be easy.
+        rng.shuffle(groups)
+        rows += [row for group in groups for row in group]
+    documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], negatives)] for i in rows]
+    return TrainingSet([mined.queries[i] for i in rows], documents)
+
+
+def teacher_scores(
+    teacher: Any, examples: TrainingSet, *, batch_size: int = 32, show_progress_bar: bool = False
+) -> TrainingSet:
+    """Score all documents of all rows with a teacher, for `Distillation` or `MarginMSE`.
+
+    Parameters
+    ----------
+    teacher
+        A `sentence_transformers.CrossEncoder`, or another object with a ``predict`` that scores a list of pairs of
+        texts; or a late-interaction model, such as `latelier.models.ColBERT`.
+    examples
+        Queries and documents, from `load_training_set` or `mine_hard_negatives`.
+    batch_size
+        Texts, or pairs of texts, per batch of the teacher.
+    show_progress_bar
+        Show the teacher's progress bar.
+
+    Returns
+    -------
+    TrainingSet
+        The same rows with scores. Scores of a late-interaction model are sums over query tokens: train on them with
+        ``Distillation(model, normalize_scores=False)``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the teacher is neither of these, or does not give one number for each pair.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT
+    >>> name = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> teacher = ColBERT.from_dense(name, device="cpu")
+    >>> documents = ["Rome lies on the Tiber.", "Iron and oxygen form rust."]
+    >>> examples = TrainingSet(["where is Rome?"], [documents])
+    >>> scores = teacher_scores(teacher, examples).scores[0]
+    >>> scores[0] > scores[1]
+    True
+    """
+    check_training_set(examples, "examples")
+    pairs = [(q, d) for q, documents in zip(examples.queries, examples.documents, strict=True) for d in documents]
+    options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
+    if callable(getattr(teacher, "predict", None)):
+        flat = _numbers(teacher.predict(pairs, **options), len(pairs)) if pairs else []
+    elif callable(getattr(teacher, "encode_query", None)) and callable(getattr(teacher, "encode_document", None)):
+        flat = _late_interaction(teacher, pairs, options)
+    else:
+        raise InvalidArgumentError(
+            f"received a teacher of type {type(teacher).__name__}; expected a CrossEncoder or a late-interaction model."
+        )
+    width = examples.width
+    scores = [flat[start : start + width] for start in range(0, len(flat), max(width, 1))]
+    return TrainingSet(examples.queries, examples.documents, scores, examples.rows)
+
+
+def _numbers(predicted: Any, pairs: int) -> list[float]:
+    """Return what a teacher's ``predict`` returned as one number for each pair."""
+    try:
+        numbers = [float(score) for score in predicted]
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a row of a tensor
+        received = f"shape {tuple(predicted.shape)}" if is_array(predicted) else describe(predicted)
+        raise InvalidArgumentError(
+            f"the teacher's predict returned {received}; expected one number for each of {pairs} pairs. A cross-encoder"
+            " with several labels, such as one for NLI, has no single score."
+        ) from error
+    if len(numbers) != pairs:
+        raise InvalidArgumentError(
+            f"the teacher's predict returned {len(numbers)} scores for {pairs} pairs; expected one for each."
+        )
+    return numbers
+
+
+def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:
+    """Score pairs; each text is encoded once, even if several rows have it."""
+    queries, documents = ({text: i for i, text in enumerate(dict.fromkeys(pair[j] for pair in pairs))} for j in (0, 1))
+    with torch.inference_mode():
+        left = teacher.encode_query(list(queries), **options)
+        right = teacher.encode_document(list(documents), **options)
+        scores: list[float] = []
+        for start in range(0, len(pairs), 1024):
+            part = pairs[start : start + 1024]
+            chosen = [left[queries[q]] for q, _ in part], [right[documents[d]] for _, d in part]
+            scores += colbert_scores_pairwise(*chosen).tolist()
+    return scores

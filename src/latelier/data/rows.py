@@ -1,4 +1,4 @@
-"""Formats of a row of training data: `read_row` recognises them by the names of the fields."""
+"""Row formats."""
 
 from __future__ import annotations
 

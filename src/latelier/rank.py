@@ -1,4 +1,4 @@
-"""`rerank`: MaxSim scores for the candidates of a first-stage retriever, such as BM25 or a dense model.
+"""Rerank.
 
 Arguments and results have PyLate's names. Each query is scored against its own candidates without padding, so negative
 similarities stay negative; padding with zeros would raise them to 0.

@@ -1,4 +1,4 @@
-"""Documents of other queries, and of other processes, as negatives: gathering, scoring and masking them.
+"""Negatives of other queries and processes.
 
 Gradients flow back to the process that embedded a document. Data parallelism applies the *mean* of the gradients over
 processes, so the loss of each process is scaled such that this mean is the gradient that a single process would have
@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.losses.base import LossOptions, ScoreMetric, score
-from latelier.losses.batch import EmbeddedBatch
+from latelier.losses.base import EmbeddedBatch, LossOptions, ScoreMetric, score
 from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = ["GatheredDocuments", "false_negatives", "gather_documents", "reduce_total", "score_all"]

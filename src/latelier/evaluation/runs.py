@@ -1,4 +1,4 @@
-"""Runs and qrels from files in any of the formats in use: TREC's, BEIR's and JSON Lines.
+"""Run and qrels files.
 
 The format is that of the first line, so names do not matter, and pipes can be read.
 """
@@ -14,13 +14,14 @@ from typing import Any
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.collection import find_split
-from latelier.evaluation.files import is_header, numbered_lines
 from latelier.evaluation.trec import (
     Run,
     add_entry,
     check_evaluated,
     check_scores,
     check_trec_ids,
+    is_header,
+    numbered_lines,
     qrels_from_lines,
     ranking,
     relevance_fault,
