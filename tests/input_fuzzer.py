@@ -19,7 +19,7 @@ from latelier.cli.index import Format
 from latelier.errors import LatelierError
 from latelier.indexes.catalog.metadata import encode_metadata
 from latelier.indexes.catalog.values import as_id, check_text
-from latelier.retrieve.document_files import read_document_file
+from latelier.retrieve.readers import read_document_file
 
 __all__ = ["Case", "Outcome", "make_case", "run_case"]
 

@@ -13,7 +13,7 @@ import pytest
 from input_fuzzer import make_case, run_case
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.retrieve import read_documents
-from latelier.retrieve.document_files import read_document_file
+from latelier.retrieve.readers import read_document_file
 from latelier.utils.files import number_or_text
 
 

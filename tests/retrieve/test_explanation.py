@@ -6,8 +6,7 @@ import pytest
 from latelier.errors import LatelierError, UnknownIdError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
-from latelier.retrieve.explanation import explain_alignment
-from latelier.retrieve.tokenized_text import TokenizedText, group_words
+from latelier.retrieve.explanation import TokenizedText, explain_alignment, group_words
 from latelier.scores.alignment import Alignment
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.retrieve import Retriever
-from latelier.retrieve.explanation import Explanation, TokenMatch
-from latelier.retrieve.heat_map import shown_columns
-from latelier.retrieve.tokenized_text import Word
+from latelier.retrieve.explanation import Explanation, TokenMatch, Word
+from latelier.retrieve.explanation_view import shown_columns
 
 PAGE = {"html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "details", "summary"}
 CELL = {"style", "div", "p", "s", "mark", "sub", "span", "table", "caption", "thead", "tbody", "tr", "th", "td"}

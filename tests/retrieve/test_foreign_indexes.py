@@ -8,7 +8,7 @@ import pytest
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, ModelLoadError
 from latelier.retrieve import Retriever
-from latelier.retrieve.model_identity import ModelIdentity, check_option, storable_options
+from latelier.retrieve.model import ModelIdentity, check_option, storable_options
 
 FINGERPRINT = [0.5] * 384
 GOOD = {"name": "someone/model", "options": {}, "probe": FINGERPRINT}

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.token_starts import token_starts, tokenizer_offsets
-from latelier.retrieve.passage_ids import PassageId, decode_passage_id, encode_passage_id, passage_prefix
-from latelier.retrieve.passages import Passages, as_passages, cut_texts
+from latelier.retrieve.passages import (
+    PassageId,
+    Passages,
+    as_passages,
+    cut_texts,
+    decode_passage_id,
+    encode_passage_id,
+    passage_prefix,
+)
 
 TEXTS = st.text(st.sampled_from("ab.!? \n\r\té中。\u2019\u200b\x00😀"), max_size=300)
 

@@ -10,8 +10,7 @@ from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
-from latelier.retrieve.encoder_store import encoder_folder
-from latelier.retrieve.model_identity import ModelIdentity
+from latelier.retrieve.model import ModelIdentity, encoder_folder
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")

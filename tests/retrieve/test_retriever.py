@@ -13,7 +13,7 @@ from latelier.errors import DuplicateIdError, FilterTimeoutError, IndexFormatErr
 from latelier.evaluation import evaluate
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.retrieve.passages import StoredDocuments
 from latelier.scores import colbert_scores
 from naive import naive_maxsim
 

@@ -6,7 +6,7 @@ from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.memory import least_working_memory
 from latelier.retrieve import Retriever
-from latelier.retrieve.encoding_memory import encoding_sizes
+from latelier.retrieve.indexing import encoding_sizes
 
 MB = 1_000_000
 

@@ -14,7 +14,7 @@ from latelier import indexes
 from latelier.errors import DuplicateIdError, IndexFormatError, InvalidArgumentError, UnknownIdError
 from latelier.models import load
 from latelier.retrieve import Passages, Retriever
-from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.retrieve.passages import StoredDocuments
 from naive import naive_maxsim
 
 WORDS = ["pears", "ripen", "in", "autumn", "and", "figs", "dry", "on", "the", "roof", "while", "moon", "is", "far"]

@@ -8,7 +8,7 @@ import pytest
 
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.retrieve import Retriever
-from latelier.retrieve.search_batch import Search, find_batch
+from latelier.retrieve.searching import Search, find_batch
 
 SEARCHES = [
     Search(["healthy fruit", "moon"], 2, {}),

@@ -7,7 +7,7 @@ import pytest
 
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import read_documents
-from latelier.retrieve.whole_files import markdown_title
+from latelier.retrieve.readers import markdown_title
 
 
 def read(folder, **options):

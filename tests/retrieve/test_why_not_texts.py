@@ -10,7 +10,7 @@ from latelier.indexes.ivf.maintenance import Thresholds
 from latelier.kernels.first_use import FirstUse
 from latelier.models import load
 from latelier.retrieve import Retriever
-from latelier.retrieve.truncation import left_out_passages
+from latelier.retrieve.why_not import left_out_passages
 
 MOON = "The moon is far away from the earth, and tides follow it. It has no air, no water and no weather. "
 PEAR = "Pears are a healthy fruit that grows on trees."

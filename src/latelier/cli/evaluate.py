@@ -94,7 +94,7 @@ def evaluate(
     from latelier import evaluation
     from latelier.cli.output import print_json, printable, quiet_loading, show_progress
     from latelier.evaluation.measures import default_measures, largest_cutoff
-    from latelier.retrieve.stored_documents import StoredDocuments
+    from latelier.retrieve.passages import StoredDocuments
     from latelier.utils.files import number_or_text
 
     measures = measure or default_measures(k)
@@ -146,7 +146,7 @@ def _refuse_unused(context: typer.Context, data: Path, mode: Mode, index: str | 
 def _check_output(output: Path, collection: Collection, index: Index | None) -> None:
     """Check that a run over an existing index, or over the documents of the collection, can be written."""
     from latelier.evaluation.runs import check_run_file
-    from latelier.retrieve.stored_documents import StoredDocuments
+    from latelier.retrieve.passages import StoredDocuments
 
     ids = collection.documents if index is None else map(str, StoredDocuments(index).ids())
     check_run_file(output, collection.queries, ids)

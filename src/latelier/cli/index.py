@@ -201,9 +201,8 @@ def _refuse_unused(context: typer.Context, source: str, passages: str | None) ->
 
 def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) -> Iterable[Any]:
     from latelier.errors import InvalidArgumentError, StorageError
-    from latelier.retrieve.document_fields import as_fields
-    from latelier.retrieve.document_files import read_document_file
-    from latelier.retrieve.document_sources import read_documents
+    from latelier.retrieve.documents import as_fields
+    from latelier.retrieve.readers import read_document_file, read_documents
     from latelier.utils.files import is_file
 
     try:
@@ -222,7 +221,7 @@ def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) 
 def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
     """Check that a folder has a file that can be read, before a model is loaded and an index is made."""
     from latelier.errors import InvalidArgumentError
-    from latelier.retrieve.whole_files import DocumentFolder
+    from latelier.retrieve.readers import DocumentFolder
 
     if not isinstance(documents, DocumentFolder) or (len(documents) and next(iter(documents), None) is not None):
         return
@@ -286,8 +285,7 @@ def _export_encoder(retriever: Retriever) -> None:
 
     from latelier.cli.output import printable
     from latelier.errors import LatelierError
-    from latelier.retrieve.encoder_store import encoder_folder, is_exported
-    from latelier.retrieve.model_identity import ModelIdentity
+    from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 
     if find_spec("onnxruntime") is None or not len(retriever):
         return
@@ -346,9 +344,7 @@ def _open_or_make(
 ) -> Retriever:
     """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
     from latelier.retrieve import Retriever
-    from latelier.retrieve.existing_index import open_if_made
-    from latelier.retrieve.model_identity import ModelIdentity
-    from latelier.retrieve.opening import stored_model
+    from latelier.retrieve.model import ModelIdentity, open_if_made, stored_model
 
     given: dict[str, Any] = {"device": device, "model_options": computing or None}
     opened = open_if_made(folder, max_memory=max_memory)

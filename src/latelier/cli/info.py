@@ -14,7 +14,7 @@ from latelier.cli.options import IndexArgument, JsonOption
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
-    from latelier.retrieve.model_identity import ModelIdentity
+    from latelier.retrieve.model import ModelIdentity
 
 __all__ = ["check", "index_facts", "info", "print_facts", "warmup"]
 
@@ -60,7 +60,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     from latelier.indexes.qdrant import Qdrant
     from latelier.indexes.sharded import Sharded
     from latelier.indexes.stored import StoredIndex
-    from latelier.retrieve.model_identity import ModelIdentity
+    from latelier.retrieve.model import ModelIdentity
 
     try:
         model = ModelIdentity.stored_in(index)
@@ -100,7 +100,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 def _counts(index: Index) -> dict[str, int]:
     """Return the number of documents, and of passages if there are any."""
     from latelier.errors import IndexFormatError
-    from latelier.retrieve.stored_documents import StoredDocuments
+    from latelier.retrieve.passages import StoredDocuments
 
     try:
         stored = StoredDocuments(index)
@@ -113,7 +113,7 @@ def _advise(name: str) -> str:
     """Say what encodes queries where the model of this name is not exported, and what to do for a faster start."""
     from importlib.util import find_spec
 
-    from latelier.retrieve.encoder_store import is_exported
+    from latelier.retrieve.model import is_exported
 
     # Looking at \\host\share on Windows sends the user's credentials there.
     if not name.startswith(("//", "\\\\", "\\/", "/\\")) and is_exported(name):
@@ -127,7 +127,7 @@ def _encoder(model: ModelIdentity | None) -> str | None:
     """Return the folder of the exported encoder that searches use; None if they load the model."""
     from importlib.util import find_spec
 
-    from latelier.retrieve.encoder_store import encoder_folder, is_exported
+    from latelier.retrieve.model import encoder_folder, is_exported
 
     if model is None or find_spec("onnxruntime") is None:
         return None

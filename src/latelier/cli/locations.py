@@ -393,7 +393,7 @@ def open_target(
 def _open_or_make(folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, like: Source) -> Index:
     from latelier import indexes
     from latelier.errors import InvalidArgumentError
-    from latelier.retrieve.existing_index import open_if_made
+    from latelier.retrieve.model import open_if_made
 
     index = open_if_made(folder)
     if index is not None:

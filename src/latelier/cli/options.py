@@ -263,7 +263,7 @@ def document_id(index: Index, text: str) -> Id:
     >>> document_id(index, "7"), document_id(index, "8"), document_id(index, "9")
     (7, '8', '9')
     """
-    from latelier.retrieve.stored_documents import StoredDocuments
+    from latelier.retrieve.passages import StoredDocuments
     from latelier.utils.files import number_or_text
 
     number = number_or_text(text)

@@ -85,7 +85,7 @@ def search(
     from latelier.cli.locations import open_retriever
     from latelier.cli.options import filter_values, refuse_unused, refuse_unused_in_mode
     from latelier.cli.output import print_json, quiet_loading, result_lines, results_json
-    from latelier.retrieve.queries import checked_queries
+    from latelier.retrieve.model import checked_queries
     from latelier.retrieve.searching import find_results
     from latelier.utils.files import number_or_text
 

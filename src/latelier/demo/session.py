@@ -18,8 +18,7 @@ from latelier.demo.corpus import standard_library_documents
 from latelier.errors import LatelierError, StorageError
 from latelier.models.checkpoints.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
-from latelier.retrieve.encoder_store import encoder_folder, is_exported
-from latelier.retrieve.model_identity import ModelIdentity
+from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 from latelier.utils.files import cache_folder
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Hit, Id, Index
 from latelier.retrieve import Retriever
-from latelier.retrieve.queries import checked_queries
-from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.retrieve.model import checked_queries
+from latelier.retrieve.passages import StoredDocuments
 from latelier.utils import check_choice, check_count
 from latelier.utils.checks import describe, short
 

@@ -17,7 +17,7 @@ from latelier.errors import InvalidArgumentError, UnknownIdError
 from latelier.experimental.multi_step import MultiStepRetriever
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Id
-from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.retrieve.passages import StoredDocuments
 from latelier.scores import colbert_kd_scores
 from latelier.utils import check_count, check_number, count_entries
 from latelier.utils.checks import describe

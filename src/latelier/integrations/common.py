@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.integrations.conditions import SqlCondition
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.opening import given_model
-from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.model import QueryModel, given_model
 from latelier.utils.checks import describe
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ class RerankingModel:
     Parameters
     ----------
     model, device, options
-        As for `latelier.retrieve.opening.given_model`.
+        As for `latelier.retrieve.model.given_model`.
 
     Examples
     --------
@@ -246,7 +245,7 @@ class RerankingModel:
 
     @property
     def loaded(self) -> QueryModel:
-        """The model, loaded on first use; errors are those of `latelier.retrieve.opening.given_model`."""
+        """The model, loaded on first use; errors are those of `latelier.retrieve.model.given_model`."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = given_model(*self._given)

@@ -26,9 +26,9 @@ from latelier.integrations.common import (
 )
 from latelier.integrations.conditions import SqlCondition, combine, equals, in_order, metadata_field, negate, one_of
 from latelier.retrieve import Retriever
-from latelier.retrieve.query_model import check_query_backend
-from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.retrieve.text_ranking import rank_texts
+from latelier.retrieve.model import check_query_backend
+from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
 
 __all__ = ["HaystackRanker", "HaystackRetriever", "haystack_filter"]

@@ -20,7 +20,7 @@ from latelier.integrations.common import (
     result_text,
 )
 from latelier.retrieve import Retriever
-from latelier.retrieve.text_ranking import rank_texts
+from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import describe
 
 try:

@@ -35,7 +35,7 @@ from latelier.integrations.conditions import (
     one_of,
 )
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.text_ranking import rank_texts
+from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
 
 __all__ = ["LlamaIndexReranker", "LlamaIndexRetriever", "llamaindex_filter"]

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
-    from latelier.retrieve.document_sources import read_documents
-    from latelier.retrieve.encoding_workers import EncodingWorkers
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.passages import Passages
+    from latelier.retrieve.readers import read_documents
     from latelier.retrieve.results import Result, Results
     from latelier.retrieve.retriever import Retriever
+    from latelier.retrieve.workers import EncodingWorkers
 
 __all__ = [
     "EncodingWorkers",
@@ -26,10 +26,10 @@ __all__ = [
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
-    document_sources=("read_documents",),
-    encoding_workers=("EncodingWorkers",),
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     passages=("Passages",),
+    readers=("read_documents",),
     results=("Result", "Results"),
     retriever=("Retriever",),
+    workers=("EncodingWorkers",),
 )

@@ -1,4 +1,4 @@
-"""`Explanation`: the terms of a document's MaxSim score, by token, by word and by characters of the text.
+"""Explanation: tokens, words, spans.
 
 The score is a sum with one term per query token: its similarity with the most similar document token. Subword tokens
 are joined into words, and the terms of a word's tokens are added up.
@@ -7,23 +7,134 @@ are joined into words, and the terms of a word's tokens are added up.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from latelier.indexes import Id
-from latelier.retrieve.tokenized_text import TokenizedText, Word, group_words, marks_beginnings
-from latelier.scores.alignment import Alignment
-from latelier.utils.checks import cut
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.indexes import Id, Index
+from latelier.indexes.catalog.values import as_id, as_ids
+from latelier.retrieve.model import QueryModel, checked_queries
+from latelier.retrieve.passages import StoredDocuments
+from latelier.scores.alignment import Alignment, align
+from latelier.utils.checks import cut, describe
 from latelier.utils.files import as_path, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Explanation", "Span", "TokenMatch", "WordMatch", "explain_alignment"]
+__all__ = [
+    "Explanation",
+    "Span",
+    "TokenMatch",
+    "TokenizedText",
+    "Word",
+    "WordMatch",
+    "best_part",
+    "explain_alignment",
+    "explain_document",
+    "explain_documents",
+    "group_words",
+    "marks_beginnings",
+]
+
+# Letters of scripts that are written without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han. Their
+# tokens are shown one by one, as a sentence of them would be one word.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+# GPT's and SentencePiece's tokenizers mark the first token of a word, BERT's mark the others.
+_BEGINS = ("Ġ", "▁")
+
+
+class TokenizedText(NamedTuple):
+    """A text and its tokens that have a vector.
+
+    Parameters
+    ----------
+    text
+        The text, as it was given.
+    tokens
+        Its tokens, one per row of the embedding.
+    ranges
+        For each token the first character that it stands for and the one after the last; None for tokens that stand
+        for none, such as special tokens.
+    """
+
+    text: str
+    tokens: Sequence[str]
+    ranges: Sequence[tuple[int, int] | None]
+
+
+class Word(NamedTuple):
+    """A word: its text, the positions of its tokens, and the range of its characters in the text, or None."""
+
+    text: str
+    positions: tuple[int, ...]
+    range: tuple[int, int] | None
+
+
+def group_words(
+    text: TokenizedText, special: Collection[str], marks_begin: bool, join: Callable[[list[str]], str]
+) -> tuple[Word, ...]:
+    """Join the tokens of a text into words.
+
+    Parameters
+    ----------
+    text
+        The text and its tokens.
+    special
+        The tokenizer's special tokens; each is a word of its own.
+    marks_begin
+        Whether the tokenizer marks the first token of a word rather than all others.
+    join
+        Returns the text that a list of tokens forms.
+
+    Returns
+    -------
+    tuple of Word
+        In order; every token belongs to one word.
+
+    Examples
+    --------
+    >>> text = TokenizedText("figs", ["fig", "##s"], [(0, 3), (3, 4)])
+    >>> join = lambda tokens: "".join(tokens).replace("##", "")
+    >>> group_words(text, [], False, join)
+    (Word(text='figs', positions=(0, 1), range=(0, 4)),)
+    """
+    groups: list[list[int]] = []
+    for position, token in enumerate(text.tokens):
+        continues = not token.startswith(_BEGINS) if marks_begin else token.startswith("##")
+        follows_word = bool(groups) and token not in special and text.tokens[position - 1] not in special
+        if continues and follows_word and not _is_unspaced(text, position):
+            groups[-1].append(position)
+        else:
+            groups.append([position])
+    return tuple(_word(text, group, special, join) for group in groups)
+
+
+def marks_beginnings(*texts: TokenizedText) -> bool:
+    """Return whether the tokenizer of these texts marks the first token of a word rather than all others."""
+    return any(token.startswith(_BEGINS) for text in texts for token in text.tokens)
+
+
+def _is_unspaced(text: TokenizedText, position: int) -> bool:
+    """Return whether a token and the one before it are separate characters of a script without spaces."""
+    before, here = text.ranges[position - 1], text.ranges[position]
+    if before is None or here is None or here[0] < before[1]:  # bytes of one character overlap
+        return False
+    return any(_UNSPACED.match(text.text[start:end]) for start, end in (before, here))
+
+
+def _word(text: TokenizedText, group: list[int], special: Collection[str], join: Callable[[list[str]], str]) -> Word:
+    tokens = [text.tokens[i] for i in group]
+    ranges = [each for each in (text.ranges[i] for i in group) if each is not None]
+    name = tokens[0] if tokens[0] in special else join(tokens).strip().removeprefix("##")
+    return Word(name, tuple(group), (ranges[0][0], ranges[-1][1]) if ranges else None)
 
 
 # Characters of a word that the printed table shows: a text without spaces is one word.
@@ -201,7 +312,7 @@ class Explanation:
         >>> page.startswith("<!DOCTYPE html>")
         True
         """
-        from latelier.retrieve.explanation_html import page
+        from latelier.retrieve.explanation_view import page
 
         text = page(self)
         if path is not None:
@@ -240,7 +351,7 @@ class Explanation:
         >>> [label.get_text() for label in axes.get_yticklabels()]
         ['[CLS]', 'fruit', '[SEP]']
         """
-        from latelier.retrieve.explanation_figure import draw
+        from latelier.retrieve.explanation_view import draw
 
         return draw(self, ax)
 
@@ -262,12 +373,12 @@ class Explanation:
         StorageError
             If the file cannot be written; an existing one is unchanged.
         """
-        from latelier.retrieve.explanation_figure import picture
+        from latelier.retrieve.explanation_view import picture
 
         write_bytes(path, picture(self, as_path(path).suffix.lower().removeprefix(".")))
 
     def _repr_html_(self) -> str:
-        from latelier.retrieve.explanation_html import notebook_cell
+        from latelier.retrieve.explanation_view import notebook_cell
 
         return notebook_cell(self)
 
@@ -350,3 +461,88 @@ def _spans(words: tuple[Word, ...], added: dict[int, float]) -> list[Span]:
             span = Span(before.start, max(before.end, span.end), before.contribution + span.contribution)
         spans.append(span)
     return spans
+
+
+def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Explanation:
+    """Explain the score of one document: see `Retriever.explain` and `explain_documents`."""
+    return explain_documents(model, index, query, [as_id(id)])[0]
+
+
+def explain_documents(model: QueryModel, index: Index, query: str, ids: Sequence[Id]) -> list[Explanation]:
+    """Explain the scores of some documents for one query, which is encoded once.
+
+    Parameters
+    ----------
+    model
+        The model that filled the index.
+    index
+        The index.
+    query
+        One query.
+    ids
+        Documents of the index; of one that is stored as passages, the best passage is explained.
+
+    Returns
+    -------
+    list of Explanation
+        The terms of the score of each document.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the query is not a text, or empty, or no document can have one of the ids.
+    UnknownIdError
+        If a document is not in the index.
+    LatelierError
+        If a document was stored without its text, or its tokens were pooled.
+    """
+    if not isinstance(query, str):
+        raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
+    wanted, vectors = as_ids(ids), model.encode_queries(checked_queries(query))[0]
+    asked = _tokenize(model, query, is_query=True)
+    with index.snapshot():
+        parts = [best_part(index, vectors, id) for id in wanted]
+        documents, records = index.get_embeddings(parts), index.get(parts)
+    return [
+        _explain(model, id, record.text, vectors, document, asked)
+        for id, document, record in zip(wanted, documents, records, strict=True)
+    ]
+
+
+def _explain(
+    model: QueryModel, id: Id, text: str | None, query: Any, document: Any, asked: TokenizedText
+) -> Explanation:
+    """Explain a document from its text and its vectors."""
+    if text is None:
+        raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
+    found = _tokenize(model, text, is_query=False)
+    if len(found.tokens) != len(document):
+        raise LatelierError(
+            f"document {id!r} has {len(document)} rows, but its text has {len(found.tokens)} tokens for this model; "
+            "documents with pooled tokens cannot be explained."
+        )
+    return explain_alignment(id, align(query, document), asked, found, model.special_tokens, model.join)
+
+
+def best_part(index: Index, query: Any, id: Id) -> Id:
+    """Return the id under which the index stores a document, or the best of its passages for a query.
+
+    Parameters
+    ----------
+    index
+        The index.
+    query
+        Vectors of the query, ``(tokens, dim)``.
+    id
+        Id of the document; one that is not in the index is returned as it is.
+    """
+    parts = StoredDocuments(index).parts(id)
+    if len(parts) <= 1:
+        return parts[0] if parts else id
+    scores = [float(align(query, document).similarities.sum()) for document in index.get_embeddings(parts)]
+    return parts[int(np.argmax(scores))]
+
+
+def _tokenize(model: QueryModel, text: str, *, is_query: bool) -> TokenizedText:
+    tokens = model.tokens(text, is_query=is_query)
+    return TokenizedText(text, tokens, model.token_ranges(text, is_query=is_query))

@@ -1,23 +1,47 @@
-"""`Passages`: into how long passages documents are cut, and the cutting itself.
+"""Cutting, passage ids, stored documents, merging of passages.
 
 A passage ends at the last paragraph in its second half; if there is none, at the last sentence; else at the last word.
 The next one begins some tokens earlier, at a sentence or a word, so that what stands at a cut is in one of the two as a
 whole.
+
+The id of a passage is JSON: ``["a",3,1200,2015]`` is passage 3 of the document ``"a"``, its characters 1,200 to 2,015.
+So ids keep their type (1 and "1" are two documents), any id is possible, offsets need no metadata key that could be a
+user's, and the passages of a document are those whose ids begin with ``["a",``.
+
+All documents of an index are prepared in one way: their scores would not be comparable otherwise. So the passages and
+the pooling of the first `Retriever.add` are stored, and later calls take them from there.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError
-from latelier.utils.checks import check_count, describe
+from latelier.errors import IndexFormatError, InvalidArgumentError
+from latelier.indexes import Hit, Id, Index
+from latelier.indexes.catalog.values import as_ids, check_known
+from latelier.indexes.results import Record
+from latelier.retrieve.results import Result
+from latelier.utils.checks import check_count, describe, is_count
 
-__all__ = ["PassageRange", "Passages", "as_passages", "cut_texts"]
+__all__ = [
+    "DocumentSettings",
+    "PassageId",
+    "PassageRange",
+    "Passages",
+    "SearchHits",
+    "StoredDocuments",
+    "as_passages",
+    "cut_texts",
+    "decode_passage_id",
+    "encode_passage_id",
+    "passage_prefix",
+]
 
 # Fewer tokens than these hold no sentence.
 _LEAST_TOKENS = 16
@@ -211,3 +235,333 @@ def _after_space(text: str, at: int) -> int:
 def _breaks_a_word(text: str, part: PassageRange) -> bool:
     before, after = text[part.start - 1 : part.start], text[part.end : part.end + 1]
     return bool((before and not before.isspace()) or (after and not after.isspace()))
+
+
+class PassageId(NamedTuple):
+    """A passage of a document.
+
+    Attributes
+    ----------
+    document
+        Id of the document.
+    number
+        Number of the passage in the document, from 0.
+    start, end
+        The passage is ``text[start:end]`` of the text that the user gave, in characters.
+    """
+
+    document: Id
+    number: int
+    start: int
+    end: int
+
+
+def encode_passage_id(passage: PassageId) -> str:
+    """Return the id of a passage in the index.
+
+    Examples
+    --------
+    >>> encode_passage_id(PassageId("a", 3, 1200, 2015))
+    '["a",3,1200,2015]'
+    """
+    return json.dumps(passage, ensure_ascii=False, separators=(",", ":"))
+
+
+def decode_passage_id(id: Id) -> PassageId | None:
+    """Return the passage that an id names; None for an id of another form, which no retriever has written.
+
+    Examples
+    --------
+    >>> decode_passage_id('[7,0,0,12]')
+    PassageId(document=7, number=0, start=0, end=12)
+    >>> decode_passage_id("a#1") is None
+    True
+    """
+    if not (isinstance(id, str) and id.startswith("[")):
+        return None
+    try:
+        value = json.loads(id)
+    except (ValueError, RecursionError):
+        return None
+    if not (isinstance(value, list) and len(value) == 4 and all(is_count(each, 0) for each in value[1:])):
+        return None
+    is_id = isinstance(value[0], (str, int)) and not isinstance(value[0], bool) and value[0] != ""
+    passage = PassageId(*value)
+    return passage if is_id and passage.start <= passage.end and encode_passage_id(passage) == id else None
+
+
+def passage_prefix(document: Id) -> str:
+    """Return what the ids of a document's passages begin with, and no other ids.
+
+    Examples
+    --------
+    >>> passage_prefix("a"), passage_prefix(7)
+    ('["a",', '[7,')
+    """
+    return json.dumps([document], ensure_ascii=False)[:-1] + ","
+
+
+# The key among the settings of the index.
+_SETTING = "documents"
+
+
+class DocumentSettings(NamedTuple):
+    """How documents are prepared.
+
+    Attributes
+    ----------
+    passages
+        Into what passages they are cut; None: into none.
+    pool_factor
+        About how many token vectors are pooled into one; 1: none are pooled.
+
+    Examples
+    --------
+    >>> from latelier import indexes
+    >>> index = indexes.Flat()
+    >>> DocumentSettings.stored_in(index)
+    DocumentSettings(passages=None, pool_factor=1)
+    """
+
+    passages: Passages | None = None
+    pool_factor: int = 1
+
+    @classmethod
+    def stored_in(cls, index: Index) -> DocumentSettings:
+        """Return the settings of an index; whole documents without pooling, if it stores none.
+
+        Raises
+        ------
+        IndexFormatError
+            If they are malformed.
+        """
+        stored = index.settings.get(_SETTING)
+        if stored is None:
+            return cls()
+        try:
+            passages, factor = stored["passages"], check_count("pool_factor", stored["pool_factor"])
+            if passages is not None:
+                tokens, overlap = passages["max_tokens"], passages["overlap"]
+                passages = Passages(check_count("max_tokens", tokens), check_count("overlap", overlap, 0))
+        except (InvalidArgumentError, KeyError, TypeError) as error:
+            raise IndexFormatError(
+                f"the index describes its documents in a form that this library does not write: {describe(stored)}."
+            ) from error
+        return cls(passages, factor)
+
+    @classmethod
+    def chosen(
+        cls, index: Index, passages: Any, pool_factor: int | None, max_length: Callable[[], int | None]
+    ) -> DocumentSettings:
+        """Return the settings of documents to add: those of the index, or for an empty index those that are given.
+
+        Parameters
+        ----------
+        index
+            The index.
+        passages, pool_factor
+            As the user gives them; None: as the index has them.
+        max_length
+            Returns the maximum number of tokens that the model reads of a document; called if there are passages.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If they are invalid, or not those of the index.
+        """
+        given = None if passages is None else as_passages(passages)
+        factor = check_count("pool_factor", pool_factor, optional=True)
+        stored = cls.stored_in(index)
+        if index.dim is None:
+            wanted = stored.passages if passages is None else given
+            return cls(wanted and wanted.resolved(max_length()), factor or stored.pool_factor)
+        agrees = given == stored.passages or (given and stored.passages and given.agrees_with(stored.passages))
+        if passages is not None and not agrees:
+            raise InvalidArgumentError(
+                f"received passages={passages!r}, but the index holds {stored.describe_passages()}; leave passages "
+                "out, or make a new index."
+            )
+        if factor not in (None, stored.pool_factor):
+            raise InvalidArgumentError(
+                f"received pool_factor={factor}, but the documents of the index have {stored.pool_factor}; leave it "
+                "out, or make a new index."
+            )
+        if stored.passages is not None:
+            stored.passages.resolved(max_length())
+        return stored
+
+    def store_in(self, index: Index) -> None:
+        """Store the settings in an index, unless it has them already or they are those of whole documents."""
+        if self == DocumentSettings.stored_in(index):
+            return
+        passages = self.passages and {"max_tokens": self.passages.max_tokens, "overlap": self.passages.overlap}
+        index.settings[_SETTING] = {"passages": passages, "pool_factor": self.pool_factor}
+
+    def describe_passages(self) -> str:
+        """Return what an index holds, for messages."""
+        if self.passages is None:
+            return "whole documents"
+        return f"passages of {self.passages.max_tokens} tokens that overlap by {self.passages.overlap}"
+
+
+# ``search(rows, k)`` returns the k best hits of the queries at these positions, best first.
+SearchHits = Callable[[Sequence[int], int], "list[list[Hit]]"]
+
+# Passages searched at first, for each document that is wanted, and the factor by which their number then grows.
+_PASSAGES = 4
+
+
+class StoredDocuments:
+    """The documents of an index by the ids that the user gave them.
+
+    Parameters
+    ----------
+    index
+        The index. An id in it that is not that of a passage, in an index of passages, was not written by a retriever;
+        it is a document of its own.
+    has_passages
+        Whether it holds passages; None: as its settings say.
+
+    Examples
+    --------
+    >>> from latelier.retrieve import Retriever
+    >>> retriever = Retriever(device="cpu")
+    >>> text = "Pears ripen in September. " * 12
+    >>> retriever.add([("pears", text), ("moon", "It is far.")], passages=40)
+    >>> stored = StoredDocuments(retriever.index)
+    >>> stored.ids(), len(stored.parts("pears")), stored.parts("moon")
+    (['pears', 'moon'], 3, ['["moon",0,0,10]'])
+    """
+
+    def __init__(self, index: Index, has_passages: bool | None = None) -> None:
+        self.index = index
+        stored = DocumentSettings.stored_in(index).passages is not None if has_passages is None else has_passages
+        self.has_passages = stored
+
+    def __contains__(self, id: Id | None) -> bool:
+        return bool(id is not None and self.parts(id)) if self.has_passages else id in self.index
+
+    def __len__(self) -> int:
+        return len(self.ids()) if self.has_passages else len(self.index)
+
+    def ids(self) -> list[Id]:
+        """Return the ids of all documents in the order of insertion."""
+        stored = self.index.ids()
+        return list(dict.fromkeys(map(_document, stored))) if self.has_passages else stored
+
+    def parts(self, id: Id) -> list[Id]:
+        """Return the ids under which the index stores a document, in the order of its passages; none if absent."""
+        found = self.index.ids(passage_prefix(id)) if self.has_passages else []
+        return found or ([id] if self._is_whole(id) else [])
+
+    def get(self, ids: Id | Iterable[Id]) -> list[Record]:
+        """Return the texts and metadata of documents, in the order of `ids`.
+
+        The text of a document that is stored as passages is put together from them: its title, its passages without
+        what overlaps, and spaces for the white space between two passages and before the first, which none of them
+        holds.
+
+        Raises
+        ------
+        UnknownIdError
+            If one is not in the index.
+        """
+        wanted = as_ids(ids)
+        with self.index.snapshot():
+            if not self.has_passages:
+                whole: list[Record] = self.index.get(wanted)
+                return whole
+            parts = [self.parts(id) for id in wanted]
+            check_known(wanted, [id for id, found in zip(wanted, parts, strict=True) if found])
+            records = iter(self.index.get([part for found in parts for part in found]))
+        return [_joined(id, [next(records) for _ in found]) for id, found in zip(wanted, parts, strict=True)]
+
+    def remove(self, ids: Id | Iterable[Id]) -> None:
+        """Remove documents with all their passages, all or none.
+
+        Raises
+        ------
+        UnknownIdError
+            If one is not in the index.
+        """
+        if not self.has_passages:
+            self.index.remove(ids)
+            return
+        wanted = as_ids(ids)
+        check_known(wanted, [id for id in wanted if id in self])
+        whole = [id for id in wanted if self._is_whole(id)]
+        self.index.remove(whole, prefixes=map(passage_prefix, wanted))
+
+    def search(self, search: SearchHits, queries: int, k: int) -> list[list[Hit]]:
+        """Return the hits of the best documents of each query, each with the id of its best passage.
+
+        More and more passages are searched until they belong to `k` documents, or there are no more. So the result is
+        that of grouping all passages, if the ranking does not depend on their number.
+
+        Parameters
+        ----------
+        search
+            Searches the index.
+        queries
+            Number of queries.
+        k
+            Maximum number of documents per query.
+        """
+        if not self.has_passages:
+            return search(range(queries), k)
+        best: list[list[Hit]] = [[] for _ in range(queries)]
+        most = max(k, len(self.index))
+        waiting, limit = list(range(queries)), min(_PASSAGES * k, most)
+        while waiting:
+            unfinished = []
+            for row, hits in zip(waiting, search(waiting, limit), strict=True):
+                best[row] = list(_first_of_each(hits))[:k]
+                if len(best[row]) < k and len(hits) == limit < most:
+                    unfinished.append(row)
+            waiting, limit = unfinished, min(_PASSAGES * limit, most)
+        return best
+
+    def result(self, hit: Hit, record: Record) -> Result:
+        """Return a hit of `search` with the text and the metadata that are stored under its id."""
+        passage = decode_passage_id(hit.id) if self.has_passages else None
+        if passage is None:
+            return Result(hit.id, hit.score, record.text, record.metadata)
+        return Result(passage.document, hit.score, record.text, record.metadata, passage.start, passage.end)
+
+    def document(self, id: Id) -> Id:
+        """Return the id of the document that an id in the index belongs to."""
+        return _document(id) if self.has_passages else id
+
+    def _is_whole(self, id: Id) -> bool:
+        """Whether a document is stored under its own id; an id that spells that of a passage is no such document."""
+        return id in self.index and self.document(id) == id
+
+
+def _document(id: Id) -> Id:
+    passage = decode_passage_id(id)
+    return id if passage is None else passage.document
+
+
+def _first_of_each(hits: Iterable[Hit]) -> Iterator[Hit]:
+    """Yield the first hit of each document."""
+    seen = set()
+    for hit in hits:
+        document = _document(hit.id)
+        if (type(document), document) not in seen:
+            seen.add((type(document), document))
+            yield hit
+
+
+def _joined(id: Id, records: Sequence[Record]) -> Record:
+    """Return a document from the records of its passages, in their order."""
+    first = decode_passage_id(records[0].id)
+    if first is None or records[0].text is None:
+        return records[0]
+    length = len(records[0].text) - (first.end - first.start)
+    title, text = records[0].text[:length], ""
+    for record in records:
+        passage = decode_passage_id(record.id)
+        if passage is not None and record.text is not None:
+            own = record.text[len(record.text) - (passage.end - passage.start) :]
+            text = text.ljust(passage.start) + own[max(len(text) - passage.start, 0) :]
+    return Record(id, title + text, records[0].metadata)

@@ -1,4 +1,4 @@
-"""`Retriever`: a model and an index behind one interface that takes texts.
+"""Retriever.
 
 Documents are encoded and stored in chunks, so memory stays bounded, and an interrupted call keeps the finished chunks.
 """
@@ -9,31 +9,75 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from latelier.errors import LatelierError
+import numpy as np
+
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Parameters, PathLike
 from latelier.indexes.search_mode import Fusion, Mode
-from latelier.retrieve.explaining import explain_document
-from latelier.retrieve.explanation import Explanation
-from latelier.retrieve.filling import Filling
-from latelier.retrieve.opening import given_model, open_existing, open_or_make, stored_model
-from latelier.retrieve.passages import Passages
-from latelier.retrieve.queries import checked_queries
-from latelier.retrieve.query_model import QueryModel, check_query_backend
+from latelier.retrieve.explanation import Explanation, explain_document
+from latelier.retrieve.indexing import Filling
+from latelier.retrieve.model import (
+    QueryModel,
+    check_query_backend,
+    checked_queries,
+    given_model,
+    open_existing,
+    open_or_make,
+    stored_model,
+)
+from latelier.retrieve.passages import Passages, StoredDocuments
 from latelier.retrieve.results import Result
 from latelier.retrieve.searching import find_results, find_run
-from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.retrieve.text_ranking import rank_texts
 from latelier.retrieve.why_not import explain_miss
-from latelier.utils.misc import NotCopied
+from latelier.utils.checks import check_count, describe
+from latelier.utils.misc import NotCopied, progress_bar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from latelier.models import ColBERT
-    from latelier.retrieve.encoding_workers import EncodingWorkers
+    from latelier.retrieve.workers import EncodingWorkers
 
-__all__ = ["Retriever"]
+__all__ = ["Retriever", "rank_texts"]
+
+_BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
+
+
+def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> list[Hit]:
+    """Order texts by their score for a query; see `latelier.retrieve.Retriever.rerank`.
+
+    Parameters
+    ----------
+    model
+        Encodes the query and the texts.
+    query
+        One query.
+    texts
+        The texts.
+    k
+        Maximum number of texts to return; None returns all.
+
+    Returns
+    -------
+    list of Hit
+        Positions and scores, best first.
+    """
+    if not isinstance(query, str):
+        raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")
+    if isinstance(texts, str):
+        raise InvalidArgumentError("received one text to rank; expected a list of texts.")
+    check_count("k", k, optional=True)
+    documents = checked_queries(texts, "texts")
+    vectors = model.encode_queries(checked_queries(query))
+    if not documents:
+        return []
+    from latelier.scores import colbert_scores  # imports torch, which a search does without
+
+    with progress_bar(shown=False) as bar:
+        embeddings = model.encode_documents(documents, batch_size=_BATCH_SIZE, bar=bar)
+    scores = np.asarray(colbert_scores(vectors, embeddings))[0]
+    return [Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k]]
 
 
 class Retriever(NotCopied):

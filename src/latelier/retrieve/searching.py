@@ -1,20 +1,281 @@
-"""Searching an index by text, with the options of `Retriever.search`: results, and runs for an evaluation."""
+"""Batches of searches and their options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeAlias
 
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Index
-from latelier.retrieve.queries import checked_queries
-from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.results import Result
-from latelier.retrieve.search_batch import EncodedSearches, Search, find_batch
-from latelier.retrieve.stored_documents import StoredDocuments
-from latelier.utils.checks import describe
+from latelier.retrieve.model import QueryModel, checked_queries
+from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.results import Result, Results
+from latelier.utils.checks import check_count, describe, short
 
-__all__ = ["find_results", "find_run"]
+__all__ = [
+    "EncodedSearches",
+    "Found",
+    "Search",
+    "Stage",
+    "check_index_options",
+    "find_batch",
+    "find_results",
+    "find_run",
+    "own_options",
+]
+
+
+def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
+    """Check that the search of an index has some options, which every index names for itself.
+
+    Parameters
+    ----------
+    index
+        The index to search.
+    options
+        Further options of its `search`, such as ``effort`` of `latelier.indexes.IVF`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the index has no option of such a name; the message names those that it has.
+
+    Examples
+    --------
+    >>> from latelier import indexes
+    >>> check_index_options(indexes.IVF(), {"effort": 2.0})
+    >>> try:
+    ...     check_index_options(indexes.Flat(), {"effort": 2.0})
+    ... except InvalidArgumentError as error:
+    ...     print(str(error).split(", and")[0])
+    a search of Flat has no option 'effort'; it has none of its own
+    """
+    known = _parameters(type(index).search) - _parameters(Index.search)
+    for name in options:
+        if name not in known:
+            named = f"its own are {', '.join(sorted(known))}" if known else "it has none of its own"
+            every = ", ".join(sorted({"k"} | _parameters(Index.search) - {"texts"}))
+            raise InvalidArgumentError(
+                f"a search of {type(index).__name__} has no option {short(name)}; {named}, and every index has {every}."
+            )
+
+
+def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a search's options that not every index has.
+
+    Examples
+    --------
+    >>> own_options({"mode": "hybrid", "effort": 2.0})
+    {'effort': 2.0}
+    """
+    return {name: value for name, value in options.items() if name not in _parameters(Index.search)}
+
+
+def _parameters(search: Callable[..., Any]) -> set[str]:
+    """Return the names of the keyword-only parameters of an index's `search`."""
+    parameters = inspect.signature(search).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+# Hits of each query of one search, or the error of this search.
+Found: TypeAlias = "list[list[Hit]] | LatelierError"
+# Called with the name of a stage; its context lasts as long as the stage.
+Stage: TypeAlias = "Callable[[str], AbstractContextManager[Any]]"
+
+
+class Search(NamedTuple):
+    """Queries with the same options.
+
+    Attributes
+    ----------
+    queries
+        Texts, checked; or matrices of token vectors, ``(tokens, dim)``.
+    k
+        Maximum number of documents per query.
+    options
+        Further arguments of the index's `search`, `mode` among them.
+
+    Examples
+    --------
+    >>> Search(["fruit"], 10, {"mode": "hybrid"}).needs_encoding
+    True
+    """
+
+    queries: Sequence[Any]
+    k: int
+    options: Mapping[str, Any]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the queries are texts."""
+        return isinstance(self.queries[0], str)
+
+    @property
+    def needs_encoding(self) -> bool:
+        """Whether its texts are compared as vectors."""
+        return self.has_texts and self.options.get("mode") != "keywords"
+
+
+class EncodedSearches:
+    """Some searches, checked, and the vectors of their texts; each text is encoded once.
+
+    Parameters
+    ----------
+    model
+        Encodes the queries; may be None if no query is a text that is compared as vectors.
+    index
+        The index.
+    searches
+        What is searched.
+    stage
+        Called with ``"encode"``, and by `find` with ``"search"``, for a context that measures this stage.
+    """
+
+    def __init__(
+        self, model: QueryModel | None, index: Index, searches: Sequence[Search], stage: Stage = nullcontext
+    ) -> None:
+        self._searches = searches
+        self._problems = [_problem(index, search) for search in searches]
+        texts = [text for i in self._sound() if searches[i].needs_encoding for text in searches[i].queries]
+        self._rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        self._vectors: TokenEmbeddings | None = None
+        if texts and model is not None:
+            with stage("encode"):
+                self._vectors = model.encode_queries(list(self._rows))
+
+    def find(self, stored: StoredDocuments, stage: Stage = nullcontext) -> list[Found]:
+        """Search an index; return for each search the hits of each query, or the error that the search raises alone.
+
+        Parameters
+        ----------
+        stored
+            The documents of the index. Of those stored as passages, a hit has the id of the best passage.
+        stage
+            See above.
+        """
+        found: list[Found] = [problem or [] for problem in self._problems]
+        with stage("search"):
+            for members in self._with_equal_options():
+                hits = self._find_together(stored, [self._searches[i] for i in members])
+                for i, each in zip(members, hits, strict=True):
+                    found[i] = each
+        return found
+
+    def _sound(self) -> list[int]:
+        """Return the positions of searches that have queries and no problem."""
+        return [i for i, problem in enumerate(self._problems) if problem is None and self._searches[i].queries]
+
+    def _with_equal_options(self) -> Iterator[list[int]]:
+        """Yield the positions of searches that one call of the index can answer."""
+        groups: dict[Any, list[int]] = {}
+        sound = self._sound()
+        for i in sound:
+            _, k, options = search = self._searches[i]
+            # 1, 1.0 and True are equal, but may select other documents.
+            key = repr((search.has_texts, k, sorted(options.items()))) if len(sound) > 1 else ""
+            groups.setdefault(key, []).append(i)
+        yield from groups.values()
+
+    def _find_together(self, stored: StoredDocuments, searches: Sequence[Search]) -> list[Found]:
+        """Return the hits of searches with equal options; a fault in the vectors of one is not that of another."""
+        queries = [query for search in searches for query in search.queries]
+        try:
+            rows = iter(self._find(stored, searches[0]._replace(queries=queries)))
+        except EmbeddingsError as error:
+            if len(searches) == 1:
+                return [error]
+            return [self._find_together(stored, [search])[0] for search in searches]
+        except LatelierError as error:
+            return [error] * len(searches)
+        return [[next(rows) for _ in search.queries] for search in searches]
+
+    def _find(self, stored: StoredDocuments, search: Search) -> list[list[Hit]]:
+        texts = search.queries if search.has_texts else None
+        encoded = None
+        if search.needs_encoding and self._vectors is not None:
+            encoded = self._vectors[[self._rows[text] for text in search.queries]]
+
+        def find(rows: Sequence[int], k: int) -> list[list[Hit]]:
+            given: dict[str, Any] = {}
+            if texts is None:
+                given["queries"] = [search.queries[row] for row in rows]
+            elif encoded is not None:
+                given["queries"] = encoded[rows]
+            if texts is not None and search.options.get("mode", "vectors") != "vectors":
+                given["texts"] = [texts[row] for row in rows]
+            return stored.index.search(k=k, **given, **search.options)
+
+        return stored.search(find, len(search.queries), search.k)
+
+
+def find_batch(
+    model: QueryModel | None, index: Index, searches: Sequence[Search], stage: Stage = nullcontext
+) -> list[list[list[Result]] | LatelierError]:
+    """Return the results of some searches, each with the texts and the metadata of its documents.
+
+    All texts are encoded in one call, searches with equal options are one call of the index, and each document is read
+    once, however many queries find it.
+
+    Parameters
+    ----------
+    model
+        Encodes the queries; may be None if no query is a text that is compared as vectors.
+    index
+        The index.
+    searches
+        What is searched.
+    stage
+        Called with ``"encode"``, ``"search"`` and ``"read"`` for a context that measures that stage.
+
+    Returns
+    -------
+    list
+        For each search, the results of each of its queries, best first; or the error that it raises alone.
+
+    Examples
+    --------
+    >>> from latelier.retrieve import Retriever
+    >>> retriever = Retriever(device="cpu")
+    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far.")])
+    >>> searches = [Search(["fruit", "sky"], 1, {}), Search(["moon"], 0, {})]
+    >>> found = find_batch(retriever.query_model, retriever.index, searches)
+    >>> [results[0].id for results in found[0]]
+    ['a', 'b']
+    >>> found[1]
+    InvalidArgumentError('received k=0; expected an integer of at least 1.')
+    """
+    encoded = EncodedSearches(model, index, searches, stage)
+    with index.snapshot():  # no document is removed between the search and the reading of its text
+        stored = StoredDocuments(index)
+        found = encoded.find(stored, stage)
+        with stage("read"):
+            ids = dict.fromkeys(hit.id for hits in _each_query(found) for hit in hits)
+            records = {record.id: record for record in index.get(list(ids))} if ids else {}
+    return [
+        hits
+        if isinstance(hits, LatelierError)
+        else [Results(stored.result(hit, records[hit.id]) for hit in row) for row in hits]
+        for hits in found
+    ]
+
+
+def _each_query(found: Sequence[Found]) -> Iterator[list[Hit]]:
+    for hits in found:
+        if not isinstance(hits, LatelierError):
+            yield from hits
+
+
+def _problem(index: Index, search: Search) -> LatelierError | None:
+    """Return what is wrong with a search, before anything is encoded."""
+    try:
+        check_count("k", search.k)
+        check_index_options(index, own_options(search.options))
+    except LatelierError as error:
+        return error
+    return None
 
 
 def find_run(

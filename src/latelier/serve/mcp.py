@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field, StrictInt, StrictStr
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Explanation, Result, Retriever
-from latelier.retrieve.explaining import explain_documents
-from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.retrieve.explanation import explain_documents
+from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.advice import for_clients
 from latelier.serve.mcp_arguments import StrictModel, strict_tool
 

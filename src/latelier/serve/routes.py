@@ -14,9 +14,9 @@ from latelier.errors import CorruptedIndexError, EmbeddingsError, StorageError, 
 from latelier.indexes import Id
 from latelier.indexes.results import Record
 from latelier.retrieve import Retriever
-from latelier.retrieve.explaining import explain_documents
-from latelier.retrieve.search_batch import Search
-from latelier.retrieve.stored_documents import StoredDocuments
+from latelier.retrieve.explanation import explain_documents
+from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.searching import Search
 from latelier.serve.access import Reading, Writing
 from latelier.serve.errors import UnknownIndexError, storage_problem
 from latelier.serve.json_body import json_body

@@ -15,7 +15,7 @@ from latelier.errors import CorruptedIndexError, StorageError
 from latelier.indexes import Hit
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.search_batch import Search, find_batch
+from latelier.retrieve.searching import Search, find_batch
 from latelier.serve.batching import Batcher
 from latelier.serve.errors import QueueFullError, RequestTimeoutError
 from latelier.serve.limits import Limits

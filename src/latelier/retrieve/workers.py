@@ -1,4 +1,4 @@
-"""`EncodingWorkers`: processes of a Ray cluster, each with a copy of a model, that encode chunks of documents.
+"""EncodingWorkers (Ray).
 
 Chunks go to the workers that have least to do, and their token vectors come back in the order of the chunks. At most
 two chunks per worker are under way, so a slow index slows the workers down and memory stays bounded.
@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike
-from latelier.retrieve.model_identity import is_same_model
-from latelier.retrieve.opening import given_model
-from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.model import QueryModel, given_model, is_same_model
 from latelier.utils import check_count, check_number
 from latelier.utils.checks import describe
 from latelier.utils.ray_session import connect_to_ray
