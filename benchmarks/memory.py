@@ -104,7 +104,7 @@ def make(kind: str, folder: Path | None, budget: str | None) -> Any:
 def warm(kind: str) -> None:
     """Load everything that a build and a search need, so that its memory is not counted."""
     from latelier.indexes.ivf.warmup import compile_kernels
-    from latelier.kernels.first_use import FirstUse
+    from latelier.kernels.threads import FirstUse
 
     compile_kernels()
     rng = np.random.default_rng(0)

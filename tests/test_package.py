@@ -76,7 +76,7 @@ except SystemExit as stop:
         (
             "gpu",
             "triton",
-            "from latelier.scores.engines import cuda; cuda.FusedEngine().require()",
+            "from latelier.scores import cuda; cuda.FusedEngine().require()",
         ),
     ],
 )

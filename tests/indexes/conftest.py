@@ -5,7 +5,7 @@ from index_helpers import on_device
 from ray_processes import reused_processes
 
 from latelier import indexes
-from latelier.kernels.first_use import FirstUse
+from latelier.kernels.threads import FirstUse
 
 # One function per index, from the folder it may use.
 KINDS = {

@@ -9,7 +9,7 @@ import numpy as np
 from latelier import indexes
 from latelier.indexes.flat import _load_kernels
 from latelier.indexes.ivf.warmup import compile_kernels
-from latelier.kernels.first_use import FirstUse
+from latelier.kernels.threads import FirstUse
 
 DIM, DOCUMENTS, TOKENS = 64, 10000, 80
 KINDS = {"flat": (indexes.Flat, {}), "ivf": (indexes.IVF, {"nbits": 8})}

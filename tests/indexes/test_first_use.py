@@ -14,7 +14,7 @@ from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.uncompiled import hamming_scores_by_numpy, search_by_numpy
 from latelier.indexes.storage.segments import Part, Segment
-from latelier.kernels.first_use import FirstUse
+from latelier.kernels.threads import FirstUse
 
 
 def sample(bits, dim, documents=300):

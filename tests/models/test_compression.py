@@ -91,7 +91,7 @@ def test_saved_models_give_the_same_vectors(compressed, saved, load):
 
 def test_modules_json_names_the_class_and_no_code_is_needed(saved):
     types = [module["type"] for module in json.loads((saved / "modules.json").read_text())]
-    assert types[2] == "latelier.modules.attention_pooling.AttentionPooling"
+    assert types[2] == "latelier.modules.pooling.AttentionPooling"
     assert json.loads((saved / "2_AttentionPooling" / "config.json").read_text()) == {
         "dim": 384,
         "num_vectors": ROWS,

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules import Attention, ExplicitProcessor, FusedProcessor, SDPAProcessor, SlicedProcessor
-from latelier.modules.normalization import Float32LayerNorm
+from latelier.modules.layers import Float32LayerNorm
 
 SMALL = {"query_dim": 8, "heads": 2, "dim_head": 4}
 PROCESSORS = [SDPAProcessor(), ExplicitProcessor(), SlicedProcessor(3)]

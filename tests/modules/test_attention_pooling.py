@@ -10,7 +10,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import pool_tokens
 from latelier.modules import AttentionPooling
-from latelier.modules.clustering import ward_clusters
+from latelier.modules.pooling import ward_clusters
 
 DIM = 8
 

@@ -14,7 +14,7 @@ from latelier.modules import (
     SDPAProcessor,
     SlicedProcessor,
 )
-from latelier.modules.processors.base import Heads
+from latelier.modules.processors import Heads
 
 CONFIGURATIONS = {
     "self": ({}, None),

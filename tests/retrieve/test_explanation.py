@@ -7,7 +7,7 @@ from latelier.errors import LatelierError, UnknownIdError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 from latelier.retrieve.explanation import TokenizedText, explain_alignment, group_words
-from latelier.scores.alignment import Alignment
+from latelier.scores.topk import Alignment
 
 
 @pytest.mark.parametrize("query", ["unhealthy fruit", "capital of Germany", "what is the distance to the moon?"])

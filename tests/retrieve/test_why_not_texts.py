@@ -7,7 +7,7 @@ import pytest
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.ivf.maintenance import Thresholds
-from latelier.kernels.first_use import FirstUse
+from latelier.kernels.threads import FirstUse
 from latelier.models import load
 from latelier.retrieve import Retriever
 from latelier.retrieve.why_not import left_out_passages

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from latelier.errors import EmbeddingsError
-from latelier.scores.alignment import align
+from latelier.scores.topk import align
 from naive import naive_maxsim, ragged
 
 pytestmark = pytest.mark.processor

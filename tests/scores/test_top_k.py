@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.scores import colbert_scores, ranking, top_k
+from latelier.scores import colbert, colbert_scores, top_k
 from latelier.scores.topk import TopK
 from naive import naive_matrix, ragged
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processor
 @pytest.mark.parametrize("k", [1, 3, 50])
 @pytest.mark.parametrize("block", [1, 7, 1 << 22])
 def test_the_best_of_all_scores_in_blocks_of_any_size(k, block, monkeypatch):
-    monkeypatch.setattr(ranking, "_BLOCK_SCORES", block)
+    monkeypatch.setattr(colbert, "_BLOCK_SCORES", block)
     queries, documents = ragged([3, 1]), ragged([2, 5, 1, 4, 3, 2, 7, 1, 1, 2], seed=1)
     scores, positions = top_k(queries, documents, k)
     expected = torch.from_numpy(naive_matrix(queries, documents)).sort(dim=1, descending=True)

@@ -22,7 +22,7 @@ from latelier.indexes.storage.segments import Part, TokenArray
 from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import StoredSizes
 from latelier.indexes.stored import StoredIndex
-from latelier.kernels.first_use import FirstUse
+from latelier.kernels.threads import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice
 from latelier.utils.ragged import lengths_to_offsets

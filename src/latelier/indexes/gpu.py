@@ -21,7 +21,7 @@ from latelier.indexes.catalog import forks
 from latelier.indexes.exact import BlockSize, score_blocks, split_positions
 from latelier.indexes.storage.segments import Part, Segment
 from latelier.indexes.storage.snapshot import Snapshot
-from latelier.scores.engines.choice import choose_engine
+from latelier.scores.colbert import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows

@@ -34,7 +34,7 @@ from latelier.indexes.storage.snapshot import Snapshot
 from latelier.indexes.storage.storage import Storage, StoredSizes
 from latelier.indexes.storage.transaction import Transaction
 from latelier.indexes.warning import warn_of_damage
-from latelier.kernels.first_use import FirstUse
+from latelier.kernels.threads import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_count, parse_bytes

@@ -19,7 +19,7 @@ from latelier.indexes.filter_misses import excluding_conditions, filter_argument
 from latelier.indexes.inputs import prepare_queries
 from latelier.indexes.results import Hit, Id
 from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
-from latelier.scores.alignment import align
+from latelier.scores.topk import align
 from latelier.utils.checks import check_count, short
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.processor import has_features
 from latelier.kernels.simd import LANES, at, constant, emit_prefetch
 

@@ -7,6 +7,11 @@ scored at a time, and only maxima leave the registers. Sums are float32 for ever
 Half-precision documents are widened to float32, the tokens of one tile while those before them are multiplied. Where
 queries are bfloat16 too and the processor multiplies bfloat16 fast (AMD's, with AVX512_BF16), nothing is widened, and
 it takes half the time; numbers below 1.2e-38 then count as zero.
+
+With ``g[q, d]`` the gradient of a score and ``j(i, d)`` document ``d``'s best token for token ``i`` of query ``q``, the
+gradient of query token ``i`` is ``sum over d of g[q, d] * document[j(i, d)]``, and that of ``document[j(i, d)]`` grows
+by ``g[q, d] * query[i]``. The kernels add those rows; a dense backward pass would multiply matrices of the size of all
+similarities.
 """
 
 from __future__ import annotations
@@ -15,14 +20,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.instruction_sets import instruction_set_of, tile_groups, tile_rows
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.multiply.floats import multiply_bfloat16, multiply_floats
 from latelier.kernels.simd import FLOATS, INTS, LANES, STEP, at, constant, splat
 
-__all__ = ["NO_POSITIONS", "Documents", "Queries", "pack_queries", "score_range"]
+__all__ = [
+    "NO_POSITIONS",
+    "Documents",
+    "Packed",
+    "Queries",
+    "add_document_gradients",
+    "add_query_gradients",
+    "pack_queries",
+    "score_range",
+]
 
 # The argument `positions` if the positions of the best tokens are not needed.
 NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
@@ -242,3 +255,92 @@ def _maxima(
         for g in range(groups - groups % width, groups):
             _max_of_group(isa, rows, packed, g, best_at, where_at, first, following)
             following = (WORDS, rows, target, rows)
+
+
+class Packed(NamedTuple):
+    """Texts one after the other.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32.
+    offsets
+        ``(texts + 1,)`` int64.
+    """
+
+    vectors: np.ndarray
+    offsets: np.ndarray
+
+
+@kernel()
+def add_query_gradients(
+    gradients: np.ndarray,
+    positions: np.ndarray,
+    documents: Packed,
+    query_offsets: np.ndarray,
+    out: np.ndarray,
+    first: int,
+    last: int,
+) -> None:
+    """Add up the gradients of the tokens of queries ``first`` to ``last - 1``.
+
+    Parameters
+    ----------
+    gradients
+        Gradients of the scores, ``(queries, documents)`` float32.
+    positions
+        ``(query_tokens, documents)`` int32: each document's best token, -1 if it has no token.
+    documents
+        `Packed`, as a plain tuple.
+    query_offsets
+        ``(queries + 1,)``.
+    out
+        ``(query_tokens, dim)`` float32; the gradients are added to it.
+    first, last
+        The range of queries.
+    """
+    vectors, offsets = documents
+    for q in range(first, last):
+        for token in range(query_offsets[q], query_offsets[q + 1]):
+            for d in range(gradients.shape[1]):
+                weight = gradients[q, d]
+                if positions[token, d] >= 0 and weight != 0:
+                    row = vectors[offsets[d] + positions[token, d]]
+                    for i in range(len(row)):
+                        out[token, i] += weight * row[i]
+
+
+@kernel()
+def add_document_gradients(
+    gradients: np.ndarray,
+    positions: np.ndarray,
+    queries: Packed,
+    document_offsets: np.ndarray,
+    out: np.ndarray,
+    first: int,
+    last: int,
+) -> None:
+    """Add up the gradients of the tokens of documents ``first`` to ``last - 1``.
+
+    Parameters
+    ----------
+    gradients, positions
+        As in `add_query_gradients`.
+    queries
+        `Packed`, as a plain tuple.
+    document_offsets
+        ``(documents + 1,)``.
+    out
+        ``(document_tokens, dim)`` float32; the gradients are added to it.
+    first, last
+        The range of documents: no two ranges touch the same row of `out`.
+    """
+    vectors, offsets = queries
+    for d in range(first, last):
+        for q in range(gradients.shape[0]):
+            weight = gradients[q, d]
+            for token in range(offsets[q], offsets[q + 1]):
+                if positions[token, d] >= 0 and weight != 0:
+                    place = document_offsets[d] + positions[token, d]
+                    for i in range(vectors.shape[1]):
+                        out[place, i] += weight * vectors[token, i]

@@ -14,7 +14,7 @@ from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.codegen import intrinsic, ir, types
+from latelier.kernels.jit import intrinsic, ir, types
 from latelier.kernels.multiply import dotprod, neon, pairs, vnni
 from latelier.kernels.multiply.floats import Tile
 from latelier.kernels.processor import has_fast_bfloat16, has_features

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.conversion import INT8, WIDE_INT8, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of, tile_groups
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import FLOATS, LANES, ROWS, STEP, at, constant, splat
 
 __all__ = ["Documents", "Queries", "emit_maxima", "pack_queries", "score_range"]

@@ -1,4 +1,4 @@
-"""How kernels are compiled: they release the interpreter lock and are cached on disk.
+"""Numba set-up.
 
 The cache is beside the source, or in the user's cache folder if the installation cannot be written. If neither can be
 written, as in a container with an unknown user, kernels are compiled anew in each process.
@@ -11,6 +11,11 @@ numba detects changes in the file of a kernel, but not in other files that it is
 `simd`, `conversion`, `instruction_sets`, `multiply`, the `bits`, `lookup` and `memory` of
 `latelier.indexes.ivf.kernels`, or any kernel that a kernel of another file calls, delete the ``__pycache__`` of both
 folders of kernels, or the folder that ``NUMBA_CACHE_DIR`` names.
+
+Two threads may be the first to import kernels, such as a search and the thread that prepares them for later ones.
+Python lets a thread import a part of a package, such as ``numba.core``, while another thread is still importing the
+package itself; then both fail, and numba stays broken for the whole process. It does wait for a module that is imported
+by its own name: for this one, which imports all of numba before its parts.
 """
 
 from __future__ import annotations
@@ -19,9 +24,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from latelier.kernels.codegen import numba, register_jitable
+import llvmlite.binding as llvm
+import numba
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, register_jitable
 
-__all__ = ["kernel"]
+__all__ = ["cgutils", "intrinsic", "ir", "kernel", "llvm", "numba", "register_jitable", "types"]
 
 
 def kernel(*fastmath: str, inner: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

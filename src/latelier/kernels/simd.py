@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latelier.kernels.codegen import ir
+from latelier.kernels.jit import ir
 
 __all__ = [
     "FLOATS",

@@ -6,14 +6,11 @@ from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.modules.attention import Attention
-    from latelier.modules.attention_pooling import AttentionPooling
-    from latelier.modules.dynamics import DynamicsNetwork
-    from latelier.modules.feed_forward import FeedForward
+    from latelier.modules.dynamics import DynamicsNetwork, ValueSupport
+    from latelier.modules.pooling import AttentionPooling
     from latelier.modules.positions import RotaryPositions, SinusoidalPositions
     from latelier.modules.processors import ExplicitProcessor, FusedProcessor, Processor, SDPAProcessor, SlicedProcessor
-    from latelier.modules.transformer_block import TransformerBlock
-    from latelier.modules.transformer_encoder import TransformerEncoder
-    from latelier.modules.value_support import ValueSupport
+    from latelier.modules.transformer import FeedForward, TransformerBlock, TransformerEncoder
 
 __all__ = [
     "Attention",
@@ -31,15 +28,13 @@ __all__ = [
     "TransformerEncoder",
     "ValueSupport",
 ]
+
 __getattr__, __dir__ = lazy_names(
     __name__,
     attention=("Attention",),
-    attention_pooling=("AttentionPooling",),  # of sentence-transformers' class, which takes seconds to import
-    dynamics=("DynamicsNetwork",),
-    feed_forward=("FeedForward",),
+    dynamics=("DynamicsNetwork", "ValueSupport"),
+    pooling=("AttentionPooling",),
     positions=("RotaryPositions", "SinusoidalPositions"),
     processors=("ExplicitProcessor", "FusedProcessor", "Processor", "SDPAProcessor", "SlicedProcessor"),
-    transformer_block=("TransformerBlock",),
-    transformer_encoder=("TransformerEncoder",),
-    value_support=("ValueSupport",),
+    transformer=("FeedForward", "TransformerBlock", "TransformerEncoder"),
 )

@@ -1,4 +1,4 @@
-"""`Attention`: multi-head attention with the options, and the parameter names, of diffusers' class of this name."""
+"""Attention, projections."""
 
 from __future__ import annotations
 
@@ -9,26 +9,63 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_arguments, check_inputs, show_arguments
-from latelier.modules.masks import check_mask, empty_rows, pad_mask, to_additive
-from latelier.modules.normalization import (
+from latelier.modules.layers import (
     CrossAttentionNorm,
     QKNorm,
     SpatialNorm,
+    check_mask,
+    empty_rows,
     make_added_qk_norms,
     make_cross_norm,
     make_qk_norms,
     normalize_context,
+    pad_mask,
+    to_additive,
 )
 from latelier.modules.processors import SDPAProcessor, SlicedProcessor
-from latelier.modules.projections import concatenate_layers, rename_older, split_layer
 from latelier.utils import check_count
 from latelier.utils.checks import describe
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "concatenate_layers", "rename_older", "split_layer"]
+
+_OLDER_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+def concatenate_layers(layers: list[nn.Linear]) -> nn.Linear:
+    """Return a linear layer whose outputs are those of several layers, one after the other."""
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    outputs, inputs = weight.shape
+    fused = skip_init(  # draws no random numbers
+        nn.Linear, inputs, outputs, bias=bias is not None, device=weight.device, dtype=weight.dtype
+    )
+    fused.weight.copy_(weight)
+    if bias is not None:
+        fused.bias.copy_(bias)
+    return fused
+
+
+def split_layer(fused: nn.Linear, layers: list[nn.Linear]) -> None:
+    """Copy the weights of a layer made by `concatenate_layers` into the layers that it was made of."""
+    sizes = [layer.weight.shape[0] for layer in layers]
+    for layer, weight in zip(layers, fused.weight.split(sizes), strict=True):
+        layer.weight.copy_(weight)
+    if fused.bias is not None:
+        for layer, bias in zip(layers, fused.bias.split(sizes), strict=True):
+            layer.bias.copy_(bias)
+
+
+def rename_older(state_dict: dict[str, Any], prefix: str) -> None:
+    """Give projections under the names of older checkpoints their present names, in place."""
+    for old, new in _OLDER_NAMES.items():
+        for kind in ("weight", "bias"):
+            if f"{prefix}{old}.{kind}" in state_dict:
+                state_dict[f"{prefix}{new}.{kind}"] = state_dict.pop(f"{prefix}{old}.{kind}")
 
 
 class Attention(nn.Module):

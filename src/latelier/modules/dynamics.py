@@ -1,9 +1,10 @@
-"""`DynamicsNetwork`: the model of EfficientZero that predicts the next latent state and the sum of rewards so far."""
+"""DynamicsNetwork, LSTM step, residual block, value support."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -12,13 +13,139 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_tensor, show_arguments
-from latelier.modules.lstm_step import LSTMStep
-from latelier.modules.mlp import make_mlp
-from latelier.modules.residual import ResidualBlock
-from latelier.utils import check_count, check_flag, count_entries
+from latelier.utils import check_count, check_flag, check_number, count_entries
 from latelier.utils.checks import short
 
-__all__ = ["DynamicsNetwork"]
+__all__ = ["DynamicsNetwork", "LSTMStep", "ResidualBlock", "ValueSupport", "make_mlp"]
+
+
+class LSTMStep(nn.Module):
+    """LSTM of one layer, for one position; `torch.compile` traces it, which it does not do with `nn.LSTM`.
+
+    Names, shapes and initial values of the parameters are those of ``nn.LSTM(input_size, hidden_size)``.
+
+    Parameters
+    ----------
+    input_size, hidden_size
+        Channels of the inputs and of the hidden state.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> step, lstm = LSTMStep(4, 8), nn.LSTM(4, 8)
+    >>> step.load_state_dict(lstm.state_dict())
+    <All keys matched successfully>
+    >>> inputs, zeros = torch.randn(3, 4), torch.zeros(1, 3, 8)
+    >>> state = (zeros, zeros)
+    >>> outputs, _ = lstm(inputs.unsqueeze(0), state)
+    >>> torch.allclose(step(inputs, state)[0], outputs, atol=1e-6)
+    True
+    """
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.weight_ih_l0 = nn.Parameter(torch.empty(4 * hidden_size, input_size))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        self.bias_ih_l0 = nn.Parameter(torch.empty(4 * hidden_size))
+        self.bias_hh_l0 = nn.Parameter(torch.empty(4 * hidden_size))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(hidden_size**-0.5), hidden_size**-0.5)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        return f"{self.input_size}, {self.hidden_size}"
+
+    def forward(self, inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the hidden and the cell state, ``(1, b, hidden_size)`` each, after one position.
+
+        Parameters
+        ----------
+        inputs
+            ``(b, input_size)``.
+        state
+            Hidden and cell state before it, ``(1, b, hidden_size)`` each.
+        """
+        before = state[0].squeeze(0), state[1].squeeze(0)
+        hidden, cell = torch.lstm_cell(
+            inputs, before, self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
+        )
+        return hidden.unsqueeze(0), cell.unsqueeze(0)
+
+
+def make_mlp(sizes: Sequence[int], norm: Callable[[int], nn.Module], activation: nn.Module) -> nn.Sequential:
+    """Return ``linear, norm, activation, linear, norm, activation, ..., linear``.
+
+    Parameters
+    ----------
+    sizes
+        Channels: of the input, of each hidden layer, of the output.
+    norm
+        Function that returns the norm of a number of channels.
+    activation
+        Activation function, one instance after every norm.
+
+    Returns
+    -------
+    nn.Sequential
+        The layers: ``(..., sizes[0])`` to ``(..., sizes[-1])``.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> make_mlp([4, 8, 2], nn.BatchNorm1d, nn.ReLU())[::2]
+    Sequential(
+      (0): Linear(in_features=4, out_features=8, bias=True)
+      (2): ReLU()
+    )
+    """
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), norm(after), activation]
+    return nn.Sequential(*layers[:-2])
+
+
+class ResidualBlock(nn.Module):
+    """Residual block of He et al. (2016): ``act(norm(conv(act(norm(conv(x))))) + x)``.
+
+    Names and shapes of the parameters are those of ``ding.torch_utils.ResBlock(res_type="basic", bias=False)``.
+
+    Parameters
+    ----------
+    channels
+        Channels of input and output.
+    activation
+        Activation function, used in both places.
+
+    Examples
+    --------
+    A new block whose second norm is 0 applies the activation alone:
+
+    >>> import torch
+    >>> from torch import nn
+    >>> block = ResidualBlock(4, nn.ReLU())
+    >>> _ = nn.init.zeros_(block.conv2[1].weight)
+    >>> images = torch.randn(2, 4, 3, 3)
+    >>> torch.equal(block(images), images.relu())
+    True
+    """
+
+    def __init__(self, channels: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.act = activation
+        self.conv1 = nn.Sequential(_conv3x3(channels), nn.BatchNorm2d(channels), activation)
+        self.conv2 = nn.Sequential(_conv3x3(channels), nn.BatchNorm2d(channels))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the block's output for images ``(b, channels, h, w)``, of the same shape."""
+        return self.act(self.conv2(self.conv1(images)) + images)
+
+
+def _conv3x3(channels: int) -> nn.Conv2d:
+    """Return a convolution that keeps the shape; the norm after it has the bias."""
+    return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
 
 NormType: TypeAlias = Literal["BN", "LN"]
 HiddenState: TypeAlias = tuple[Tensor, Tensor]
@@ -324,3 +451,125 @@ def _check_arguments(given: dict[str, Any]) -> None:
             f"received fc_reward_layers={short(layers)}; expected equal sizes. LightZero gives all layers the first "
             f"size: for its weights, pass {[layers[0]] * len(layers)}."
         )
+
+
+class ValueSupport:
+    """Distributions over the integers ``-n .. n`` that stand for scalar values (MuZero, Schrittwieser et al. 2020).
+
+    A value ``x`` is first scaled (Pohlen et al. 2018, arXiv 1805.11593)::
+
+        h(x) = sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x
+
+    and then shared between the two integers next to ``h(x)``, so that the distribution's mean is ``h(x)``.
+
+    Parameters
+    ----------
+    size
+        Number of integers, ``2n + 1``: an odd number of at least 3.
+    epsilon
+        Slope that ``h`` has at least; 0: none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `size` is even or below 3, or `epsilon` is negative.
+
+    Notes
+    -----
+    `decode` always applies softmax. LightZero's `inverse_scalar_transform` leaves it out where the logits happen to sum
+    to 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> support = ValueSupport(5, epsilon=0.0)
+    >>> support.encode(torch.tensor([0.0, 3.0, 1.25]))
+    tensor([[0.0000, 0.0000, 1.0000, 0.0000, 0.0000],
+            [0.0000, 0.0000, 0.0000, 1.0000, 0.0000],
+            [0.0000, 0.0000, 0.5000, 0.5000, 0.0000]])
+    >>> support.decode(torch.tensor([[0.0, 0.0, 20.0, 20.0, 0.0]]))
+    tensor([1.2500])
+
+    As the loss of a network's logits:
+
+    >>> logits = torch.zeros(3, 5)
+    >>> targets = support.encode(torch.tensor([0.0, 3.0, 1.25]))
+    >>> torch.nn.functional.cross_entropy(logits, targets)
+    tensor(1.6094)
+    """
+
+    def __init__(self, size: int = 601, *, epsilon: float = 0.001) -> None:
+        self.size = check_count("size", size, least=3)
+        if self.size % 2 == 0:
+            raise InvalidArgumentError(f"received size={size}; expected an odd number: integers from -n to n.")
+        self.epsilon = check_number("epsilon", epsilon, zero=True)
+
+    def __repr__(self) -> str:
+        """Return the call that makes an equal object."""
+        return f"ValueSupport({self.size}, epsilon={self.epsilon})"
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Return the distributions that stand for values.
+
+        Parameters
+        ----------
+        values
+            Values ``(...)``. Values whose ``h(x)`` is outside ``-n .. n`` are clamped.
+
+        Returns
+        -------
+        Tensor
+            Probabilities ``(..., size)``, float32 (float64 for values of this dtype): the targets of a cross entropy.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `values` is not a tensor, or a value is NaN or infinite.
+        """
+        check_tensor("values", values)
+        if not values.isfinite().all():
+            raise InvalidArgumentError("received NaN or infinity among the values; expected finite numbers.")
+        values = _to_float(values)
+        scaled = values.sign() * ((values.abs() + 1).sqrt() - 1) + self.epsilon * values
+        positions = scaled.clamp(-(self.size // 2), self.size // 2) + self.size // 2
+        below = positions.floor().clamp(max=self.size - 2)
+        upper = (positions - below).unsqueeze(-1)
+        probabilities = upper.new_zeros((*values.shape, self.size))
+        index = below.long().unsqueeze(-1)
+        return probabilities.scatter(-1, torch.cat([index, index + 1], -1), torch.cat([1 - upper, upper], -1))
+
+    def decode(self, logits: Tensor) -> Tensor:
+        """Return the values that logits stand for: the inverse of ``h`` at the mean of their softmax.
+
+        Parameters
+        ----------
+        logits
+            ``(..., size)``.
+
+        Returns
+        -------
+        Tensor
+            Values ``(...)``, float32 (float64 for logits of this dtype).
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `logits` is not a tensor, or there are not `size` logits.
+        """
+        check_tensor("logits", logits)
+        if logits.ndim == 0 or logits.shape[-1] != self.size:
+            raise InvalidArgumentError(f"received logits of shape {tuple(logits.shape)}; expected (..., {self.size}).")
+        probabilities = _to_float(logits).softmax(dim=-1)
+        n = self.size // 2
+        weights = torch.arange(1, n + 1, device=logits.device, dtype=probabilities.dtype)
+        # integers of opposite sign together: equal probabilities cancel exactly
+        scaled = (probabilities[..., n + 1 :] - probabilities[..., :n].flip(-1)) @ weights
+        # sqrt(|x| + 1), the root of epsilon * root^2 + root = |scaled| + 1 + epsilon, in the form without cancellation
+        total = scaled.abs() + 1 + self.epsilon
+        root = 2 * total / (1 + (1 + 4 * self.epsilon * total).sqrt())
+        return scaled.sign() * (root - 1) * (root + 1)
+
+
+def _to_float(tensor: Tensor) -> Tensor:
+    """Return float64 as it is, and other dtypes as float32."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

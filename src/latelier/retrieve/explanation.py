@@ -19,7 +19,7 @@ from latelier.indexes import Id, Index
 from latelier.indexes.catalog.values import as_id, as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
-from latelier.scores.alignment import Alignment, align
+from latelier.scores.topk import Alignment, align
 from latelier.utils.checks import cut, describe
 from latelier.utils.files import as_path, write_bytes
 

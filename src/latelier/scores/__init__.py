@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
-    from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
-    from latelier.scores.ranking import top_k
+    from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise, top_k
     from latelier.scores.xtr import xtr_kd_scores, xtr_scores, xtr_scores_pairwise
 
 __all__ = [
@@ -23,9 +22,9 @@ __all__ = [
     "xtr_scores",
     "xtr_scores_pairwise",
 ]
+
 __getattr__, __dir__ = lazy_names(
     __name__,
-    colbert=("colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise"),
-    ranking=("top_k",),
+    colbert=("colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise", "top_k"),
     xtr=("xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"),
 )

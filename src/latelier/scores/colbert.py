@@ -1,4 +1,4 @@
-"""MaxSim, the score of late interaction, in the three shapes that retrieval and training need.
+"""The three public functions, choice of engine.
 
 ``score(q, d) = sum over query tokens i of max over document tokens j of <q_i, d_j>`` (Khattab and Zaharia, 2020,
 ColBERT, https://arxiv.org/abs/2004.12832). A masked document token is minus infinity before the maximum, so it never
@@ -7,18 +7,79 @@ query token adds exactly 0. A document without any real token scores minus infin
 
 A text with NaN in its vectors scores NaN with ``backend="torch"``, and with ``"packed"`` where the scores need a
 gradient. Other kernels do not look for NaN: the text may score any number, minus infinity or NaN.
+
+A new engine is a module with a subclass of `Engine`, and a line in the table here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 
-from latelier.scores.engines.choice import Backend, choose_engine
-from latelier.scores.inputs import check_pairs, documents_per_query, read_sides
+from latelier.errors import InvalidArgumentError
+from latelier.scores.cuda import FusedEngine, is_installed
+from latelier.scores.engine import Engine, needs_gradient
+from latelier.scores.engines.int8 import Int8Engine
+from latelier.scores.engines.packed import PackedEngine
+from latelier.scores.engines.padded import TorchEngine
+from latelier.scores.inputs import Side, check_pairs, documents_per_query, read_sides
+from latelier.scores.topk import TopK
+from latelier.utils import check_count
+from latelier.utils.checks import check_choice
 
-__all__ = ["colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise"]
+__all__ = ["Backend", "choose_engine", "colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise", "top_k"]
+
+Backend: TypeAlias = Literal["auto", "packed", "int8", "torch", "fused"]
+
+_ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (PackedEngine(), Int8Engine(), TorchEngine(), FusedEngine())
+}
+
+
+def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
+    """Return the engine for these inputs.
+
+    Parameters
+    ----------
+    backend
+        ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient),
+        ``"fused"`` (CUDA, with Triton) or ``"torch"`` (any device, any floating dtype).
+    queries, documents
+        The inputs.
+
+    Returns
+    -------
+    Engine
+        With ``"auto"``: on the CPU int8 for int8 documents and packed for others, on CUDA fused where it is installed
+        and fits; torch elsewhere, and for gradients in double precision, which the kernels do not have.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the engine is unknown, or cannot score these inputs.
+    MissingExtraError
+        If the engine is ``"fused"`` and its kernels are not installed.
+    """
+    if isinstance(backend, str) and backend == "auto":
+        return _ENGINES[_best(queries, documents)]
+    check_choice("backend", backend, ["auto", *_ENGINES])
+    engine = _ENGINES[backend]
+    unfit = engine.unfit(queries, documents)
+    if unfit:
+        raise InvalidArgumentError(f"backend {backend!r} {unfit}; use 'auto'.")
+    engine.require()
+    return engine
+
+
+def _best(queries: Side, documents: Side) -> str:
+    if _ENGINES["fused"].unfit(queries, documents) is None and is_installed():
+        return "fused"
+    double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
+    if _ENGINES["packed"].unfit(queries, documents) or (double and needs_gradient(queries, documents)):
+        return "torch"
+    return "int8" if documents.vectors.dtype == torch.int8 and not needs_gradient(queries, documents) else "packed"
 
 
 def colbert_scores(
@@ -159,3 +220,62 @@ def colbert_kd_scores(
     queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
     documents_per_query(queries, documents)
     return choose_engine(backend, queries, documents).grouped(queries, documents)
+
+
+# Scores of one block: 4M float32 = 16 MiB.
+_BLOCK_SCORES = 1 << 22
+
+
+def top_k(
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    k: int,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    *,
+    backend: Backend = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the documents with the highest scores, without holding all scores in memory.
+
+    Parameters
+    ----------
+    queries_embeddings, documents_embeddings, queries_mask, documents_mask, backend
+        As for `colbert_scores`.
+    k
+        Number of documents to return for each query; all documents if there are fewer.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Scores ``(queries, k)`` float32, best first, and the documents' positions ``(queries, k)`` int64, on the CPU
+        and without gradient. Of equal scores the earlier document comes first.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `k` is less than 1.
+    EmbeddingsError
+        If shapes, dims or masks do not fit together.
+
+    Examples
+    --------
+    >>> queries = [[[1.0, 0.0]]]
+    >>> documents = [[[0.5, 0.0]], [[-1.0, 0.0]], [[0.5, 0.0], [0.75, 0.0]]]
+    >>> top_k(queries, documents, k=2)
+    (tensor([[0.7500, 0.5000]]), tensor([[2, 0]]))
+    """
+    check_count("k", k)
+    queries, documents = read_sides(queries_embeddings, documents_embeddings, queries_mask, documents_mask)
+    engine = choose_engine(backend, queries, documents)
+    best = TopK(len(queries), min(int(k), max(len(documents), 1)))
+    step = max(1, _BLOCK_SCORES // max(1, len(queries)))
+    with torch.no_grad():
+        for first in range(0, len(documents), step):
+            block = documents.part(first, first + step)
+            scores = engine.all_pairs(queries, block).cpu().numpy()
+            best.add(scores, np.arange(first, first + len(block)))
+    width = min(int(k), len(documents))
+    return (
+        torch.from_numpy(np.array(best.scores, dtype="float32").reshape(len(queries), width)),
+        torch.from_numpy(np.array(best.numbers, dtype="int64").reshape(len(queries), width)),
+    )

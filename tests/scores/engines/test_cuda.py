@@ -17,9 +17,8 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
-from latelier.scores.engines import cuda
-from latelier.scores.engines.choice import choose_engine
+from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise, cuda
+from latelier.scores.colbert import choose_engine
 from latelier.scores.inputs import read_sides
 from naive import naive_matrix, naive_tensor_maxsim, ragged
 
@@ -206,7 +205,7 @@ def test_the_kernels_compile_for_gpus():
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from latelier.scores.engines import triton as kernels
+from latelier.scores import triton as kernels
 
 class Compiler:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 80, 32))

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from latelier.errors import StorageError
-from latelier.kernels.first_use import wait_for_preparations
+from latelier.kernels.threads import wait_for_preparations
 
 __all__ = ["Lock", "Pool", "check_usable", "is_fork_near", "iterate_outside", "register", "using"]
 

@@ -40,8 +40,7 @@ from latelier.indexes.storage.storage import StoredSizes
 from latelier.indexes.stored import StoredIndex
 from latelier.indexes.warning import warn_of_damage
 from latelier.indexes.why_not_report import WhyNotReport
-from latelier.kernels.first_use import FirstUse
-from latelier.kernels.threads import for_ranges, thread_count
+from latelier.kernels.threads import FirstUse, for_ranges, thread_count
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import warn_caller

@@ -1,4 +1,4 @@
-"""The search of one query by numpy alone, for the first searches of a process, see `latelier.kernels.first_use`.
+"""The search of one query by numpy alone, for the first searches of a process, see `latelier.kernels.threads`.
 
 It compares the sign codes of all documents, whether they are in inverted lists or not, with those of the query, and
 scores the likely ones by their codes. It needs no numba. Counting differing bits takes numpy one nanosecond per query

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from latelier.kernels.codegen import cgutils, ir
+from latelier.kernels.jit import cgutils, ir
 from latelier.kernels.simd import LANES, STEP, at, constant, declare, shuffle
 
 __all__ = ["multiply_bytes"]

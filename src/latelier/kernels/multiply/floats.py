@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from latelier.kernels.codegen import cgutils, ir, llvm
+from latelier.kernels.jit import cgutils, ir, llvm
 from latelier.kernels.simd import FLOATS, INTS, LANES, STEP, at, constant, declare, shuffle, splat
 
 __all__ = ["Tile", "multiply_bfloat16", "multiply_floats"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from latelier.kernels.codegen import cgutils, ir
+from latelier.kernels.jit import cgutils, ir
 from latelier.kernels.simd import INTS, LANES, at, constant, shuffle
 
 __all__ = ["multiply_bytes", "multiply_pairs"]

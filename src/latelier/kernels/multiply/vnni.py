@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from latelier.kernels.codegen import cgutils, ir, llvm
+from latelier.kernels.jit import cgutils, ir, llvm
 from latelier.kernels.simd import LANES, at, constant, declare, load_words, shuffle, splat
 
 __all__ = ["multiply_bytes_256", "multiply_bytes_512"]

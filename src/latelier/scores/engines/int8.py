@@ -15,7 +15,7 @@ from latelier.arrays import is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.threads import for_ranges
-from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
+from latelier.scores.engine import Engine, needs_gradient, off_cpu
 from latelier.scores.inputs import Side
 
 __all__ = ["Int8Engine", "maxsim"]

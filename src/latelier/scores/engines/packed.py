@@ -16,11 +16,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.maxsim_backward import Packed, add_document_gradients, add_query_gradients
+from latelier.kernels.float_maxsim import Packed, add_document_gradients, add_query_gradients
 from latelier.kernels.threads import for_ranges
+from latelier.scores.engine import Engine, needs_gradient, off_cpu, outside_graphs
 from latelier.scores.engines.addressed import AddressedDocuments
-from latelier.scores.engines.base import Engine, needs_gradient, off_cpu
-from latelier.scores.engines.graphs import outside_graphs
 from latelier.scores.engines.one_pass import maxsim, score_into
 from latelier.scores.inputs import Side
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from latelier.scores.engines.base import Engine
+from latelier.scores.engine import Engine
 from latelier.scores.inputs import Side
 
 __all__ = ["TorchEngine", "maxsim", "maxsim_grouped"]

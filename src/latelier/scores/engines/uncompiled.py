@@ -1,4 +1,4 @@
-"""MaxSim by numpy alone, for the first searches of a process, see `latelier.kernels.first_use`: no torch, no numba."""
+"""MaxSim by numpy alone, for the first searches of a process, see `latelier.kernels.threads`: no torch, no numba."""
 
 from __future__ import annotations
 

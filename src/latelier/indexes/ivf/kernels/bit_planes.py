@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import at, constant
 
 __all__ = ["merge_planes", "take_plane"]

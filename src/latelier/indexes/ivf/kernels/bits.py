@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from latelier.kernels.codegen import intrinsic, ir, types
+from latelier.kernels.jit import intrinsic, ir, types
 
 __all__ = ["bits_of", "float_of", "lowest_bit"]
 

@@ -19,8 +19,7 @@ from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
 from latelier.indexes.ivf.kernels.probing import find_lists
 from latelier.indexes.ivf.kernels.selection import nth_highest
-from latelier.kernels.codegen import intrinsic, ir, types
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import intrinsic, ir, kernel, types
 from latelier.kernels.simd import INTS, LANES, at, constant, splat
 
 __all__ = [

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.conversion import widen_bytes
 from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["as_multiplied", "centroid_dots", "nearest_centroids", "nearest_of_groups"]

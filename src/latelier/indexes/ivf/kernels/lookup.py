@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from latelier.kernels.codegen import ir, types
 from latelier.kernels.instruction_sets import instruction_set_of
+from latelier.kernels.jit import ir, types
 from latelier.kernels.simd import at, constant, declare, shuffle, splat
 
 __all__ = ["TOKENS", "Lookup", "lookup_of"]

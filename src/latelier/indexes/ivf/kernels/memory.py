@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from latelier.kernels import simd as vectors
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
+from latelier.kernels.jit import cgutils, intrinsic, ir, types
 from latelier.kernels.simd import constant
 
 __all__ = ["copy_bytes", "prefetch", "read_half", "read_word"]

@@ -10,8 +10,7 @@ from latelier.indexes.ivf.kernels.bits import lowest_bit
 from latelier.indexes.ivf.kernels.dots import centroid_dots
 from latelier.indexes.ivf.kernels.queries import quantise_query
 from latelier.indexes.ivf.kernels.selection import nth_highest, sort_falling
-from latelier.kernels.codegen import intrinsic, ir, types
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import intrinsic, ir, kernel, types
 from latelier.kernels.simd import INTS, LANES, at, declare, shuffle, splat
 
 __all__ = ["NO_CENTROID", "best_centroids", "find_lists", "fine_ranges", "imputed_excess"]

@@ -25,10 +25,9 @@ from latelier.indexes.ivf.kernels.codes import (
 from latelier.indexes.ivf.kernels.dots import as_multiplied
 from latelier.indexes.ivf.kernels.memory import prefetch
 from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery, quantise_query
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
 from latelier.kernels.instruction_sets import has_wide_rows
 from latelier.kernels.int8_maxsim import emit_maxima
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.multiply.pairs import multiply_pairs
 from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, declare, splat
 

@@ -15,8 +15,7 @@ from latelier.indexes.ivf.kernels.codes import CodedDocuments
 from latelier.indexes.ivf.kernels.lookup import TOKENS, lookup_of
 from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch
 from latelier.indexes.ivf.kernels.sign_tables import GROUPS
-from latelier.kernels.codegen import cgutils, intrinsic, ir, types
-from latelier.kernels.jit import kernel
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import at, constant, declare, shuffle
 
 __all__ = ["sign_scores"]

@@ -1,4 +1,4 @@
-"""What all processors share: from hidden states to heads, and from attended heads to the output.
+"""Explicit, sdpa, sliced, fused.
 
 A processor is called with the `Attention` module that owns the weights. Where the queries, keys and values come from
 follows from that module's arguments (see `Attention`, *Notes*); a processor only decides how ``softmax(QK^T)V`` is
@@ -11,14 +11,25 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
-from latelier.modules.masks import causal_mask, check_mask, combine_masks, fit_mask, pad_mask
-from latelier.modules.normalization import is_across_heads
+from latelier.modules.layers import (
+    causal_mask,
+    check_mask,
+    combine_masks,
+    empty_rows,
+    fit_mask,
+    is_across_heads,
+    pad_mask,
+    to_additive,
+)
 from latelier.modules.positions import rotate
+from latelier.utils import check_count
 
-__all__ = ["Heads", "Processor"]
+__all__ = ["ExplicitProcessor", "FusedProcessor", "Heads", "Processor", "SDPAProcessor", "SlicedProcessor"]
 
 Projected = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -236,3 +247,198 @@ def _fit(mask: Tensor, query: Tensor, key: Tensor, following: int) -> Tensor:
     if following and mask.shape[-1] == keys - following:
         mask = pad_mask(mask, following)
     return fit_mask(mask, batch, heads, queries, keys)
+
+
+class ExplicitProcessor(Processor):
+    """Attention that computes all probabilities, and returns them on request.
+
+    Memory grows with the square of the sequence's length.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from latelier.modules import Attention, ExplicitProcessor
+    >>> attention = Attention(
+    ...     4, heads=2, dim_head=2, processor=ExplicitProcessor()
+    ... )
+    >>> mask = torch.tensor([[True, True, False]])
+    >>> _, probabilities = attention(
+    ...     torch.zeros(1, 3, 4), None, mask, return_probabilities=True
+    ... )
+    >>> probabilities.shape  # batch, heads, queries, keys
+    torch.Size([1, 2, 3, 3])
+    >>> probabilities[0, 0, 0].tolist()
+    [0.5, 0.5, 0.0]
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        temb: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        return_probabilities: bool = False,
+    ) -> Any:
+        """Compute what `Attention.forward` returns; with the probabilities, if asked for.
+
+        Parameters
+        ----------
+        attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb
+            As in `Processor`.
+        return_probabilities
+            Return ``(output, probabilities)``, the second of shape ``(b, heads, queries, keys)``.
+        """
+        heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb)
+        probabilities = self._probabilities(attn, heads)
+        out = self.merge(attn, probabilities @ heads.value, hidden_states)
+        return (out, probabilities) if return_probabilities else out
+
+    def attend(self, attn: Any, heads: Heads) -> Tensor:
+        """Multiply the probabilities by the values."""
+        return self._probabilities(attn, heads) @ heads.value
+
+    def _probabilities(self, attn: Any, heads: Heads) -> Tensor:
+        """Return ``(b, heads, queries, keys)``, made by `Attention.get_attention_scores`."""
+        batch = heads.query.shape[:2]
+        mask = heads.full_mask()
+        if mask is not None:
+            mask = mask.expand(*batch, -1, -1).flatten(0, 1)
+        scores = attn.get_attention_scores(heads.query.flatten(0, 1), heads.key.flatten(0, 1), mask)
+        return scores.unflatten(0, batch)
+
+
+class SDPAProcessor(Processor):
+    """Attention by torch's fused kernels (flash or memory-efficient, where the device has them).
+
+    Memory grows with the length of the sequence rather than with its square. `upcast_attention` and `upcast_softmax`
+    compute in float32 at least as a whole, because the kernels do not separate the softmax from the products.
+
+    Examples
+    --------
+    Queries of zeros attend to all keys alike: each output is the mean of the values.
+
+    >>> import torch
+    >>> from latelier.modules import Attention, SDPAProcessor
+    >>> attention = Attention(
+    ...     2, heads=1, dim_head=2, processor=SDPAProcessor()
+    ... )
+    >>> state = attention.state_dict()
+    >>> _ = state["to_q.weight"].zero_(), state["to_out.0.bias"].zero_()
+    >>> for name in ["to_v.weight", "to_out.0.weight"]:
+    ...     _ = state[name].copy_(torch.eye(2))
+    >>> attention(torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])).tolist()
+    [[[2.0, 4.0], [2.0, 4.0]]]
+    """
+
+    def attend(self, attn: Any, heads: Heads) -> Tensor:
+        """Call the fused kernel."""
+        query, key, value = heads.query, heads.key, heads.value
+        dtype = query.dtype
+        if attn.upcast_attention or attn.upcast_softmax:
+            query, key, value = at_least_float32(query), at_least_float32(key), at_least_float32(value)
+        mask = None if heads.mask is None else heads.full_mask()
+        if mask is None:
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=heads.causal, scale=attn.scale)
+            return out.to(dtype)
+        mask = to_additive(mask, query.dtype)
+        empty = empty_rows(mask)
+        mask = mask.masked_fill(empty, 0.0)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=attn.scale)
+        return out.masked_fill(empty, 0.0).to(dtype)
+
+
+class FusedProcessor(SDPAProcessor):
+    """As `SDPAProcessor`, with fused projections: fewer and larger matrix products.
+
+    Call `Attention.fuse_projections` first.
+
+    Raises
+    ------
+    InvalidArgumentError
+        When called by a module whose projections are not fused.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from latelier.modules import Attention, FusedProcessor
+    >>> attention = Attention(8, heads=4, dim_head=2)
+    >>> hidden_states = torch.randn(2, 3, 8)
+    >>> expected = attention(hidden_states)
+    >>> attention.fuse_projections()
+    >>> attention.set_processor(FusedProcessor())
+    >>> torch.allclose(attention(hidden_states), expected, atol=1e-6)
+    True
+    >>> attention.to_qkv.weight.shape
+    torch.Size([24, 8])
+    """
+
+    def project(self, attn: Any, sequence: Tensor, source: Tensor) -> Projected:
+        """Multiply by the fused weights."""
+        if not attn.fused_projections:
+            raise InvalidArgumentError(
+                "received a FusedProcessor for an Attention without fused projections; call fuse_projections() first."
+            )
+        if attn.to_k is None:  # only_cross_attention: nothing to fuse
+            return super().project(attn, sequence, source)
+        if attn.is_cross_attention:
+            key, value = attn.to_kv(source).chunk(2, dim=-1)
+            return attn.to_q(sequence), key, value
+        sizes = [attn.inner_dim, attn.inner_kv_dim, attn.inner_kv_dim]
+        if source is sequence:
+            return attn.to_qkv(sequence).split(sizes, dim=-1)
+        weight, bias = attn.to_qkv.weight, attn.to_qkv.bias  # keys and values of another source: their rows alone
+        first = attn.inner_dim
+        query = F.linear(sequence, weight[:first], None if bias is None else bias[:first])
+        key, value = F.linear(source, weight[first:], None if bias is None else bias[first:]).chunk(2, dim=-1)
+        return query, key, value
+
+    def project_added(self, attn: Any, context: Tensor) -> Projected:
+        """Multiply by the fused weights of joint attention; other added projections are not fused."""
+        if attn.add_q_proj is None:
+            return super().project_added(attn, context)
+        return attn.to_added_qkv(context).split([attn.inner_dim, attn.inner_kv_dim, attn.inner_kv_dim], dim=-1)
+
+
+class SlicedProcessor(Processor):
+    """Attention that holds the probabilities of `slice_size` heads at a time.
+
+    Parameters
+    ----------
+    slice_size
+        Heads of the whole batch (``batch * heads`` in all) to compute at a time.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the size is not a positive integer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from latelier.modules import Attention, SlicedProcessor
+    >>> attention = Attention(8, heads=4, dim_head=2)
+    >>> hidden_states = torch.randn(2, 3, 8)
+    >>> expected = attention(hidden_states)
+    >>> attention.set_processor(SlicedProcessor(slice_size=3))
+    >>> torch.allclose(attention(hidden_states), expected, atol=1e-6)
+    True
+    """
+
+    def __init__(self, slice_size: int) -> None:
+        self.slice_size = check_count("slice_size", slice_size)
+
+    def attend(self, attn: Any, heads: Heads) -> Tensor:
+        """Compute the heads slice by slice."""
+        batch = heads.query.shape[:2]
+        query, key, value = (tensor.flatten(0, 1) for tensor in heads[:3])
+        mask = heads.full_mask()
+        if mask is not None:
+            mask = mask.expand(*batch, -1, -1).flatten(0, 1)
+        parts = []
+        for start in range(0, query.shape[0], self.slice_size):
+            part = slice(start, start + self.slice_size)
+            scores = attn.get_attention_scores(query[part], key[part], None if mask is None else mask[part])
+            parts.append(scores @ value[part])
+        return torch.cat(parts).unflatten(0, batch)

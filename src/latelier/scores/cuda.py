@@ -1,4 +1,4 @@
-"""The engine ``"fused"``: MaxSim on CUDA with gradients, by the kernels of `triton`; no similarity is kept in memory.
+"""The engine on CUDA.
 
 Padded vectors are read where they are, with their masks: the kernels skip the padding at the end of each text.
 """
@@ -14,12 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from latelier.arrays import as_tensor
 from latelier.errors import MissingExtraError
-from latelier.scores.engines.base import Engine, needs_gradient
-from latelier.scores.engines.graphs import outside_graphs
+from latelier.scores.engine import Engine, needs_gradient, outside_graphs
 from latelier.scores.inputs import Side
 
 if TYPE_CHECKING:
-    from latelier.scores.engines.triton import Rows
+    from latelier.scores.triton import Rows
 
 __all__ = ["FusedEngine", "is_installed"]
 
@@ -94,7 +93,7 @@ def _dtype(queries: Side, documents: Side) -> torch.dtype:
 
 def _rows(side: Side, device: torch.device, dtype: torch.dtype) -> Rows:
     """Return the tokens of one side as the kernels read them; nothing here waits for the GPU."""
-    from latelier.scores.engines.triton import Rows
+    from latelier.scores.triton import Rows
 
     if side.is_padded:
         padded, mask = side.padded
@@ -120,7 +119,7 @@ class _MaxSim(torch.autograd.Function):
         share: int,
         step: int,
     ) -> torch.Tensor:
-        from latelier.scores.engines.triton import best_tokens
+        from latelier.scores.triton import best_tokens
 
         ctx.sides = [side._replace(vectors=side.vectors[:0]) for side in (queries, documents)]
         ctx.step, gradient = step, any(ctx.needs_input_grad)
@@ -133,7 +132,7 @@ class _MaxSim(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from latelier.scores.engines.triton import add_gradients
+        from latelier.scores.triton import add_gradients
 
         *vectors, positions = ctx.saved_tensors
         queries, documents = (side._replace(vectors=v) for side, v in zip(ctx.sides, vectors, strict=True))
