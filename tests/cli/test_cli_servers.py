@@ -2,7 +2,7 @@
 
 import pytest
 
-from latelier.serve.listening import listen
+from latelier.serve.common import listen
 
 ABSENT = "could not load the model './absent'"
 TOKEN = "t" * 20

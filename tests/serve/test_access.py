@@ -4,7 +4,7 @@ import pytest
 
 from latelier.errors import InvalidArgumentError
 from latelier.serve import Access, Limits
-from latelier.serve.access import is_loopback
+from latelier.serve.security import is_loopback
 
 READ, WRITE = "r" * 20, "w" * 20
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from documents import FENCE
 from latelier.cli import app
 from latelier.errors import InvalidArgumentError
-from latelier.serve.tokens import check_token
+from latelier.serve.common import check_token
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text(encoding="utf-8")
 CONFIGURATIONS = [json.loads(fence["body"]) for fence in FENCE.finditer(PAGE) if fence["language"] == "json"]

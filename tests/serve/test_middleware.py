@@ -6,8 +6,8 @@ import json
 import pytest
 
 from latelier.serve import Access, Limits
-from latelier.serve.metrics import Metrics
-from latelier.serve.middleware import BodyLimit, LoopbackHost, Observed
+from latelier.serve.security import BodyLimit, LoopbackHost, Observed
+from latelier.serve.service import Metrics
 
 
 async def hello(scope, receive, send):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from latelier.serve import batching
-from latelier.serve.batching import Batcher
+from latelier.serve import service
 from latelier.serve.errors import QueueFullError, StoppingError
+from latelier.serve.service import Batcher
 
 
 def doubled(items):
@@ -260,7 +260,7 @@ class Gathering:
 
     def __init__(self, monkeypatch):
         self.waits, self.began, self.over = [], asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(batching, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep}))
+        monkeypatch.setattr(service, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep}))
 
     async def sleep(self, seconds):
         self.waits.append(seconds)

@@ -8,9 +8,7 @@ import pytest
 
 from latelier.serve import Limits
 from latelier.serve.errors import RequestTimeoutError
-from latelier.serve.metrics import Metrics
-from latelier.serve.request_time import begin_request
-from latelier.serve.service import Service
+from latelier.serve.service import Metrics, Service, begin_request
 
 
 def with_service(retriever, limits, session):

@@ -13,8 +13,7 @@ from latelier.errors import CorruptedIndexError, StorageError
 from latelier.retrieve import Retriever
 from latelier.serve import Limits, create_app
 from latelier.serve.errors import QueueFullError
-from latelier.serve.metrics import Metrics
-from latelier.serve.service import Service
+from latelier.serve.service import Metrics, Service
 
 
 @pytest.fixture

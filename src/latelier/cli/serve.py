@@ -56,7 +56,7 @@ def serve(
     try:
         from latelier.serve import Access, serve
         from latelier.serve.app import check_names
-        from latelier.serve.listening import listen
+        from latelier.serve.common import listen
     except ImportError as error:
         raise MissingExtraError("Serving", "serve") from error
     quiet_loading()
@@ -127,11 +127,8 @@ def mcp(
     from latelier.errors import MissingExtraError
 
     try:
-        from latelier.serve.listening import listen
-        from latelier.serve.mcp import create_mcp_server
-        from latelier.serve.mcp_http import serve_mcp
-        from latelier.serve.mcp_stdio import serve_stdio
-        from latelier.serve.tokens import check_token
+        from latelier.serve.common import check_token, listen
+        from latelier.serve.mcp import create_mcp_server, serve_mcp, serve_stdio
     except ImportError as error:
         raise MissingExtraError("The Model Context Protocol", "mcp") from error
     if http:

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
-    from latelier.serve.access import Access
     from latelier.serve.app import create_app
-    from latelier.serve.limits import Limits
     from latelier.serve.mcp import create_mcp_server
     from latelier.serve.run import serve
+    from latelier.serve.security import Access
+    from latelier.serve.service import Limits
 
 __all__ = ["Access", "Limits", "create_app", "create_mcp_server", "serve"]
 __getattr__, __dir__ = lazy_names(
     __name__,
-    access=("Access",),
     app=("create_app",),
-    limits=("Limits",),
     mcp=("create_mcp_server",),
     run=("serve",),
+    security=("Access",),
+    service=("Limits",),
 )

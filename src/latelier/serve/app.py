@@ -17,13 +17,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
-from latelier.serve.access import Access, Reading
 from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
-from latelier.serve.limits import Limits
-from latelier.serve.metrics import Metrics
-from latelier.serve.middleware import BodyLimit, HeadLikeGet, LoopbackHost, Observed, SafeHeaders
 from latelier.serve.routes import router
-from latelier.serve.service import Service
+from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
+from latelier.serve.service import Limits, Metrics, Service
 
 __all__ = ["check_names", "create_app"]
 

@@ -25,7 +25,7 @@ from latelier.errors import (
     StorageError,
     UnknownIdError,
 )
-from latelier.serve.advice import for_clients
+from latelier.serve.common import for_clients
 from latelier.utils.checks import cut
 
 __all__ = [

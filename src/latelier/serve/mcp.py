@@ -1,4 +1,4 @@
-"""`create_mcp_server`: the tools that agents call over the Model Context Protocol (extra ``mcp``)."""
+"""Tools and their transports."""
 
 from __future__ import annotations
 
@@ -7,22 +7,75 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from importlib.metadata import version
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
+from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Explanation, Result, Retriever
 from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
-from latelier.serve.advice import for_clients
-from latelier.serve.mcp_arguments import StrictModel, strict_tool
+from latelier.serve.common import check_token, exits_on_signals, for_clients, listen, sends_token
 
-__all__ = ["create_mcp_server"]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+__all__ = ["StrictModel", "create_mcp_server", "require_token", "serve_mcp", "serve_stdio", "strict_tool"]
+
+
+class StrictModel(BaseModel):
+    """Fields of which others are refused, with the names of those that exist.
+
+    Examples
+    --------
+    >>> class Point(StrictModel):
+    ...     x: int
+    >>> Point(x=1, z=2)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    pydantic_core...ValidationError: 1 validation error for Point
+      Value error, received 'z'; expected no other names than 'x' [type=value_error, ...
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_names(cls, given: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
+        if unknown:
+            accepted = "no other names than " + ", ".join(map(repr, known)) if known else "no arguments"
+            raise ValueError(f"received {', '.join(map(repr, unknown))}; expected {accepted}")
+        return given
+
+
+def strict_tool(function: Callable[..., Any], annotations: ToolAnnotations) -> Tool:
+    """Return the tool that calls a function, with a schema that allows no other arguments than its own.
+
+    Parameters
+    ----------
+    function
+        Its name, signature and docstring are what agents see.
+    annotations
+        Hints of what it does.
+    """
+    tool = Tool.from_function(function, annotations=annotations)
+    lenient = tool.fn_metadata.arg_model
+    strict: type[ArgModelBase] = type(lenient.__name__, (StrictModel, lenient), {"__module__": __name__})
+    tool.fn_metadata.arg_model = strict
+    tool.parameters = strict.model_json_schema(by_alias=True)
+    return tool
+
 
 T = TypeVar("T", bound="Callable[..., Any]")
 
@@ -293,3 +346,103 @@ def _citations(explanation: Explanation) -> list[Citation]:
     return [
         Citation(start=int(start), end=int(end), text=explanation.text[int(start) : int(end)]) for start, end, _ in best
     ]
+
+
+def serve_mcp(server: MCPServer[Any], *, port: int, token: str | None = None) -> None:
+    """Serve tools on this machine, at ``http://127.0.0.1:PORT/mcp``, until the process is stopped.
+
+    Parameters
+    ----------
+    server
+        What `latelier.serve.mcp.create_mcp_server` returned.
+    port
+        The port.
+    token
+        Secret of at least 16 characters that clients have to send as ``Authorization: Bearer TOKEN``; None: none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the token is too short or holds other characters than visible ASCII, or the port is not free.
+    KeyboardInterrupt
+        After SIGINT.
+    SystemExit
+        After SIGTERM, with the status 143, unless the program handles SIGTERM itself.
+    """
+    check_token("token", token)
+    listening = listen("127.0.0.1", port)
+    app = server.streamable_http_app(host="127.0.0.1")
+    config = uvicorn.Config(app if token is None else require_token(app, token), log_config=_log_config())
+    with exits_on_signals():
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _log_config() -> dict[str, Any]:
+    """Return uvicorn's configuration of logging with all of it on standard error."""
+    handlers = uvicorn.config.LOGGING_CONFIG["handlers"]
+    access = handlers["access"] | {"stream": "ext://sys.stderr"}
+    return uvicorn.config.LOGGING_CONFIG | {"handlers": handlers | {"access": access}}
+
+
+def require_token(app: ASGIApp, token: str) -> ASGIApp:
+    """Return an application that answers 401 to requests without a token.
+
+    Parameters
+    ----------
+    app
+        Answers requests with the token.
+    token
+        The token.
+
+    Examples
+    --------
+    >>> from starlette.responses import PlainTextResponse
+    >>> from starlette.testclient import TestClient
+    >>> app = require_token(PlainTextResponse("hello"), "a-secret-of-agents")
+    >>> header = {"Authorization": "Bearer a-secret-of-agents"}
+    >>> client = TestClient(app)
+    >>> client.get("/").status_code, client.get("/", headers=header).text
+    (401, 'hello')
+    """
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or sends_token(Headers(scope=scope).get("authorization"), [token]):
+            await app(scope, receive, send)
+            return
+        refusal = JSONResponse(
+            {"error": "this server needs its token, sent in the header: Authorization: Bearer TOKEN"},
+            status_code=401,
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await refusal(scope, receive, send)
+
+    return checked
+
+
+def serve_stdio(server: MCPServer[Any]) -> None:
+    """Serve tools over standard input and output, until standard input is closed.
+
+    Parameters
+    ----------
+    server
+        What `latelier.serve.mcp.create_mcp_server` returned.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After SIGINT, while threads of the server are still running: one waits for standard input.
+    """
+    served: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            server.run("stdio")
+            served.set_result(None)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
+            served.set_exception(error)
+
+    # In the main thread, asyncio would take SIGINT and then wait for the thread that reads standard input.
+    threading.Thread(target=run, daemon=True).start()
+    while not served.done():
+        wait([served], timeout=1)  # without a time limit, Windows does not interrupt it
+    served.result()

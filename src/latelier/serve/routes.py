@@ -1,26 +1,30 @@
-"""The addresses under ``/v1``: each turns a request into one call of a service, and the result into a response."""
+"""Addresses, responses.
+
+The models of `SearchResponse` describe this form in the OpenAPI document. Making one for each result, checking it and
+turning it into a dict again takes longer than writing the JSON.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError, StorageError, UnknownIdError
 from latelier.indexes import Id
 from latelier.indexes.results import Record
-from latelier.retrieve import Retriever
+from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.searching import Search
-from latelier.serve.access import Reading, Writing
 from latelier.serve.errors import UnknownIndexError, storage_problem
-from latelier.serve.json_body import json_body
-from latelier.serve.limits import Limits
 from latelier.serve.schemas import (
     ChangeResponse,
     DocumentsRequest,
@@ -39,11 +43,87 @@ from latelier.serve.schemas import (
     WhyNotRequest,
     WhyNotResponse,
 )
-from latelier.serve.search_response import search_response
-from latelier.serve.service import Service
+from latelier.serve.security import Reading, Writing
+from latelier.serve.service import Limits, Service
 from latelier.utils.checks import short
 
-__all__ = ["router"]
+__all__ = ["json_body", "router", "search_response"]
+
+
+def json_body(value: object) -> bytes:
+    """Return a value as JSON; numbers that are not finite, which JSON lacks, become null.
+
+    Examples
+    --------
+    >>> json_body({"id": "ä", "score": float("inf")}).decode()
+    '{"id":"ä","score":null}'
+    """
+    try:
+        return to_json(value, inf_nan_mode="null")
+    except PydanticSerializationError:
+        # It goes to 255 levels. New metadata has at most 100, what older versions have stored may have more.
+        finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        return json.dumps(finite, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def search_response(
+    results: Sequence[Sequence[Result]], milliseconds: Mapping[str, float], include: Sequence[str]
+) -> Response:
+    """Return the response to a search.
+
+    Parameters
+    ----------
+    results
+        The results of each query.
+    milliseconds
+        Time of each stage, also sent as the header ``Server-Timing``, which browsers show.
+    include
+        Which of ``"text"`` and ``"metadata"`` each result holds; the others are null.
+
+    Raises
+    ------
+    EmbeddingsError
+        If a score is not a finite number, which JSON cannot hold.
+
+    Examples
+    --------
+    >>> found = [[Result("a", 1.5, "Bananas.", {"year": 2024})]]
+    >>> response = search_response(found, {"search": 2.25}, ["text"])
+    >>> response.body[:60]
+    b'{"results":[[{"id":"a","score":1.5,"text":"Bananas.","metada'
+    >>> response.headers["server-timing"]
+    'search;dur=2.25'
+    """
+    _check_scores(results)
+    has_text, has_metadata = "text" in include, "metadata" in include
+    rows = [
+        [
+            {
+                "id": result.id,
+                "score": result.score,
+                "text": result.text if has_text else None,
+                "metadata": result.metadata if has_metadata else None,
+                "start": result.start,
+                "end": result.end,
+            }
+            for result in found
+        ]
+        for found in results
+    ]
+    body = json_body({"results": rows, "milliseconds": milliseconds})
+    timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
+    return Response(body, media_type="application/json", headers={"server-timing": timing})
+
+
+def _check_scores(results: Sequence[Sequence[Result]]) -> None:
+    for position, found in enumerate(results):
+        for result in found:
+            if not math.isfinite(result.score):
+                raise EmbeddingsError(
+                    f"query {position} and document {short(result.id)} have the score {result.score}, as their vectors "
+                    "are too long for float32; scale them, for instance to length 1."
+                )
+
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)

@@ -13,12 +13,10 @@ from types import FrameType
 import uvicorn
 
 from latelier.retrieve import Retriever
-from latelier.serve.access import Access, is_loopback
 from latelier.serve.app import create_app
-from latelier.serve.limits import Limits
-from latelier.serve.listening import listen
-from latelier.serve.middleware import ACCESS_LOG
-from latelier.serve.termination import exits_on_signals
+from latelier.serve.common import exits_on_signals, listen
+from latelier.serve.security import ACCESS_LOG, Access, is_loopback
+from latelier.serve.service import Limits
 
 __all__ = ["serve"]
 

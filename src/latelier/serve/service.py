@@ -1,28 +1,365 @@
-"""`Service`: one index behind a server; its searches go in batches, its writes one after the other."""
+"""Queues, batches, limits, request time, metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
 from time import perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from latelier.errors import CorruptedIndexError, StorageError
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from latelier.errors import CorruptedIndexError, LatelierError, StorageError
 from latelier.indexes import Hit
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.searching import Search, find_batch
-from latelier.serve.batching import Batcher
-from latelier.serve.errors import QueueFullError, RequestTimeoutError
-from latelier.serve.limits import Limits
-from latelier.serve.metrics import Metrics
-from latelier.serve.request_time import seconds_left
+from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError, TooLargeError
+from latelier.utils.checks import check_count
 
-__all__ = ["SearchAnswer", "Service"]
+__all__ = ["Batcher", "Limits", "Metrics", "SearchAnswer", "Service", "begin_request", "seconds_left"]
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class _QueuedCall(Generic[Item, Answer]):
+    item: Item
+    size: int
+    future: asyncio.Future[Answer]
+
+
+class Batcher(Generic[Item, Answer]):
+    """Answers calls in batches, as many at a time as there are threads.
+
+    While all threads answer a batch, the calls that arrive wait; the thread that is free first takes its share of them
+    together. If its last batch held several calls and fewer wait now, it waits `gather_seconds` first, since clients
+    that were answered together ask again at about the same time. A single client never waits for others.
+
+    Parameters
+    ----------
+    answer
+        Called in one of the threads with the items of a batch; returns one answer per item, or an exception to raise.
+        An exception that it raises itself is raised in every call of the batch.
+    name
+        Name of the threads.
+    threads
+        Number of threads. A batch takes at most the share of one thread in all calls that wait or are being answered,
+        so that all threads have about the same to do.
+    max_batch
+        Maximum size of a batch; a single call may be larger.
+    max_waiting
+        Maximum size of all calls that wait; further calls are rejected.
+    gather_seconds
+        How long to wait for more calls.
+
+    Examples
+    --------
+    >>> async def main() -> list[int]:
+    ...     batcher = Batcher(
+    ...         lambda items: [2 * item for item in items],
+    ...         name="double",
+    ...         max_batch=8,
+    ...         max_waiting=8,
+    ...     )
+    ...     async with batcher:
+    ...         return await asyncio.gather(*map(batcher.submit, [1, 2, 3]))
+    >>> asyncio.run(main())
+    [2, 4, 6]
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[list[Item]], Sequence[Answer | Exception]],
+        *,
+        name: str,
+        threads: int = 1,
+        max_batch: int,
+        max_waiting: int,
+        gather_seconds: float = 0.0,
+    ) -> None:
+        self._answer, self._max_batch, self._max_waiting = answer, max_batch, max_waiting
+        self._gather_seconds, self._count = gather_seconds, threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._waiting: deque[_QueuedCall[Item, Answer]] = deque()
+        self._answered: list[int] = []  # sizes of the batches that are being answered
+        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that are being answered."""
+        return len(self._answered)
+
+    @property
+    def waiting(self) -> int:
+        """The size of all calls that wait for a batch."""
+        return _size(self._waiting)
+
+    async def submit(self, item: Item, size: int = 1) -> Answer:
+        """Return the answer for one item.
+
+        Parameters
+        ----------
+        item
+            What `answer` gets.
+        size
+            How much of a batch it fills, such as its number of queries.
+
+        Raises
+        ------
+        QueueFullError
+            If too many calls wait already.
+        StoppingError
+            If the batcher is closing.
+        """
+        if self._is_closing:
+            raise StoppingError("the server is stopping; try again later.")
+        if self._waiting and self.waiting + size > self._max_waiting:
+            raise QueueFullError(f"{self.waiting} requests are waiting, as many as may; try again later.")
+        call: _QueuedCall[Item, Answer] = _QueuedCall(item, size, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        self._idle.clear()
+        self._arrived.set()
+        return await call.future
+
+    async def __aenter__(self) -> Batcher[Item, Answer]:
+        self._idle.set()
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._count)]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        """Answer what has been accepted, and stop; stop at once if an exception, such as a cancellation, ends it."""
+        self._is_closing = True
+        is_finished = False
+        try:
+            if kind is None:
+                await self._idle.wait()
+                is_finished = True
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            # A batch that is being answered would have to end first.
+            self._threads.shutdown(wait=is_finished, cancel_futures=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        """Answer one batch after the other in one of the threads."""
+        loop, expected = asyncio.get_running_loop(), 0
+        while True:
+            await self._arrived.wait()
+            if self._gather_seconds and self.waiting < expected:
+                await asyncio.sleep(self._gather_seconds)
+            batch = self._take()
+            size = _size(batch)
+            expected = size if len(batch) > 1 else 0
+            if batch:
+                self._answered.append(size)
+                try:
+                    await self._serve(loop, batch)
+                finally:
+                    self._answered.remove(size)
+            if not self._waiting:
+                self._arrived.clear()
+                if not self._answered:
+                    self._idle.set()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, batch: list[_QueuedCall[Item, Answer]]) -> None:
+        answers: Sequence[Any]
+        try:
+            answers = await loop.run_in_executor(self._threads, self._answer, [call.item for call in batch])
+        except Exception as error:  # noqa: BLE001 (each call raises it)
+            answers = [error] * len(batch)
+        for call, answer in zip(batch, answers, strict=True):
+            if call.future.done():
+                continue  # its client has gone, or its time is over
+            if isinstance(answer, Exception):
+                call.future.set_exception(answer)
+            else:
+                call.future.set_result(answer)
+
+    def _share(self) -> int:
+        """Return the maximum size of the next batch."""
+        calls = self.waiting + sum(self._answered)
+        return min(self._max_batch, -(-calls // self._count))
+
+    def _take(self) -> list[_QueuedCall[Item, Answer]]:
+        """Remove the calls of the next batch; those that nobody waits for any more are left out."""
+        batch: list[_QueuedCall[Item, Answer]] = []
+        size, most = 0, self._share()
+        while self._waiting and (not batch or size + self._waiting[0].size <= most):
+            call = self._waiting.popleft()
+            if not call.future.done():
+                batch.append(call)
+                size += call.size
+        return batch
+
+
+def _size(calls: Iterable[_QueuedCall[Any, Any]]) -> int:
+    return sum(call.size for call in calls)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts.
+
+    Parameters
+    ----------
+    body_bytes
+        Size of the body of a request.
+    batch
+        Number of queries, documents or ids in a request.
+    characters
+        Length of one text.
+    hits
+        Number of documents per query, and of those that a hybrid or reranking search compares if its `depth` is given.
+    waiting_queries, waiting_writes
+        How many queries, and how many other requests of each kind, wait for their turn; further ones are answered with
+        429. Look-ups, which are quick, count as queries do. The other kinds are writes, rankings of documents that are
+        in no index, and questions such as why a document is not found.
+    seconds
+        How long a request may take, its body included; then it is answered with 503, or with 408 if its body has not
+        arrived. A write that has begun is still finished.
+
+    Examples
+    --------
+    >>> Limits(batch=64).batch
+    64
+    """
+
+    body_bytes: int = 16 << 20
+    batch: int = 512
+    characters: int = 200_000
+    hits: int = 1000
+    waiting_queries: int = 2048
+    waiting_writes: int = 64
+    seconds: int = 60
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_count(field.name, getattr(self, field.name))
+
+    def check_batch(self, count: int) -> None:
+        """Raise `TooLargeError` for a request with too many queries, documents or ids."""
+        if count > self.batch:
+            raise TooLargeError(f"received {count:,} at once; this server takes at most {self.batch:,}: send less.")
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raise `TooLargeError` for a text that is too long."""
+        longest = max(map(len, texts), default=0)
+        if longest > self.characters:
+            raise TooLargeError(
+                f"received a text of {longest:,} characters; this server takes at most {self.characters:,}."
+            )
+
+    def check_hits(self, k: int, depth: int | None = None) -> None:
+        """Raise `TooLargeError` for too many documents per query."""
+        if k > self.hits:
+            raise TooLargeError(f"received k={k:,}; this server returns at most {self.hits:,} documents per query.")
+        if depth is not None and depth > self.hits:
+            raise TooLargeError(f"received depth={depth:,}; this server compares at most {self.hits:,} documents.")
+
+
+_END: ContextVar[float | None] = ContextVar("end of the request", default=None)
+
+
+def begin_request(seconds: float) -> None:
+    """Begin the time of the request that the current task handles."""
+    _END.set(time.monotonic() + seconds)
+
+
+def seconds_left(seconds: float) -> float:
+    """Return how much of its time the current request has left; `seconds` where none has begun.
+
+    Examples
+    --------
+    >>> seconds_left(60)
+    60
+    >>> begin_request(60)
+    >>> 59 < seconds_left(60) <= 60
+    True
+    """
+    end = _END.get()
+    return seconds if end is None else max(0.0, end - time.monotonic())
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """Counters and histograms of one server, in a registry of its own.
+
+    Examples
+    --------
+    >>> metrics = Metrics()
+    >>> metrics.request("GET", "/health/live", 200, 0.001)
+    >>> b'latelier_requests_total{method="GET",' in metrics.text()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "latelier_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
+        )
+        self._latency = Histogram(
+            "latelier_request_seconds", "Time per request.", ["route"], buckets=_SECONDS, registry=self._registry
+        )
+        self._stages = Histogram(
+            "latelier_stage_seconds",
+            "Time of each stage of a batch.",
+            ["index", "stage"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._batches = Histogram(
+            "latelier_batch_queries", "Queries per batch.", ["index"], buckets=_QUERIES, registry=self._registry
+        )
+        self._waiting = Gauge(
+            "latelier_waiting", "Queries or writes that wait.", ["index", "kind"], registry=self._registry
+        )
+        self._documents = Gauge("latelier_documents", "Documents in the index.", ["index"], registry=self._registry)
+        self._counts: dict[str, Callable[[], int]] = {}  # of documents
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def batch(self, index: str, queries: int) -> None:
+        """Count a batch of queries."""
+        self._batches.labels(index).observe(queries)
+
+    def stage(self, index: str, stage: str, seconds: float) -> None:
+        """Count the time of a stage of a batch."""
+        self._stages.labels(index, stage).observe(seconds)
+
+    def watch(self, index: str, documents: Callable[[], int], waiting: dict[str, Callable[[], int]]) -> None:
+        """Read some numbers of an index whenever the metrics are read."""
+        self._counts[index] = documents
+        for kind, count in waiting.items():
+            self._waiting.labels(index, kind).set_function(count)
+
+    def text(self) -> bytes:
+        """Return everything in the text form of Prometheus, without the documents of an index that cannot be read."""
+        for index, count in self._counts.items():
+            try:
+                self._documents.labels(index).set(count())
+            except LatelierError:
+                self._documents.remove(index)
+        return generate_latest(self._registry)
+
 
 T = TypeVar("T")
 Work: TypeAlias = "Callable[[], Any]"

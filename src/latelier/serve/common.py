@@ -1,0 +1,163 @@
+"""What HTTP and agents share: tokens, advice, socket, signals."""
+
+from __future__ import annotations
+
+import hmac
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from latelier.errors import InvalidArgumentError
+
+__all__ = ["check_token", "exits_on_signals", "for_clients", "listen", "sends_token"]
+
+# Shorter tokens can be guessed.
+_SHORTEST = 16
+
+
+def check_token(name: str, token: str | None) -> None:
+    """Check a token that is to be required.
+
+    Parameters
+    ----------
+    name
+        What the message calls it.
+    token
+        The token, or None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is too short or holds other characters than visible ASCII.
+
+    Examples
+    --------
+    >>> check_token("read token", "secret")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    latelier.errors.InvalidArgumentError: the read token has 6 characters; ...
+    """
+    if token is not None and not (len(token) >= _SHORTEST and all("!" <= character <= "~" for character in token)):
+        raise InvalidArgumentError(
+            f"the {name} has {len(token)} characters; expected at least {_SHORTEST}, all of them visible ASCII "
+            "characters: python -c 'import secrets; print(secrets.token_urlsafe())' makes one."
+        )
+
+
+def sends_token(authorization: str | None, tokens: Iterable[str]) -> bool:
+    """Whether a request has one of some tokens.
+
+    Parameters
+    ----------
+    authorization
+        Its ``Authorization`` header; None if it has none.
+    tokens
+        The tokens. Each is compared, in a time that does not depend on how much of it is right.
+
+    Examples
+    --------
+    >>> sends_token("Bearer a-secret-of-readers", ["a-secret-of-readers"])
+    True
+    >>> sends_token("Basic a-secret-of-readers", ["a-secret-of-readers"])
+    False
+    """
+    scheme, _, sent = (authorization or "").partition(" ")
+    same = [hmac.compare_digest(sent.encode(), token.encode()) for token in tokens]
+    return scheme.lower() == "bearer" and any(same)
+
+
+# Advice of the library's messages that is for Python, and what it is for clients; they name the update differently.
+_ADVICE = {
+    "ids() lists the ids of the index (1 is not '1')": "search returns the ids of what it finds (1 is not '1')",
+    "update(...), or --update on the command line, replaces documents; skip_existing=True, or --resume, keeps the "
+    "stored ones": "{update} replaces documents; leave out those that are to stay as they are stored",
+    "update() replaces documents": "{update} replaces documents",
+    "Add the documents again with skip_existing=True, or --resume, which skips those that are stored and needs an id "
+    "for each": "Leave out those that are to stay as they are stored",
+}
+
+
+def for_clients(message: str, *, update: str) -> str:
+    """Return a message of the library with the advice that clients of a server can follow.
+
+    Parameters
+    ----------
+    message
+        The message.
+    update
+        What replaces documents.
+
+    Examples
+    --------
+    >>> message = "no such id; ids() lists the ids of the index (1 is not '1')."
+    >>> for_clients(message, update="PUT")
+    "no such id; search returns the ids of what it finds (1 is not '1')."
+    """
+    for advice, here in _ADVICE.items():
+        message = message.replace(advice, here.format(update=update))
+    return message
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Parameters
+    ----------
+    host
+        Address to bind to.
+    port
+        Port to bind to; 0 chooses a free one.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the port is not free, or there is no such address or port.
+
+    Examples
+    --------
+    >>> with listen("127.0.0.1", 0) as listening:
+    ...     listening.getsockname()[0]
+    '127.0.0.1'
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+        # asyncio turns Nagle's algorithm off only for sockets that name their protocol, which these do not. With it,
+        # each answer waits 40 ms for an acknowledgement between its head and its body. Accepted sockets inherit this.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except (OSError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"cannot listen on {host}, port {port}: {error}. Choose another address or port; port 0 is any free one."
+        ) from error
+
+
+@contextmanager
+def exits_on_signals() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM, with the exit status of shells, 128 + 15; by default, SIGTERM closes nothing.
+
+    uvicorn stops its server on a signal and sends the signal again when the server has stopped. SIGINT then raises
+    KeyboardInterrupt, even where it was ignored, as in the background of a script. A handler that the program has set
+    itself stays. Python handles signals in the main thread only; others change nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = (
+        (signal.SIGTERM, signal.SIG_DFL, _exit),
+        (signal.SIGINT, signal.SIG_IGN, signal.default_int_handler),
+    )
+    changed = [each for each in handlers if signal.getsignal(each[0]) is each[1]]
+    for number, _, handler in changed:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, before, _ in changed:
+            signal.signal(number, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
