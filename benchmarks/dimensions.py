@@ -33,7 +33,7 @@ from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
-from latelier.models.projection import SecondMoment, orthogonal_weight
+from latelier.models.construction import SecondMoment, orthogonal_weight
 from latelier.scores import colbert_scores
 
 K = 10

@@ -38,7 +38,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.models import DEFAULT_MODEL, ColBERT, encoding
-from latelier.models.checkpoints.location import resolve_name
+from latelier.models.location import resolve_name
 
 PEER = "sentence-transformers"
 BATCH_SIZES = (32, 128, 512)

@@ -37,7 +37,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from latelier import losses as ours
 from latelier.models import DEFAULT_MODEL, ColBERT
-from latelier.models.checkpoints.location import resolve_name
+from latelier.models.location import resolve_name
 
 LENGTH = 300
 LIMIT = 1 << 20  # KiB that a step on a CPU may add, for --memory

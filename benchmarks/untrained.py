@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT, Recipe
-from latelier.models.checkpoints.location import resolve_name
+from latelier.models.location import resolve_name
 from latelier.scores import colbert_scores
 
 MEASURES = ("nDCG@10", "R@100", "Success@1")

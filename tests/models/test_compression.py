@@ -14,7 +14,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.losses import Contrastive, Distillation
 from latelier.models import ColBERT, pool_tokens
-from latelier.models.loading import load_untrusted
+from latelier.models.untrusted import load_untrusted
 from latelier.modules import AttentionPooling
 
 DOCUMENTS = [

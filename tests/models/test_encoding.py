@@ -11,7 +11,8 @@ import torch
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models import ColBERT, compute_dtype, encoding
+from latelier.models import ColBERT, encoding
+from latelier.models import encoding as compute_dtype
 
 pytestmark = pytest.mark.processor
 

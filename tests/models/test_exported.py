@@ -21,7 +21,7 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 from latelier.models.exported import ExportedEncoder
-from latelier.models.exporting import export
+from latelier.models.onnx import export
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 40, "Über naïve café 東京"]
 

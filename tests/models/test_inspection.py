@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import ColBERT, load
-from latelier.models.inspection import check_plain
-from latelier.models.loading import load_untrusted
+from latelier.models.untrusted import check_plain, load_untrusted
 
 
 @pytest.fixture
@@ -243,7 +242,7 @@ def test_folders_whose_parts_do_not_fit_together_are_errors_of_ours(plain):
 HUB = """
 import sys
 from latelier.errors import LatelierError
-from latelier.models.loading import load_untrusted
+from latelier.models.untrusted import load_untrusted
 for name in sys.argv[1:]:
     try:
         print(load_untrusted(name, "cpu").embedding_size)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.losses import Contrastive
 from latelier.models import ColBERT, Recipe, TextEncoder, train_tokenizer
-from latelier.models.loading import load_untrusted
+from latelier.models.untrusted import load_untrusted
 from latelier.modules import TransformerEncoder
 from latelier.scores import colbert_scores
 

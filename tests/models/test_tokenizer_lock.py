@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from latelier.models import ColBERT
-from latelier.models.token_starts import token_starts, tokenizer_offsets
-from latelier.models.tokenizer_lock import tokenizer_lock
+from latelier.models.tokens import token_starts, tokenizer_lock, tokenizer_offsets
 
 
 @pytest.fixture(scope="module")

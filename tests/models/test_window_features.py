@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from latelier.models import ColBERT, window_features
-from latelier.models.window_features import tokenize_window
+from latelier.models import ColBERT, encoding
+from latelier.models.encoding import tokenize_window
 
 TEXTS = ["", "a pear.", *(f"number {i}, " * i for i in range(1, 60))]
 
@@ -25,10 +25,8 @@ def check_features(model, texts, task, prompt=None):
 def joins(monkeypatch):
     """The calls of `numpy.full`, which only features of joined ids make."""
     calls = []
-    full = window_features.np.full
-    monkeypatch.setattr(
-        window_features.np, "full", lambda *args, **options: calls.append(args) or full(*args, **options)
-    )
+    full = encoding.np.full
+    monkeypatch.setattr(encoding.np, "full", lambda *args, **options: calls.append(args) or full(*args, **options))
     return calls
 
 
@@ -122,4 +120,4 @@ def test_prompts_that_are_not_the_models_are_not_remembered(tiny):
     for prompt in (None, "search: ", "", *(f"{number}: " for number in range(20))):
         for text in ("a pear.", "two pears"):
             check_features(model, [text], "query", prompt)
-    assert window_features._templates[model.tokenizer].keys() == {("query", "search: "), ("query", "")}
+    assert encoding._templates[model.tokenizer].keys() == {("query", "search: "), ("query", "")}

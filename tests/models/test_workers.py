@@ -32,7 +32,7 @@ def test_more_texts_than_open_files_are_allowed(tiny, few_files):
 
 
 def test_a_joined_chunk_is_split_into_what_it_was():
-    from latelier.models.workers import JoinedChunk
+    from latelier.models.colbert import JoinedChunk
 
     matrices = [torch.randn(3, 2), torch.randn(0, 2), torch.randn(1, 2)]
     again = JoinedChunk.of(matrices).split()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from latelier import indexes
 from latelier.demo.corpus import standard_library_documents
 from latelier.errors import LatelierError, StorageError
-from latelier.models.checkpoints.location import DEFAULT_MODEL
+from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
 from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 from latelier.utils.files import cache_folder

@@ -1,18 +1,24 @@
-"""Late-interaction models: texts in, one vector per token out."""
+"""Late-interaction models: texts in, one vector per token out.
+
+sentence-transformers reads the files; `heads` says which trained layers it found, and `pylate` writes PyLate's layout.
+
+`forwards` patches the modules of a model while texts are encoded, with prepacked weights (`prepacked`) and with BERT's
+layers in few operations (`bert`). `onnx_export`, `onnx_store` and `onnx_session` export the transformer, keep the
+export, and run it with ONNX Runtime.
+"""
 
 from typing import TYPE_CHECKING
 
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
-    from latelier.models.checkpoints.location import DEFAULT_MODEL
     from latelier.models.colbert import ColBERT
     from latelier.models.exported import ExportedEncoder
-    from latelier.models.loading import load
+    from latelier.models.location import DEFAULT_MODEL
     from latelier.models.pooling import pool_tokens
     from latelier.models.recipe import UNTRAINED, Recipe
-    from latelier.models.text_encoder import TextEncoder
-    from latelier.models.vocabulary import train_tokenizer
+    from latelier.models.text_encoder import TextEncoder, train_tokenizer
+    from latelier.models.untrusted import load
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -25,14 +31,14 @@ __all__ = [
     "pool_tokens",
     "train_tokenizer",
 ]
+
 __getattr__, __dir__ = lazy_names(
     __name__,
-    **{"checkpoints.location": ("DEFAULT_MODEL",)},
     colbert=("ColBERT",),
     exported=("ExportedEncoder",),
-    loading=("load",),
+    location=("DEFAULT_MODEL",),
     pooling=("pool_tokens",),
-    recipe=("UNTRAINED", "Recipe"),
-    text_encoder=("TextEncoder",),
-    vocabulary=("train_tokenizer",),
+    recipe=("Recipe", "UNTRAINED"),
+    text_encoder=("TextEncoder", "train_tokenizer"),
+    untrusted=("load",),
 )

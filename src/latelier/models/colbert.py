@@ -1,35 +1,263 @@
-"""`ColBERT`: a late-interaction model, one vector per token.
+"""ColBERT with its overrides of sentence-transformers.
 
 A subclass of sentence-transformers' `MultiVectorEncoder`, whose methods delegate to the other modules of this package.
+
+sentence-transformers sends one shared-memory tensor per text, and each is an open file in the parent process until the
+last chunk has arrived: about a thousand texts exhaust the usual limit of 1,024 open files.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, Literal, NamedTuple
 
 import torch
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Module
+from sentence_transformers.util import fullname
+from torch import Tensor, nn
+from tqdm import trange
 
-from latelier.models import compression, encoding, options
-from latelier.models.checkpoints import location
-from latelier.models.checkpoints.pylate import LayoutName, is_layout, save_for_pylate
-from latelier.models.construction import Construction
-from latelier.models.cpu.backends import check_backend
-from latelier.models.differentiable import embed_texts, score_pairs
-from latelier.models.exporting import export
-from latelier.models.inputs import read_inputs
-from latelier.models.lengths import check_lengths, max_length, set_max_lengths
-from latelier.models.outputs import OutputForm
-from latelier.models.overrides import Overrides
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.models import aliases, compression, encoding, location
+from latelier.models.checkpoints import LayoutName, check_modules, damage_errors, is_layout, save_for_pylate
+from latelier.models.construction import Construction, check_lengths, max_length, set_max_lengths
+from latelier.models.encoding import OutputForm
+from latelier.models.onnx import check_backend, export
 from latelier.models.pooling import Pooling, PoolMethod
-from latelier.models.recipe import Recipe, untrained_recipe
+from latelier.models.recipe import Recipe, check_text_pairs, read_inputs, untrained_recipe
+from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens, tokenizing
+from latelier.modules import AttentionPooling
+from latelier.scores import colbert_scores, colbert_scores_pairwise
+from latelier.utils import check_count
+from latelier.utils.checks import describe, short
+from latelier.utils.features import move_features
 from latelier.utils.files import as_path
 
-__all__ = ["ColBERT"]
+__all__ = [
+    "ColBERT",
+    "JoinedChunk",
+    "JoiningQueue",
+    "Overrides",
+    "embed_texts",
+    "encode_chunks",
+    "score_pairs",
+    "take_result",
+]
+
+
+class JoinedChunk(NamedTuple):
+    """The embeddings of a chunk of texts: ``(total tokens, dim)``, and the number of tokens of each text."""
+
+    vectors: Tensor
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, rows: list[Tensor]) -> JoinedChunk:
+        """Join one ``(tokens, dim)`` tensor per text into one."""
+        return cls(torch.cat(rows), [len(row) for row in rows])
+
+    def split(self) -> list[Tensor]:
+        """Return one tensor per text, in memory that is not shared: the open file is closed."""
+        return list(self.vectors.clone().split(self.lengths))
+
+
+class JoiningQueue:
+    """The queue that a worker process puts results into; joins the tensors of a chunk first."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def put(self, result: list[Any]) -> None:
+        """Send ``[chunk id, output]``; an output that is not a list of token vectors is sent unchanged."""
+        chunk, output = result
+        joins = isinstance(output, list) and output and all(isinstance(m, Tensor) and m.ndim == 2 for m in output)
+        self._queue.put([chunk, JoinedChunk.of(output) if joins else output])
+
+
+def encode_chunks(target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
+    """Run a worker process as sentence-transformers does; results go through a `JoiningQueue`."""
+    joining: Any = JoiningQueue(results_queue)
+    MultiVectorEncoder._multi_process_worker(target_device, model, input_queue, joining)
+
+
+def take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wait for ``[chunk id, output]`` as sentence-transformers does, and split what a `JoiningQueue` has joined."""
+    chunk, output = MultiVectorEncoder._get_worker_result(pool, *args, **kwargs)
+    return [chunk, output.split() if isinstance(output, JoinedChunk) else output]
+
+
+# The modules of this library, by the name that a saved model's modules.json has for them: they need no
+# ``trust_remote_code``.
+_OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}
+
+
+def _in_every_spelling(method: Callable[..., Any], task: str) -> Callable[..., Any]:
+    """Return `encode_query` or `encode_document` with every name that `ColBERT.encode` has for the texts and the task.
+
+    Its signature and its docstring are those of sentence-transformers.
+    """
+
+    @wraps(method)
+    def encode(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        texts = {"inputs": inputs, **{name: kwargs.pop(name, None) for name in ("texts", "sentences")}}
+        query_mode, is_query, asked = (kwargs.pop(name, None) for name in ("query_mode", "is_query", "task"))
+        asked = aliases.resolve_task(query_mode, is_query, asked, default=task)
+        if asked != task:
+            raise InvalidArgumentError(f"encode_{task} received the task {asked!r}; use encode_{asked}.")
+        return method(self, aliases.one_name(texts, "texts to encode"), *args, **kwargs)
+
+    return encode
+
+
+def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `similarity` or `similarity_pairwise`, which take `TokenEmbeddings` too.
+
+    Its signature and its docstring are those of sentence-transformers, which takes lists and has options of its own.
+    """
+
+    @wraps(method)
+    def similarity(self: Any, embeddings1: Any, embeddings2: Any, **kwargs: Any) -> Any:
+        sides = [embeddings1, embeddings2]
+        if any(isinstance(side, TokenEmbeddings) for side in sides):
+            if self.similarity_fn_name == "maxsim" and not kwargs:
+                return score(*sides)
+            sides = [list(side.to("torch")) if isinstance(side, TokenEmbeddings) else side for side in sides]
+        return method(self, *sides, **kwargs)
+
+    return similarity
+
+
+class Overrides(MultiVectorEncoder):
+    """Base class of `ColBERT`, with no method that sentence-transformers does not have."""
+
+    _construction: Construction
+
+    encode_query = _in_every_spelling(MultiVectorEncoder.encode_query, "query")
+    encode_document = _in_every_spelling(MultiVectorEncoder.encode_document, "document")
+    similarity = _taking_packed(MultiVectorEncoder.similarity, colbert_scores)
+    similarity_pairwise = _taking_packed(MultiVectorEncoder.similarity_pairwise, colbert_scores_pairwise)
+
+    @property
+    def similarity_fn_name(self) -> Any:
+        """How `similarity` scores: ``"maxsim"``, the default, or ``"meanmaxsim"``."""
+        return super().similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, value: Any) -> None:
+        try:
+            MultiVectorEncoder.similarity_fn_name.fset(self, value)  # type: ignore[attr-defined]
+        except (TypeError, ValueError) as error:
+            names = " or ".join(map(repr, self.SUPPORTED_SIMILARITY_FN_NAMES))
+            raise InvalidArgumentError(f"received similarity_fn_name={short(value)}; expected {names}.") from error
+
+    def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
+        self.save(path, *args, **kwargs)  # type: ignore[arg-type]  # `ColBERT.save` takes any path
+
+    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
+
+        Raises
+        ------
+        LatelierError
+            If markers were added to the vocabulary since the encoder was loaded: an adapter is saved with the name of
+            its encoder, which does not have them.
+        """
+        self._construction.check_vocabulary_is_saved(type(self).__name__)
+        super().add_adapter(*args, **kwargs)
+
+    def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        with damage_errors(model_name_or_path, kwargs):
+            modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
+            check_modules(model_name_or_path, list(modules.values() if isinstance(modules, dict) else modules))
+        return modules, module_kwargs
+
+    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, False, self._legacy.prefixes, self.prompts)
+
+    def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
+
+    def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
+        self._construction.note_saved_head(modules)
+        return modules, module_kwargs
+
+    def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:
+        """Encode in a worker process, where `encoding` has sent a job; or as sentence-transformers does."""
+        if job is None:
+            return super()._inference(inputs, device=device, **others)
+        return encoding.encode_chunk(self, inputs, job, device)
+
+    _module_classes = _OWN_MODULES
+    _multi_process_worker = staticmethod(encode_chunks)
+    _get_worker_result = staticmethod(take_result)
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
+        return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)
+
+
+def embed_texts(model: Any, texts: str | Iterable[str], task: str, *, truncation: bool = True) -> Tensor:
+    """Return token vectors ``(n, max_length, dim)``; rows of padding and of tokens that are not scored are zero.
+
+    Parameters
+    ----------
+    model
+        A `ColBERT`; its `truncate_dim` applies.
+    texts
+        One text or many.
+    task
+        ``"query"`` or ``"document"``.
+    truncation
+        As in `ColBERT.encode`.
+    """
+    length = max_length(model, task)
+    if not isinstance(texts, Iterable):
+        raise InvalidArgumentError(f"received {describe(texts)}; expected texts, or features from tokenize(...).")
+    features = model.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
+    if not features:
+        dim = model.truncate_dim or model.get_embedding_dimension() or 0
+        return torch.zeros(0, length, int(dim), device=model.device)
+    vectors, mask = _token_vectors(model, features)
+    vectors = vectors * mask.unsqueeze(-1)
+    return nn.functional.pad(vectors, (0, 0, 0, max(length - vectors.shape[1], 0)))
+
+
+def score_pairs(
+    model: Any,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    batch_size: int,
+    show_progress_bar: bool,
+) -> Tensor:
+    """Return the score of query ``i`` against document ``i``, ``(n,)`` float32; `truncate_dim` applies."""
+    queries, documents = check_text_pairs(queries, documents)
+    check_count("batch_size", batch_size)
+    batches = []
+    for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not show_progress_bar):
+        pairs = slice(start, start + batch_size)
+        query_vectors, queries_mask = _token_vectors(model, model.preprocess(queries[pairs], task="query"))
+        document_vectors, documents_mask = _token_vectors(model, model.preprocess(documents[pairs], task="document"))
+        batches.append(
+            colbert_scores_pairwise(query_vectors, document_vectors, queries_mask, documents_mask, backend="torch")
+        )
+    return torch.cat(batches) if batches else torch.zeros(0, device=model.device)
+
+
+def _token_vectors(model: Any, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return vectors ``(n, tokens, dim)`` and the bool mask ``(n, tokens)`` of those that are scored."""
+    out = model.forward(move_features(features, model.device))
+    vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
+    if model.truncate_dim is not None:
+        vectors = nn.functional.normalize(vectors[..., : model.truncate_dim], dim=-1)
+    return vectors, mask
 
 
 class ColBERT(Overrides):
@@ -93,7 +321,7 @@ class ColBERT(Overrides):
         backend: str = "torch",
         **kwargs: Any,
     ) -> None:
-        options.check(type(self).__name__, kwargs, options.parameters_of(MultiVectorEncoder), ColBERT)
+        aliases.check(type(self).__name__, kwargs, aliases.parameters_of(MultiVectorEncoder), ColBERT)
         device = check_backend(backend, device)
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         name = None if model_name_or_path is None else str(model_name_or_path)
@@ -101,7 +329,7 @@ class ColBERT(Overrides):
         with location.loading(name, kwargs) as found:
             super().__init__(found, device=location.load_device(device, kwargs), **kwargs)
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
-        self.truncate_dim = options.resolve_truncation(truncate_dim, None, self.embedding_size)
+        self.truncate_dim = aliases.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
         self.cpu_backend = backend
 
@@ -236,18 +464,18 @@ class ColBERT(Overrides):
             One ``(tokens, dim)`` matrix per text; one matrix for one text; a list for each list of texts.
         """
         if kwargs:
-            options.check("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, self.encode)
-        given = options.one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
+            aliases.check("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, self.encode)
+        given = aliases.one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
         batch = read_inputs(given, self.is_singular_input)
-        task = options.resolve_task(query_mode, is_query, task)
+        task = aliases.resolve_task(query_mode, is_query, task)
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
-        numpy, size = options.wants_arrays(convert_to_numpy, convert_to_tensor), self.embedding_size
+        numpy, size = aliases.wants_arrays(convert_to_numpy, convert_to_tensor), self.embedding_size
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
-        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, size, form.raw)
+        dim = aliases.resolve_truncation(truncate_dim, self.truncate_dim, size, form.raw)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
         values = (show_progress_bar, output_value, numpy, device, normalize_embeddings, pool, chunk_size, token_pooling)
         self._construction.check_fitted()
-        given = options.chosen(values, kwargs)
+        given = aliases.chosen(values, kwargs)
         encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, given, truncation=truncation)
         return batch.regroup(form.convert(encoded, dim or size, batch.single))
 
@@ -285,9 +513,9 @@ class ColBERT(Overrides):
         torch.Tensor
             One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
         """
-        task = options.resolve_task(None, is_query, None, default="document")
+        task = aliases.resolve_task(None, is_query, None, default="document")
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task)
-        dim = options.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
+        dim = aliases.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
         job = encoding.Job(task, None, batch_size, compute_dtype, dim, pooling=pooling)
         self._construction.check_fitted()
         return encoding.stream(self, texts, job, OutputForm(packed, precision, pooling=pooling), show_progress_bar)
@@ -327,14 +555,14 @@ class ColBERT(Overrides):
             If the features hold no task in training.
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            options.check("the model", kwargs, kwargs and {"processing_kwargs", *self.get_model_kwargs()}, self.forward)
-            task = options.resolve_task(query_mode, is_query, task, default=input.get("task"))
+            aliases.check("the model", kwargs, kwargs and {"processing_kwargs", *self.get_model_kwargs()}, self.forward)
+            task = aliases.resolve_task(query_mode, is_query, task, default=input.get("task"))
             check_features(self, input, task)
             self._construction.check_fitted()
             return super().forward({**input}, task=task, **kwargs)  # the modules change the masks in it
-        options.check("the model, called with texts,", kwargs, (), self.forward)
-        given = options.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
-        task = options.resolve_task(query_mode, is_query, task)
+        aliases.check("the model, called with texts,", kwargs, (), self.forward)
+        given = aliases.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
+        task = aliases.resolve_task(query_mode, is_query, task)
         return {"embeddings": embed_texts(self, given, task, truncation=truncation)}
 
     def scores(
@@ -382,7 +610,7 @@ class ColBERT(Overrides):
         dict
             ``input_ids`` and ``attention_mask`` ``(n, tokens)``, ``task``, and what else the encoder takes.
         """
-        task = options.resolve_task(query_mode, is_query, task)
+        task = aliases.resolve_task(query_mode, is_query, task)
         texts = [texts] if isinstance(texts, str) else texts
         check_lengths(self, texts, task, truncation=truncation)
         return self.preprocess(texts, task=task, **kwargs)
@@ -476,7 +704,7 @@ class ColBERT(Overrides):
             If PyLate's layout cannot hold the model, or the path is a file; nothing is written then.
         """
         self._construction.check_fitted()
-        options.check("save", kwargs, options.parameters_of(super().save), self.save)
+        aliases.check("save", kwargs, aliases.parameters_of(super().save), self.save)
         save = partial(save_for_pylate, self) if is_layout(layout) else super().save
         with location.saving(path) as folder:
             save(folder, *args, **kwargs)

@@ -1,11 +1,17 @@
-"""Building a late-interaction model around an encoder that has no head for it, by a recipe."""
+"""Construction, heads, projection, length caps.
+
+sentence-transformers reads the files. A checkpoint that lists a complete pipeline (ours, its own, PyLate 3's) is used
+unchanged and not passed here. For all others sentence-transformers builds a pipeline, of which we keep the trained
+parts.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from sentence_transformers import MultiVectorEncoder
@@ -15,15 +21,191 @@ from tokenizers import AddedToken
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.checkpoints.heads import LoadedModules, trained_heads
-from latelier.models.projection import fit_pca, orthogonal_weight
-from latelier.models.recipe import Recipe
+from latelier.models.recipe import Recipe, checked_stream
 from latelier.models.text_encoder import TextEncoder
-from latelier.utils import check_count
+from latelier.models.tokens import tokenizer_lock
+from latelier.utils import check_count, check_flag, encoder_limit, resolve_length
 from latelier.utils.checks import describe, short
-from latelier.utils.misc import warn_caller
+from latelier.utils.features import move_features
+from latelier.utils.misc import progress_bar, warn_caller
 
-__all__ = ["DEFAULT_EMBEDDING_SIZE", "Construction"]
+__all__ = [
+    "DEFAULT_EMBEDDING_SIZE",
+    "Construction",
+    "LoadedModules",
+    "SecondMoment",
+    "check_lengths",
+    "encoder_module",
+    "fit_pca",
+    "length_limit",
+    "max_length",
+    "orthogonal_weight",
+    "set_max_lengths",
+    "trained_heads",
+]
+
+
+class LoadedModules(NamedTuple):
+    """What sentence-transformers made of a checkpoint.
+
+    Parameters
+    ----------
+    name
+        Name or folder of the checkpoint.
+    modules
+        The pipeline. Around a model without a head, sentence-transformers adds a random one.
+    has_modules_json
+        Whether the checkpoint lists its modules, as dense models and those of PyLate do.
+    inserts_markers
+        Whether its settings name markers to insert as tokens, as those of PyLate and Stanford's ColBERT do.
+    has_saved_head
+        Whether a linear layer was among the listed modules.
+    """
+
+    name: str
+    modules: Sequence[nn.Module]
+    has_modules_json: bool
+    inserts_markers: bool
+    has_saved_head: bool
+
+
+def trained_heads(loaded: LoadedModules) -> list[Dense] | None:
+    """Return the trained linear layers that the recipe is built around, or None if the pipeline is complete."""
+    if loaded.inserts_markers:  # a late-interaction model of PyLate before version 3, or of Stanford
+        return None
+    if loaded.has_modules_json:
+        return _token_heads(loaded)
+    first: Any = loaded.modules[0]
+    return None if first.transformer_task == "retrieval" else []  # transformers' ColPali and the like, or an encoder
+
+
+def _token_heads(loaded: LoadedModules) -> list[Dense]:
+    """Return the linear layers of a dense model that can be applied to each token, with their activations.
+
+    sentence-transformers and PyLate apply any `Dense` to tokens, whether it stands before the pooling or behind it.
+    Other modules behind the pooling have no meaning for a token; they are left out with a warning.
+    """
+    heads: list[Dense] = []
+    width = next(module for module in loaded.modules if isinstance(module, Transformer)).get_embedding_dimension()
+    for module in loaded.modules:
+        if isinstance(module, (Transformer, MultiVectorMask, Normalize, nn.Dropout)):
+            continue
+        if isinstance(module, Dense) and not loaded.has_saved_head:
+            continue  # added by sentence-transformers, with random weights
+        reads = module.in_features if isinstance(module, Dense) else None
+        if isinstance(module, Dense) and reads == width:
+            heads.append(module)
+            width = module.out_features
+            continue
+        kind = type(module).__name__
+        reason = f"reads {reads} numbers, and a token has {width}" if reads else "works on pooled vectors"
+        warn_caller(f"the {kind} of {loaded.name} is left out: it {reason}.")
+    return heads
+
+
+def orthogonal_weight(out_features: int, in_features: int) -> torch.Tensor:
+    """Return a random matrix with orthonormal rows (orthonormal columns where it is taller than wide).
+
+    Projecting to random orthonormal directions preserves inner products on average (Johnson-Lindenstrauss). The seed is
+    fixed: the same shape gives the same matrix in every call and on every machine.
+
+    Parameters
+    ----------
+    out_features, in_features
+        Shape of the matrix.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(out_features, in_features)`` float32.
+
+    Examples
+    --------
+    >>> weight = orthogonal_weight(2, 3)
+    >>> torch.allclose(weight @ weight.T, torch.eye(2), atol=1e-6)
+    True
+    """
+    weight = torch.empty(out_features, in_features)
+    torch.nn.init.orthogonal_(weight, generator=torch.Generator().manual_seed(0))
+    return weight
+
+
+class SecondMoment:
+    """The second moment of unit vectors, summed batch by batch, and its principal directions.
+
+    PCA without centring: the leading eigenvectors of the second moment preserve inner products best (Eckart-Young), and
+    MaxSim consists of inner products. Subtracting a mean would need a bias in the projection.
+
+    Parameters
+    ----------
+    dim
+        Dimension of the vectors.
+
+    Examples
+    --------
+    >>> moment = SecondMoment(2)
+    >>> moment.add(torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+    >>> moment.directions(1).abs()
+    tensor([[1., 0.]])
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.count = 0
+        self._sum = torch.zeros(dim, dim, dtype=torch.float64)
+
+    def add(self, vectors: torch.Tensor) -> None:
+        """Add ``(n, dim)`` vectors; each is normalised first, as it will be for scoring."""
+        unit = torch.nn.functional.normalize(vectors.detach().double().cpu(), dim=1)
+        self._sum += unit.T @ unit
+        self.count += len(unit)
+
+    def directions(self, k: int) -> torch.Tensor:
+        """Return the `k` leading eigenvectors as rows ``(k, dim)`` float32, each with a fixed sign."""
+        vectors = torch.linalg.eigh(self._sum).eigenvectors.flip(1).T[:k]
+        # An eigenvector's sign is arbitrary: make its largest entry positive, so that every machine agrees.
+        largest = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
+        return (vectors * largest.sign()).float()
+
+
+def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, show_progress_bar: bool) -> None:
+    """Set the weight of the model's last linear layer to the principal directions of that layer's inputs.
+
+    Parameters
+    ----------
+    model
+        A model whose last `Dense` is the projection to fit.
+    texts
+        Documents, read batch by batch.
+    batch_size
+        Texts per batch.
+    show_progress_bar
+        Show a progress bar on standard error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the texts have fewer tokens than the projection has dimensions.
+    """
+    position, projection = [(i, module) for i, module in enumerate(model) if isinstance(module, Dense)][-1]
+    moment = SecondMoment(projection.in_features)
+    model.eval()
+    check_count("batch_size", batch_size)
+    remaining = checked_stream([texts] if isinstance(texts, str) else texts)
+    with torch.inference_mode(), progress_bar(shown=show_progress_bar, desc="Fitting projection", unit="text") as bar:
+        while batch := list(islice(remaining, batch_size)):
+            features = move_features(model.preprocess(batch, task="document"), model.device)
+            for module in list(model)[:position]:
+                features = module(features)
+            moment.add(features["token_embeddings"][features["attention_mask"].bool()])
+            bar.update(len(batch))
+    if moment.count < projection.out_features:
+        raise InvalidArgumentError(
+            f"the texts have {moment.count} tokens, too few to fit {projection.out_features} dimensions; "
+            "give more texts."
+        )
+    with torch.no_grad():
+        projection.linear.weight.copy_(moment.directions(projection.out_features))
+
 
 DEFAULT_EMBEDDING_SIZE = 128
 
@@ -284,3 +466,90 @@ def _add_markers(transformer: Transformer | TextEncoder, markers: list[str]) -> 
         table = transformer.model.resize_token_embeddings(len(tokenizer), **options)
         with torch.no_grad():
             table.weight[before:] = mean
+
+
+_DEFAULT_QUERY_LENGTH = 32
+_DEFAULT_DOCUMENT_LENGTH = 350
+
+
+def encoder_module(model: MultiVectorEncoder) -> Transformer | TextEncoder:
+    """Return the encoder module; a model made of other modules (``modules=[...]``) has no length caps."""
+    module = model[0]
+    if not isinstance(module, (Transformer, TextEncoder)):
+        raise LatelierError(
+            f"the first module of this model is a {type(module).__name__}, not a Transformer or a TextEncoder."
+        )
+    return module
+
+
+def max_length(model: MultiVectorEncoder, task: str) -> int:
+    """Return the maximum number of tokens of a ``"query"`` or a ``"document"``, special tokens included."""
+    encoder = encoder_module(model)
+    expansion = encoder.query_expansion if task == "query" else None
+    if expansion:
+        return int(expansion["length"])
+    cap = encoder.query_length if task == "query" else encoder.document_length
+    return cap or length_limit(encoder) or int(model.max_seq_length or 0)
+
+
+def check_lengths(
+    model: MultiVectorEncoder, inputs: Sequence[Any], task: str, prompt: str | None = None, *, truncation: bool
+) -> None:
+    """Raise an error for the first text, or pair of texts, that would be truncated; other inputs are not looked at.
+
+    `prompt` is what is put before each; None for the model's own prompt. With ``truncation=True``, any length is fine.
+    """
+    check_flag("truncation", truncation)
+    if truncation:
+        return
+    cap = max_length(model, task)
+    prompt = model.prompts.get(task) or "" if prompt is None else prompt
+    for i, given in enumerate(inputs):
+        first, *others = [given] if isinstance(given, str) else given if isinstance(given, tuple) else [None]
+        if not all(isinstance(text, str) for text in (first, *others)):
+            continue
+        with tokenizer_lock(model.tokenizer):
+            length = len(model.tokenizer(f"{prompt}{first}", *others, truncation=False, verbose=False)["input_ids"])
+        if length > cap:
+            raise InvalidArgumentError(
+                f"texts[{i}] has {length} tokens, but a {task} is cut at {cap}; shorten it, raise max_length_{task}, "
+                "or pass truncation=True."
+            )
+
+
+def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int | None, recipe: Recipe | None) -> None:
+    """Set the length caps: those given, else those of the checkpoint, else the defaults of a recipe.
+
+    Parameters
+    ----------
+    model
+        The model; one that does not start with an encoder (``modules=[...]``) is left unchanged.
+    query, document
+        The caps asked for; None for those that the model has.
+    recipe
+        What the model was built by; None for a checkpoint, which has lengths of its own.
+    """
+    encoder = model[0] if len(model) else None
+    if not isinstance(encoder, (Transformer, TextEncoder)):
+        return
+    limit = length_limit(encoder)
+    default = encoder.document_length if recipe is None else _DEFAULT_DOCUMENT_LENGTH
+    encoder.document_length = resolve_length("max_length_document", document, default, limit)
+    expansion = encoder.query_expansion
+    if recipe is None:
+        default = encoder.query_length
+    else:
+        default = _DEFAULT_QUERY_LENGTH if recipe.projection == "learned" else limit
+        if recipe.query_expansion:
+            expansion = {"strategy": "fixed", "attend": recipe.attend_to_expansion, "length": 1, "token": None}
+    length = resolve_length("max_length_query", query, default, limit)
+    if expansion is None:
+        encoder.query_length = length
+    elif recipe is not None or query is not None:
+        encoder.query_length = None  # expanded queries have the expansion's length, which a smaller cap contradicts
+        encoder.query_expansion = {**expansion, "length": length}
+
+
+def length_limit(encoder: Transformer | TextEncoder) -> int | None:
+    """Return the longest input that an encoder reads, or None where it has no limit."""
+    return encoder.max_seq_length if isinstance(encoder, TextEncoder) else encoder_limit(encoder.config)

@@ -1,7 +1,16 @@
-"""The encoding loop: tokenise a window of texts, then run batches of similar length under a token budget.
+"""The loop: dtype, features, form of the output.
 
 The next window is tokenised in a background thread while the model works on this one, so that memory depends on the
 window and not on the number of texts.
+
+Encoding consists of matrix products, which take about half the time in bfloat16. Weights, residuals and norms stay in
+float32 (torch's autocast), so that token vectors keep a cosine above 0.999 with those computed in float32; for
+all-MiniLM-L6-v2 the lowest of a million tokens was 0.9998.
+
+transformers turns padded lists of ids, types and masks into tensors one number at a time, which takes four times as
+long as tokenising the texts on two cores, and holds Python's lock all the time. Ids without padding, joined into one
+array, hold the same information. One text, a query, needs neither padding nor truncation, and transformers' options
+take longer than its tokens.
 """
 
 from __future__ import annotations
@@ -9,12 +18,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,43 +32,385 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Normalize, Transformer
 from torch import Tensor, nn
 
+from latelier.arrays import DTYPES, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, map_each, thread_count
-from latelier.models.compute_dtype import (
-    check_compute_dtype,
-    check_weights,
-    inference,
-    is_long_work,
-    prefers_bfloat16,
-    stays_close,
-)
+from latelier.models.aliases import check_delegated_dtype, check_prompt, has_loop_options, prompt_errors
+from latelier.models.compression import Recorder, recorded_attention
+from latelier.models.construction import check_lengths, max_length
 from latelier.models.cpu.held_threads import held_threads, runs_in_threads
-from latelier.models.gpu.unpadded import encode_unpadded, is_unpadded, packed_batches
-from latelier.models.inputs import are_texts, checked_stream
-from latelier.models.lengths import check_lengths, max_length
-from latelier.models.options import check_delegated_dtype, check_prompt, has_loop_options, prompt_errors
-from latelier.models.outputs import OutputForm
+from latelier.models.cpu.prepacked import can_prepack
+from latelier.models.gpu import encode_unpadded, is_unpadded, packed_batches
+from latelier.models.onnx import cpu_forwards
 from latelier.models.pooling import Pooling, pool_tokens
-from latelier.models.salience import Recorder, recorded_attention
+from latelier.models.recipe import are_texts, checked_stream
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.window_features import tokenize_window
+from latelier.models.tokens import tokenizer_lock
 from latelier.models.windows import Batch, Window, embeddings_on_host, windows_on_host
-from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device, tokens_per_batch
+from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, check_flag, resolve_device, tokens_per_batch
+from latelier.utils.checks import check_choice
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.misc import progress_bar
 from latelier.utils.ragged import lengths_to_offsets
 
 __all__ = [
+    "COMPUTE_DTYPES",
     "WINDOW",
     "Job",
+    "OutputForm",
+    "check_compute_dtype",
+    "check_weights",
     "encode_chunk",
     "encode_rows",
     "encode_windows",
     "encodes_by_budget",
+    "inference",
+    "is_long_work",
     "packed_windows",
+    "prefers_bfloat16",
+    "stays_close",
     "stream",
+    "tokenize_window",
 ]
+
+_UNPOOLED_OUTPUTS = Pooling()
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """The form in which a call of `encode` returns token vectors.
+
+    Parameters
+    ----------
+    packed
+        `TokenEmbeddings` rather than a list.
+    precision
+        Name of a dtype; None keeps the dtype that the model computed in.
+    numpy
+        Arrays rather than tensors.
+    raw
+        sentence-transformers' own features (``output_value=None``), returned unchanged.
+    pooling
+        How to pool the vectors; with weights from the encoder's attention, the encoding loop has pooled them already.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `packed` is not a flag, the precision is unknown, or the form cannot hold it.
+    """
+
+    packed: bool = False
+    precision: str | None = None
+    numpy: bool = False
+    raw: bool = False
+    pooling: Pooling = _UNPOOLED_OUTPUTS
+
+    def __post_init__(self) -> None:
+        check_flag("packed", self.packed)
+        if self.raw and self.packed:
+            raise InvalidArgumentError("received packed=True with output_value=None; features are returned unchanged.")
+        if self.precision is None:
+            return
+        check_choice("precision", self.precision, DTYPES, optional=True)
+        if self.raw:
+            raise InvalidArgumentError(
+                f"received precision={self.precision!r} with output_value=None; features are returned unchanged."
+            )
+        if self.precision == "int8" and not self.packed:
+            raise InvalidArgumentError(
+                "precision='int8' needs packed=True: the scale of each token is kept beside the vectors, and a list "
+                "of matrices has no place for it."
+            )
+        if self.precision == "bfloat16" and self.numpy:
+            raise InvalidArgumentError(
+                "numpy has no bfloat16; ask for precision='float16' or 'float32', or for tensors "
+                "(convert_to_numpy=False)."
+            )
+
+    @property
+    def works_on_packed(self) -> bool:
+        """Whether `convert` needs `TokenEmbeddings`; encoding then returns them without a detour through a list."""
+        return self.packed or self._pools
+
+    @property
+    def encoded_precision(self) -> str | None:
+        """The precision to encode in: None with pooling, which needs the vectors as computed."""
+        return None if self._pools else self.precision
+
+    @property
+    def _pools(self) -> bool:
+        return self.pooling.is_on and not self.pooling.uses_attention
+
+    def convert(self, encoded: Any, dim: int, single: bool) -> Any:
+        """Return the embeddings of all texts in this form.
+
+        Parameters
+        ----------
+        encoded
+            A list of ``(tokens, dim)`` tensors or arrays, or `TokenEmbeddings`.
+        dim
+            Their dimension, needed where there are no texts.
+        single
+            Whether one text was given rather than a list.
+        """
+        if self._pools and len(encoded):
+            encoded = self._pool(_join(encoded))
+        if self.raw:
+            return encoded[0] if single else encoded
+        if self.packed:
+            if not len(encoded):
+                encoded = TokenEmbeddings(torch.zeros(0, dim), [0])
+            joined = _join(encoded)
+            joined = joined if self.precision is None else joined.to(self.precision)
+            return joined.to("numpy") if self.numpy else joined
+        rows = [self._cast(row) for row in encoded]
+        return rows[0] if single else rows
+
+    def convert_window(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
+        """Return a window of a stream, encoded in `encoded_precision`, pooled and in this precision."""
+        if not self._pools:
+            return encoded
+        pooled = self._pool(encoded)
+        return pooled if self.precision is None else pooled.to(self.precision)
+
+    def _pool(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
+        how = self.pooling
+        return pool_tokens(encoded, how.pool_factor, num_vectors=how.num_vectors, protected_tokens=how.protected_tokens)
+
+    def _cast(self, row: Any) -> Any:
+        """Convert one tensor or array to the wanted kind and precision."""
+        if self.numpy and not isinstance(row, np.ndarray):
+            row = (row.float() if row.dtype == torch.bfloat16 else row).cpu().numpy()
+        if self.precision is None or self.precision == "int8":
+            return row
+        return row.to(torch_dtype(self.precision)) if isinstance(row, Tensor) else row.astype(self.precision)
+
+
+def _join(encoded: Any) -> TokenEmbeddings:
+    return encoded if isinstance(encoded, TokenEmbeddings) else TokenEmbeddings.from_list(encoded)
+
+
+COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+
+# Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
+_LONG_WORK = 32_768
+_LEAST_COSINE = 0.999
+
+logger = logging.getLogger(__name__)
+
+
+def check_compute_dtype(compute_dtype: Any) -> None:
+    """Raise an error for anything but one of `COMPUTE_DTYPES`."""
+    check_choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
+
+
+def check_weights(model: Any, compute_dtype: str | None) -> None:
+    """Raise an error for a dtype that a model's weights rule out: autocast starts from float32.
+
+    Parameters
+    ----------
+    model
+        The model.
+    compute_dtype
+        One of `COMPUTE_DTYPES`, or None. ``"auto"`` follows the weights.
+    """
+    if compute_dtype in (None, "auto", "int8"):
+        return
+    weights = str(model.dtype).removeprefix("torch.")
+    if weights not in ("None", "float32", compute_dtype):
+        raise InvalidArgumentError(
+            f"received compute_dtype={compute_dtype!r}, but the model's weights are {weights}; give 'auto', which "
+            "computes in their dtype, or convert them first: model.float()."
+        )
+
+
+def is_long_work(tokens: int) -> bool:
+    """Whether there are so many tokens that ``"auto"`` looks at other dtypes at all."""
+    return tokens >= _LONG_WORK
+
+
+def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | None) -> bool:
+    """Whether ``"auto"`` should try bfloat16: many tokens, a float32 model, and hardware that multiplies bfloat16."""
+    if weights != torch.float32 or not is_long_work(tokens):
+        return False
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and _cpu_multiplies_bfloat16()
+
+
+def stays_close(computed: Tensor, exact: Tensor) -> bool:
+    """Whether token vectors ``(tokens, dim)`` have a cosine of at least 0.999 with those computed in float32."""
+    cosines = torch.cosine_similarity(computed, exact, dim=-1)[exact.any(dim=-1)]  # a zero vector has no cosine
+    least = cosines.min().item() if len(cosines) else 1.0
+    if least >= _LEAST_COSINE:
+        return True
+    logger.warning(
+        "a token vector of this model in bfloat16 has a cosine of %.4f with the same vector in float32, "
+        'so it computes in float32; pass compute_dtype="bfloat16" or "float32" to decide yourself.',
+        least,
+    )
+    return False
+
+
+@contextmanager
+def inference(
+    model: nn.Module, device: torch.device, dtype: str | None, *, reads_attention: bool = False
+) -> Iterator[None]:
+    """Compute without gradients, on a CPU with the model's backend.
+
+    Parameters
+    ----------
+    model
+        The model.
+    device
+        Where it computes.
+    dtype
+        The dtype to compute in: one of `COMPUTE_DTYPES` but ``"auto"``; None for that of the weights.
+    reads_attention
+        Whether the encoder's attention is recorded, which takes torch whatever the backend is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For ``"int8"`` on another device, or with another backend than ONNX Runtime; for another dtype that the weights
+        rule out.
+    """
+    check_weights(model, dtype)
+    if dtype == "int8" and device.type != "cpu":
+        raise InvalidArgumentError(
+            f"received compute_dtype='int8' on {device}, but int8 is computed on the CPU only; give device='cpu', or "
+            "another compute_dtype."
+        )
+    autocast = getattr(torch, dtype) if dtype in ("bfloat16", "float16") else None
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if autocast is not None:
+            stack.enter_context(torch.autocast(device.type, autocast))
+        if device.type == "cpu":
+            stack.enter_context(cpu_forwards(model, "autocast" if autocast else dtype or "float32", reads_attention))
+        yield
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    # Without such instructions bfloat16 is emulated, and slower than float32. torch reports those of Intel and AMD;
+    # ARM's are not asked for here. ONEDNN_MAX_CPU_ISA may keep oneDNN from using them: it cannot prepack then.
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in checks) and can_prepack(torch.bfloat16)
+
+
+_TYPES = "token_type_ids"
+# Features, and what they are called in what a tokenizer returns.
+_TENSORS = {"input_ids": "ids", "attention_mask": "attention_mask", _TYPES: "type_ids"}
+# Fewer texts take no time that matters.
+_LEAST_TEXTS = 32
+# What sentence-transformers passes to the tokenizer: lists of ids of different lengths.
+_UNPADDED: Any = {
+    "common": {"return_tensors": None},
+    "text": {"padding": False, "return_attention_mask": False, "return_token_type_ids": False},
+}
+
+
+# The features of one text, by the tokenizer, the task and the prompt; None where they are not its tokens alone.
+_templates: WeakKeyDictionary[Any, dict[tuple[str, str | None], dict[str, Any] | None]] = WeakKeyDictionary()
+
+
+def tokenize_window(model: MultiVectorEncoder, texts: list[str], prompt: str | None, task: str) -> dict[str, Any]:
+    """Return the features of texts, as `ColBERT.preprocess` does.
+
+    Parameters
+    ----------
+    model
+        The model.
+    texts
+        The texts.
+    prompt
+        What to put before each; None for the model's own prompt.
+    task
+        ``"query"`` or ``"document"``.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT
+    >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
+    >>> features = tokenize_window(model, ["a pear"] * 32, None, "document")
+    >>> features["input_ids"].shape, sorted(features)
+    (torch.Size([32, 4]), ['attention_mask', 'input_ids', 'modality', 'task', 'token_type_ids'])
+    """
+    if (1 < len(texts) < _LEAST_TEXTS) or not _pads_at_the_right(model, task):
+        return model.preprocess(texts, prompt=prompt, task=task)
+    if len(texts) == 1:
+        return _tokenize_one(model, texts[0], prompt, task)
+    first = model.preprocess(texts[:1], prompt=prompt, task=task)
+    tensors = {name: value for name, value in first.items() if isinstance(value, torch.Tensor)}
+    if not tensors.keys() <= _TENSORS.keys() or (_TYPES in tensors and tensors[_TYPES].any()):
+        return model.preprocess(texts, prompt=prompt, task=task)
+    features = model.preprocess(texts, prompt=prompt, task=task, processing_kwargs=_UNPADDED)
+    rows = features.pop("input_ids")
+    lengths = np.fromiter(map(len, rows), dtype="int64", count=len(rows))
+    used = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    ids = np.full(used.shape, model.tokenizer.pad_token_id, dtype="int64")
+    ids[used] = np.fromiter(chain.from_iterable(rows), dtype="int64", count=int(lengths.sum()))
+    made = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(used.astype("int64"))}
+    made[_TYPES] = torch.zeros_like(made["input_ids"])
+    return {**{name: made[name] for name in tensors}, **features}
+
+
+def _tokenize_one(model: MultiVectorEncoder, text: str, prompt: str | None, task: str) -> dict[str, Any]:
+    """Return the features of one text, from the tokenizer of transformers' tokenizer."""
+    encoder: Any = model[0]
+    prompt = model.prompts.get(task) or None if prompt is None else prompt
+    if prompt and prompt not in model.prompts.values():  # any number of prompts may be given, and each be remembered
+        return model.preprocess([text], prompt=prompt, task=task)
+    templates = _templates.setdefault(encoder.tokenizer, {})
+    template = templates.get((task, prompt))
+    if template is not None and (made := _read_tokens(encoder, (prompt or "") + text, template, task)) is not None:
+        return made
+    features: dict[str, Any] = model.preprocess([text], prompt=prompt, task=task)
+    if (task, prompt) not in templates:
+        tensors = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
+        known = tensors.keys() <= _TENSORS.keys()
+        made = _read_tokens(encoder, (prompt or "") + text, features, task) if known else None
+        if made is not None:
+            # Remembered if the shorter way makes the same of this text.
+            same = all(torch.equal(made[name], value) for name, value in tensors.items())
+            templates[task, prompt] = {**features, **dict.fromkeys(tensors)} if same else None
+    return features
+
+
+def _read_tokens(encoder: Any, text: str, template: dict[str, Any], task: str) -> dict[str, Any] | None:
+    """Return the template with the tokens of a text in it; None for a text that is truncated or padded."""
+    tokenizer = encoder.tokenizer
+    backend = tokenizer.backend_tokenizer
+    with tokenizer_lock(tokenizer):
+        if backend.encode_special_tokens != tokenizer.split_special_tokens:
+            return None
+        tokens = backend.encode(text)  # truncated and padded as in the last call
+    cap = (encoder.query_length if task == "query" else encoder.document_length) or tokenizer.model_max_length
+    if len(tokens) > cap or tokens.overflowing or not all(tokens.attention_mask):
+        return None
+    return {
+        name: torch.tensor([getattr(tokens, _TENSORS[name])]) if name in _TENSORS else value
+        for name, value in template.items()
+    }
+
+
+def _pads_at_the_right(model: MultiVectorEncoder, task: str) -> bool:
+    """Whether a text is padded at the right, and nothing else is done with its padding."""
+    encoder: Any = model[0]
+    if type(encoder) is not Transformer or (task == "query" and encoder.query_expansion is not None):
+        return False
+    tokenizer = encoder.tokenizer
+    return (
+        encoder.processor is tokenizer
+        and bool(getattr(tokenizer, "is_fast", False))
+        and tokenizer.padding_side == "right"
+        and tokenizer.pad_token_id is not None
+        and encoder.transformer_task == "feature-extraction"
+        and set(encoder.modality_config) == {"text"}
+        and not encoder.processing_kwargs
+    )
+
 
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048

@@ -1,25 +1,304 @@
-"""A late-interaction model as exported for search: it encodes with tokenizers and ONNX Runtime, without torch."""
+"""ExportedEncoder, its files and session."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
+import stat
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError, ModelLoadError
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, ModelLoadError
 from latelier.kernels.threads import allowed_threads, for_each, limited_threads
-from latelier.models.cpu.onnx_files import ExportLoadError, read_description
-from latelier.models.cpu.onnx_session import OnnxEncoder
-from latelier.models.token_offsets import text_ranges
+from latelier.models.tokens import text_ranges
 from latelier.utils import batch_by_tokens, check_count, tokens_per_batch
 from latelier.utils.checks import describe
-from latelier.utils.files import as_path, check_unicode
+from latelier.utils.files import as_path, check_unicode, parse_json
 
-__all__ = ["ACTIVATIONS", "HEADS_FILE", "TOKENIZER_FILE", "ExportedEncoder"]
+__all__ = [
+    "ACTIVATIONS",
+    "DESCRIPTION_FILE",
+    "GRAPH_FILE",
+    "HEADS_FILE",
+    "INPUTS",
+    "TOKENIZER_FILE",
+    "WEIGHTS_FILE",
+    "ExportLoadError",
+    "ExportedEncoder",
+    "OnnxEncoder",
+    "is_own",
+    "is_whole",
+    "read_description",
+    "write_folder",
+]
+
+DESCRIPTION_FILE = "export.json"
+_FORMAT = 2
+_READ_BYTES = 1 << 22
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_LARGEST_DESCRIPTION = 1 << 24
+_UNFINISHED = "latelier-unfinished-"
+# An export takes a minute at most: what has not changed for a day was left by a process that was killed.
+_ABANDONED_SECONDS = 24 * 3600
+
+
+def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]) -> None:
+    """Write an export beside its place, then rename it: another process finds a whole one or none.
+
+    What killed processes have left beside it is removed after a day.
+
+    Parameters
+    ----------
+    folder
+        Its place. What is there is replaced, unless another process has just put a whole export there.
+    write
+        Writes the files into the folder that it is called with, and returns what else to describe, as JSON.
+
+    Raises
+    ------
+    OSError
+        If the files cannot be written, or a process that has them open keeps them from being replaced.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder.parent)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
+    new, old = unfinished / "new", unfinished / "old"
+    try:
+        new.mkdir(mode=0o755)
+        _describe(new, write(new) or {})
+        with suppress(FileNotFoundError):
+            folder.rename(old)
+        try:
+            new.rename(folder)
+        except OSError:
+            if not is_whole(folder):
+                with suppress(OSError):  # in which case the first error says more
+                    old.rename(folder)
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+class ExportLoadError(ModelLoadError):
+    """An export could not be found or read.
+
+    Parameters
+    ----------
+    folder
+        The folder of the export, or the file in it.
+    reason
+        What is wrong with it.
+    """
+
+    def __init__(self, folder: str, reason: Exception) -> None:
+        described = str(reason) if isinstance(reason, OSError) else f"{type(reason).__name__}: {reason}"
+        LatelierError.__init__(
+            self,
+            f"could not load the model {folder!r:.300}: {described.strip().splitlines()[0].rstrip('.')}. Give a folder "
+            "that ColBERT.export wrote.",
+        )
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return the description of an export, after comparing its files with it.
+
+    A file with the size and the time of modification that it was written with is not read; others must have their
+    checksum, such as those of a copied folder.
+
+    Raises
+    ------
+    ModelLoadError
+        If there is none, it has another format, or a file is missing or damaged.
+    """
+    path = folder / DESCRIPTION_FILE
+    try:
+        if path.stat().st_size > _LARGEST_DESCRIPTION:
+            raise ValueError(f"{DESCRIPTION_FILE} is larger than 16 MiB.")
+        content = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ValueError(f"{DESCRIPTION_FILE} does not describe an export of this version of latelier.")
+        for name, file in content["files"].items():
+            if Path(name).name != name or (found := (folder / name).stat()).st_size != file["bytes"]:
+                raise ValueError(f"the file {name!r} is damaged: its size differs from the one in {DESCRIPTION_FILE}.")
+            if found.st_mtime_ns != file["modified"] and _sha256(folder / name) != file["sha256"]:
+                raise ValueError(
+                    f"the file {name!r} is damaged: its checksum differs from the one in {DESCRIPTION_FILE}."
+                )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExportLoadError(str(folder), error) from error
+    return content
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds an export whose files have the checksums that they were written with."""
+    try:
+        files = read_description(folder)["files"]
+        return all(_sha256(folder / name) == file["sha256"] for name, file in files.items())
+    except (ModelLoadError, OSError, KeyError, TypeError):
+        return False
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder and its files are this user's or root's, no links, and cannot be written by others.
+
+    ONNX Runtime is not made for files of untrusted sources, and a cache folder may be one that others can write. On
+    Windows, where the cache lies in the user's profile, it is True for every folder that is no link.
+    """
+    try:
+        return all(map(_is_own, (folder, *folder.iterdir())))
+    except OSError:
+        return False
+
+
+def _is_own(path: Path) -> bool:
+    found = path.lstat()
+    if os.name == "nt":
+        return not path.is_symlink()
+    is_plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
+    return is_plain and found.st_uid in (0, os.geteuid()) and not found.st_mode & _WRITABLE_BY_OTHERS
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders in which `write_folder` of a killed process has left files."""
+    latest = time.time() - _ABANDONED_SECONDS
+    for path in parent.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):  # another process may be removing it
+            inside = path.rglob("*") if not path.is_symlink() and path.is_dir() else iter(())
+            if all(each.lstat().st_mtime < latest for each in (path, *inside)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _describe(folder: Path, content: Mapping[str, Any]) -> None:
+    """Sync the files of a folder to disk, then write their description."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        path.chmod(path.stat().st_mode & ~_WRITABLE_BY_OTHERS)
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        found = path.stat()
+        files[path.name] = {"bytes": found.st_size, "modified": found.st_mtime_ns, "sha256": _sha256(path)}
+    description = folder / DESCRIPTION_FILE
+    with description.open("x", encoding="utf-8") as file:
+        json.dump({"format": _FORMAT, **content, "files": files}, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    description.chmod(description.stat().st_mode & ~_WRITABLE_BY_OTHERS)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+GRAPH_FILE = "encoder.onnx"
+# Weights outside the graph are memory-mapped: a session opens in a third of the time and half of the memory.
+WEIGHTS_FILE = "encoder.onnx.data"
+# Queries have 32 tokens at most by default; the threads of one pass over MiniLM are woken some 40 times.
+_SINGLE_TOKENS = 64
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class OnnxEncoder:
+    """A transformer as exported by `latelier.models.onnx`: token ids in, last hidden state out.
+
+    Inputs of few tokens are computed by the calling thread alone: waking other threads for each product takes longer
+    than a query. So are all inputs where the calling thread may use no other, see
+    `latelier.kernels.threads.limited_threads`. Idle threads sleep rather than spin, so that on a busy machine two
+    threads are not slower than one.
+
+    Parameters
+    ----------
+    folder
+        The folder with `GRAPH_FILE` and `WEIGHTS_FILE`.
+
+    Attributes
+    ----------
+    width
+        Dimensions of the hidden states.
+
+    Raises
+    ------
+    MissingExtraError
+        If ONNX Runtime is not installed.
+    ModelLoadError
+        If the files are missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / GRAPH_FILE
+        single = _open_session(self._path, 1)
+        self._by_threads = {1: single}
+        self._lock = Lock()
+        self._names = [each.name for each in single.get_inputs()]
+        shapes = [each.shape for each in single.get_outputs()]
+        if not {*self._names} <= {*INPUTS} or len(shapes) != 1 or len(shapes[0]) != 3 or type(shapes[0][2]) is not int:
+            reason = ValueError(f"it has the inputs {self._names} and outputs of the shapes {shapes}: no transformer.")
+            raise ExportLoadError(str(self._path), reason)
+        self.width: int = shapes[0][2]
+
+    def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray | None) -> np.ndarray:
+        """Return the last hidden state, ``(n, length, dim)`` float32.
+
+        Parameters
+        ----------
+        input_ids, attention_mask, token_type_ids
+            ``(n, length)`` int64; types that are None are zeros.
+
+        Raises
+        ------
+        ModelLoadError
+            If the graph cannot compute these inputs, such as token ids that its table of embeddings does not have.
+        """
+        given: dict[str, Any] = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
+        if token_type_ids is None:
+            given["token_type_ids"] = np.zeros_like(input_ids)
+        session = self._session(1 if input_ids.size <= _SINGLE_TOKENS else allowed_threads())
+        try:
+            hidden: np.ndarray = session.run(None, {name: given[name] for name in self._names})[0]
+        except Exception as error:  # as above
+            raise ExportLoadError(str(self._path), error) from error
+        return hidden
+
+    def _session(self, threads: int) -> Any:
+        """Return the session with a number of threads, opened when first used: it copies the weights once more."""
+        with self._lock:
+            if threads not in self._by_threads:
+                self._by_threads[threads] = _open_session(self._path, threads)
+            return self._by_threads[threads]
+
+
+def _open_session(path: Path, threads: int) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError("Encoding with ONNX Runtime", "onnx") from error
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # fatal errors: all others are raised
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        # ONNX Runtime's fusion of a residual with the norm after it is slower than the two (a quarter of int8).
+        return onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+        )
+    except Exception as error:  # the classes of ONNX Runtime's errors have no narrower base
+        raise ExportLoadError(str(path), error) from error
+
 
 TOKENIZER_FILE = "tokenizer.json"
 HEADS_FILE = "heads.safetensors"
@@ -83,7 +362,7 @@ class _Head(NamedTuple):
 
 
 class ExportedEncoder:
-    """A model that `latelier.models.exporting.export` wrote: texts in, one vector per token out.
+    """A model that `latelier.models.onnx.export` wrote: texts in, one vector per token out.
 
     Its vectors are those of `ColBERT.encode_query` and `ColBERT.encode_document`: equal to 1e-5 if it was exported in
     float32.
@@ -209,7 +488,7 @@ class ExportedEncoder:
         return [ranges[i] for i in np.flatnonzero(row.scored)]
 
     def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        """Return the offsets of all tokens of texts, as `latelier.models.token_starts.Offsets`."""
+        """Return the offsets of all tokens of texts, as `latelier.models.tokens.Offsets`."""
         found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
         return [encoding.offsets for encoding in found]
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from latelier.models.colbert import ColBERT
-from latelier.models.lengths import encoder_module, length_limit
-from latelier.models.tokenizer_lock import tokenizer_lock
+from latelier.models.construction import encoder_module, length_limit
+from latelier.models.tokens import tokenizer_lock
 from latelier.utils.features import move_features
 
 __all__ = ["document_length", "encode_up_to"]

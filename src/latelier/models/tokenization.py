@@ -12,13 +12,12 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.models.aliases import check, check_prompt
 from latelier.models.compression import has_pooling
-from latelier.models.inputs import check_texts, is_group
-from latelier.models.lengths import encoder_module, length_limit
-from latelier.models.options import check, check_prompt
+from latelier.models.construction import encoder_module, length_limit
+from latelier.models.recipe import check_texts, is_group
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.token_offsets import text_ranges
-from latelier.models.tokenizer_lock import tokenizer_lock
+from latelier.models.tokens import text_ranges, tokenizer_lock
 from latelier.utils import resolve_length
 from latelier.utils.checks import describe
 
@@ -113,7 +112,7 @@ def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str
     Returns
     -------
     list of (int, int) or None
-        As in `latelier.models.token_offsets.text_ranges`; None for added mask tokens too, and for all tokens if the
+        As in `latelier.models.tokens.text_ranges`; None for added mask tokens too, and for all tokens if the
         tokenizer gives no offsets: it is not of the package tokenizers, or the encoder reads something else than the
         prompt and the text.
 

@@ -1,8 +1,8 @@
-"""Windows of texts that are tokenised together, and the batches in which they were encoded."""
+"""Windows of a batch, copies to a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -11,10 +11,40 @@ from torch import Tensor
 
 from latelier.arrays import torch_dtype
 from latelier.embeddings import TokenEmbeddings
-from latelier.models.gpu.copying import start_copy
 from latelier.utils.ragged import lengths_to_offsets, rows_of
 
-__all__ = ["Batch", "Window", "embeddings_on_host", "windows_on_host"]
+__all__ = ["Batch", "Window", "embeddings_on_host", "start_copy", "windows_on_host"]
+
+
+def start_copy(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Start to copy tensors to host memory.
+
+    Parameters
+    ----------
+    tensors
+        Tensors on one device. Those of a CUDA device are copied in the order of its work, without waiting for it.
+
+    Returns
+    -------
+    callable
+        Waits for the copies, and returns them.
+    """
+    if not tensors or tensors[0].device.type != "cuda":
+        return lambda: [tensor.cpu() for tensor in tensors]
+    pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    with torch.cuda.device(tensors[0].device):
+        for host, tensor in zip(pinned, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+    def wait() -> list[Tensor]:
+        done.synchronize()
+        # Pinned memory is scarce and goes back to torch's pool: the next window is copied through it.
+        return [host.clone() for host in pinned]
+
+    return wait
+
 
 _Result = TypeVar("_Result")
 

@@ -33,11 +33,10 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierErro
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
 from latelier.indexes.catalog.rows import CATALOG
-from latelier.models.checkpoints.location import DEFAULT_MODEL
-from latelier.models.cpu.onnx_files import DESCRIPTION_FILE, is_own, is_whole
-from latelier.models.loading import load, load_untrusted
-from latelier.models.token_starts import token_starts, tokenizer_offsets
-from latelier.models.tokenizer_lock import tokenizer_lock
+from latelier.models.exported import DESCRIPTION_FILE, is_own, is_whole
+from latelier.models.location import DEFAULT_MODEL
+from latelier.models.tokens import token_starts, tokenizer_lock, tokenizer_offsets
+from latelier.models.untrusted import load, load_untrusted
 from latelier.utils import is_count
 from latelier.utils.checks import check_choice, cut, describe, short
 from latelier.utils.files import cache_folder, check_unicode, is_folder
@@ -400,7 +399,7 @@ def export_encoder(model: ColBERT, identity: ModelIdentity) -> Path:
     """Export a model for the indexes that store this identity, unless there is a whole export; return the folder."""
     folder = encoder_folder(identity)
     if not (is_own(folder) and is_whole(folder)):
-        from latelier.models.exporting import export
+        from latelier.models.onnx import export
 
         export(model, folder, compute_dtype=identity.options.get("compute_dtype", "float32"))
     return folder
@@ -660,7 +659,7 @@ class QueryModel:
         return TokenEmbeddings.concatenate([self._reduced(window, pool_factor, precision) for window in windows])
 
     def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return where the tokens of texts begin, see `latelier.models.token_starts`."""
+        """Return where the tokens of texts begin, see `latelier.models.tokens`."""
         if self.encoder is not None:
             return token_starts(self.encoder.text_offsets, texts)
         return token_starts(tokenizer_offsets(self.loaded.tokenizer), texts)

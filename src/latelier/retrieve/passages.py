@@ -155,7 +155,7 @@ def cut_texts(
     overlap
         Maximum number of tokens that a passage shares with the one before it.
     starts
-        Returns the positions of the tokens of texts, see `latelier.models.token_starts`.
+        Returns the positions of the tokens of texts, see `latelier.models.tokens`.
 
     Returns
     -------

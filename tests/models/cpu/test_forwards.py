@@ -15,9 +15,9 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
-from latelier.models.compute_dtype import inference
 from latelier.models.cpu.forwards import patched_forwards
 from latelier.models.cpu.prepacked import PrepackedLinear, can_prepack
+from latelier.models.encoding import inference
 
 pytestmark = pytest.mark.processor
 
@@ -258,7 +258,7 @@ def test_several_layers_side_by_side(dtype):
 WITHOUT_BFLOAT16 = """
 import sys, torch
 from latelier.models import ColBERT
-from latelier.models.compute_dtype import prefers_bfloat16
+from latelier.models.encoding import prefers_bfloat16
 from latelier.models.cpu.prepacked import can_prepack
 model = ColBERT.from_dense(sys.argv[1], device="cpu")
 exact, rounded = (model.encode_document("wings push air down", compute_dtype=d) for d in ("float32", "bfloat16"))

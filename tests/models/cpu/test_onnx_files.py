@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from latelier.errors import ModelLoadError
-from latelier.models.cpu.onnx_files import is_own, is_whole, read_description, write_folder
+from latelier.models.exported import is_own, is_whole, read_description, write_folder
 
 DAY = 24 * 3600
 

@@ -20,9 +20,9 @@ from latelier.models import ColBERT
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
-from latelier.models.cpu import backends, onnx_store
-from latelier.models.cpu.onnx_session import OnnxEncoder
-from latelier.models.exporting import export
+from latelier.models import onnx
+from latelier.models.exported import OnnxEncoder
+from latelier.models.onnx import export
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 
@@ -45,7 +45,7 @@ def no_more_exports(tiny, monkeypatch):
     def export(*args):
         raise AssertionError("exported again")
 
-    monkeypatch.setattr(onnx_store, "export_float32", export)
+    monkeypatch.setattr(onnx, "export_float32", export)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_weights_of_half_precision_are_computed_in_float32(tiny, tmp_path, proje
     for row, other in zip(half.encode(TEXTS, compute_dtype="int8"), exact.encode(TEXTS), strict=True):
         assert torch.cosine_similarity(row, other).min() > 0.97
     # Weights of two dtypes have two exports, and torch has the model's own vectors.
-    fingerprints = {onnx_store.encoder_fingerprint(each[0].model) for each in (half, exact)}
+    fingerprints = {onnx.encoder_fingerprint(each[0].model) for each in (half, exact)}
     assert len(fingerprints) == 2
     assert ColBERT(tmp_path / "half", device="cpu", backend="auto").encode("pear").dtype == dtype
     assert_same(half.float(), exact)
@@ -270,7 +270,7 @@ def test_the_number_of_threads_is_torchs(model, torch_model):
     try:
         assert_same(model, torch_model)
         model.encode_document("pear " * 100)  # longer than what one thread computes
-        assert set(backends.exported_session(model[0].model, "float32")._by_threads) == {1, before + 1}
+        assert set(onnx.exported_session(model[0].model, "float32")._by_threads) == {1, before + 1}
     finally:
         torch.set_num_threads(before)
 
@@ -279,7 +279,7 @@ def test_a_damaged_export_is_made_again(tiny, torch_model, cache, tmp_path, monk
     monkeypatch.setenv("LATELIER_CACHE", str(tmp_path))
     shutil.copytree(cache / "onnx", tmp_path / "onnx")
     assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="onnx"), torch_model)
-    fingerprint = onnx_store.encoder_fingerprint(torch_model[0].model)
+    fingerprint = onnx.encoder_fingerprint(torch_model[0].model)
     weights = tmp_path / "onnx" / f"{fingerprint}-float32" / "encoder.onnx.data"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 255
@@ -310,7 +310,7 @@ def test_auto_measures_once(tiny, torch_model, cache, runs, monkeypatch):
         measured.append(encoder)
         return True
 
-    monkeypatch.setattr(backends, "_is_faster", is_faster)
+    monkeypatch.setattr(onnx, "_is_faster", is_faster)
     for _ in range(2):
         assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
     assert (len(measured), len(runs) > 0) == (1, True)
@@ -324,13 +324,13 @@ def test_auto_measures_once(tiny, torch_model, cache, runs, monkeypatch):
 def test_auto_takes_the_faster_one(model, monkeypatch):
     encoder, run = model[0].model, OnnxEncoder.run
     monkeypatch.setattr(OnnxEncoder, "run", lambda *inputs: (time.sleep(0.1), run(*inputs))[1])
-    assert backends._is_faster(encoder) is False
+    assert onnx._is_faster(encoder) is False
     monkeypatch.setattr(OnnxEncoder, "run", lambda self, ids, *others: np.zeros((*ids.shape, 48), dtype="float32"))
-    assert backends._is_faster(encoder) is True
+    assert onnx._is_faster(encoder) is True
 
 
 def test_without_the_extra_auto_is_torch(tiny, torch_model, monkeypatch):
-    monkeypatch.setattr(backends, "_is_installed", lambda: False)
+    monkeypatch.setattr(onnx, "_is_installed", lambda: False)
     assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
     with pytest.raises(ImportError, match=r'pip install "latelier\[onnx\]"'):
         ColBERT(tiny, device="cpu", backend="onnx")

@@ -9,8 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models import ColBERT, encoding
-from latelier.models.gpu import attention, unpadded
+from latelier.models import ColBERT, encoding, gpu
 from latelier.utils import resolve_device
 
 LENGTHS = [7, 1, 90, 33, 0, 12, 60, 2, 45, 5]
@@ -36,7 +35,7 @@ def attend_in_a_loop(query, key, value, offsets, key_offsets, longest, longest_k
 def on_a_cpu(monkeypatch):
     """Let the CPU encode without padding, and count the batches."""
     packings = []
-    encode = unpadded.encode_unpadded
+    encode = gpu.encode_unpadded
 
     def count(*args):
         batch = encode(*args)
@@ -44,8 +43,8 @@ def on_a_cpu(monkeypatch):
         return batch
 
     monkeypatch.setenv("LATELIER_CPU_FORWARD", "0")
-    monkeypatch.setattr(unpadded, "_has_kernel", lambda *_: True)
-    monkeypatch.setattr(attention, "varlen_kernel", lambda: attend_in_a_loop)
+    monkeypatch.setattr(gpu, "_has_kernel", lambda *_: True)
+    monkeypatch.setattr(gpu, "varlen_kernel", lambda: attend_in_a_loop)
     monkeypatch.setattr(encoding, "encode_unpadded", count)
     return packings
 
@@ -118,7 +117,7 @@ class TestStaysPadded:
         assert not on_a_cpu
 
     def test_where_the_vectors_differ(self, bert, on_a_cpu, monkeypatch, caplog):
-        monkeypatch.setattr(attention, "varlen_kernel", lambda: lambda query, *_, **__: -query)
+        monkeypatch.setattr(gpu, "varlen_kernel", lambda: lambda query, *_, **__: -query)
         model = ColBERT.from_dense(bert, device="cpu")
         with caplog.at_level(logging.WARNING):
             found = model.encode_document(TEXTS, packed=True)
@@ -130,7 +129,7 @@ class TestStaysPadded:
         monkeypatch.setattr(encoding, "encode_unpadded", None)
         model = ColBERT.from_dense(bert, device="cpu")
         model.encode_document(TEXTS)
-        monkeypatch.setattr(unpadded, "_has_kernel", lambda *_: True)
+        monkeypatch.setattr(gpu, "_has_kernel", lambda *_: True)
         monkeypatch.setenv("LATELIER_UNPADDED", "0")
         model.encode_document(TEXTS)
         monkeypatch.setenv("LATELIER_UNPADDED", "yes")
@@ -144,23 +143,23 @@ class TestPackedAttention:
         model.encode_document(TEXTS)
         config = model[0].model.config
         assert config._attn_implementation == "sdpa"
-        packing = attention.Packing(torch.tensor([0, 3], dtype=torch.int32), 3)
-        with attention.packed_attention(config, packing), attention.packed_attention(config, packing):
+        packing = gpu.Packing(torch.tensor([0, 3], dtype=torch.int32), 3)
+        with gpu.packed_attention(config, packing), gpu.packed_attention(config, packing):
             assert config._attn_implementation == "latelier_packed"
         assert config._attn_implementation == "sdpa"
 
     def test_other_threads_attend_to_padded_batches(self, encoder_folder, on_a_cpu):
         model = ColBERT.from_dense(encoder_folder, device="cpu")
         expected = padded(model, TEXTS)
-        attention.AttentionInterface.register("latelier_packed", attention._attend)
-        attention.AttentionMaskInterface.register("latelier_packed", attention._mask)
+        gpu.AttentionInterface.register("latelier_packed", gpu._attend)
+        gpu.AttentionMaskInterface.register("latelier_packed", gpu._mask)
         model[0].model.config._attn_implementation = "latelier_packed"  # as another thread sees it
         torch.testing.assert_close(padded(model, TEXTS).vectors, expected.vectors)
 
 
 def packing_of(model, texts):
     lengths = model.preprocess(texts, task="document")["attention_mask"].sum(dim=1).numpy()
-    return list(unpadded.packed_batches(lengths, 32 * 2048))
+    return list(gpu.packed_batches(lengths, 32 * 2048))
 
 
 @pytest.mark.gpu

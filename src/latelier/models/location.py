@@ -1,4 +1,4 @@
-"""The folder of a model, and the options and errors of sentence-transformers' loader."""
+"""Where a checkpoint is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments in the spellings of sentence-transformers, PyLate and neural-cherche; unknown names are errors."""
+"""Argument names of other libraries."""
 
 from __future__ import annotations
 
