@@ -33,7 +33,7 @@ import torch
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import evaluate, load_beir
-from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.indexes.ivf.index import Thresholds
 from latelier.scores.engines.one_pass import maxsim
 
 K = 10

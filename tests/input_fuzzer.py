@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 from latelier.cli.index import Format
 from latelier.errors import LatelierError
-from latelier.indexes.catalog.metadata import encode_metadata
-from latelier.indexes.catalog.values import as_id, check_text
+from latelier.indexes.store.rows import encode_metadata
+from latelier.indexes.values import as_id, check_text
 from latelier.retrieve.readers import read_document_file
 
 __all__ = ["Case", "Outcome", "make_case", "run_case"]

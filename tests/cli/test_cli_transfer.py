@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.indexes.catalog.rows import CATALOG
+from latelier.indexes.store.checks import CATALOG
 from latelier.retrieve import Retriever
 
 

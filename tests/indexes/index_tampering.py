@@ -5,7 +5,7 @@ import sqlite3
 from index_helpers import matrices
 
 from latelier import indexes
-from latelier.indexes.catalog.rows import COLUMNS, row_checksum
+from latelier.indexes.store.checks import COLUMNS, row_checksum
 
 KINDS = [indexes.Flat, indexes.IVF]
 

@@ -10,7 +10,7 @@ import numpy as np
 from index_helpers import check_stored
 
 from latelier import indexes
-from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.indexes.ivf.index import Thresholds
 
 KINDS = {"flat": indexes.Flat, "ivf": indexes.IVF}
 # ANN data is made, and made again, while writers are killed.

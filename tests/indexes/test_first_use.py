@@ -10,10 +10,10 @@ import pytest
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.code_layout import BITS
 from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.ivf.uncompiled import hamming_scores_by_numpy, search_by_numpy
-from latelier.indexes.storage.segments import Part, Segment
+from latelier.indexes.store.segments import Part, Segment
 from latelier.kernels.threads import FirstUse
 
 

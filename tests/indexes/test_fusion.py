@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latelier.indexes.fusion import fuse_ranks, fuse_scores
-from latelier.indexes.ranking import Ranking
+from latelier.indexes.hybrid import fuse_ranks, fuse_scores
+from latelier.indexes.results import Ranking
 
 RANKED = st.dictionaries(st.integers(0, 12), st.integers(-5, 5), max_size=8)
 WEIGHTS = st.tuples(st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([0.25, 2.0]))

@@ -13,7 +13,7 @@ from index_helpers import check_hits, check_stored
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, UnknownIdError
-from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.indexes.ivf.index import Thresholds
 from naive import naive_maxsim
 
 # Few ids, so that they meet again; both types of one number among them.

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
-from latelier.indexes import inputs
-from latelier.indexes.inputs import DocumentBatches
+from latelier.indexes import documents as inputs
+from latelier.indexes.documents import DocumentBatches
 
 DIM = 4
 

@@ -14,7 +14,7 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.memory import least_working_memory, plan_memory
+from latelier.indexes.stored import least_working_memory, plan_memory
 
 MB = 1_000_000
 # What the allocator keeps of freed memory, and SQLite's caches.

@@ -4,7 +4,7 @@ import pytest
 from index_helpers import matrices
 
 from latelier import indexes
-from latelier.indexes.storage.segments import Part
+from latelier.indexes.store.segments import Part
 
 
 def test_recall_is_measured_not_assumed():

@@ -11,10 +11,10 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.single_vectors import (
     FixedDimensionalEncodings,
     MeanVectors,
+    RandomBits,
     SingleVectors,
     single_vectors_from_dict,
 )
-from latelier.indexes.single_vectors.random_matrices import RandomBits
 from naive import naive_matrix
 
 DIM = 12

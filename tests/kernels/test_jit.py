@@ -118,10 +118,10 @@ thread.start()
 while "numba" not in sys.modules:
     time.sleep(0.001)
 time.sleep(float(sys.argv[1]))
-from latelier.indexes.ivf.kernels import bits, sign_scores
+from latelier.indexes.ivf.kernels import codes, signs
 thread.join()
 from latelier.kernels import float_maxsim
-print(bits.lowest_bit.__name__, float_maxsim.pack_queries.__name__)
+print(codes.lowest_bit.__name__, float_maxsim.pack_queries.__name__)
 """
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.memory import least_working_memory
+from latelier.indexes.stored import least_working_memory
 from latelier.retrieve import Retriever
 from latelier.retrieve.indexing import encoding_sizes
 

@@ -6,7 +6,7 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.indexes.ivf.index import Thresholds
 from latelier.kernels.threads import FirstUse
 from latelier.models import load
 from latelier.retrieve import Retriever

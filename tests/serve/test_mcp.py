@@ -9,7 +9,7 @@ from anyio import run
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from latelier.indexes.catalog.metadata import StoredMetadata
+from latelier.indexes.store.rows import StoredMetadata
 from latelier.retrieve import Retriever
 from latelier.serve.mcp import create_mcp_server
 

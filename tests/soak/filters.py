@@ -10,7 +10,7 @@ from filter_fuzzer import ROWS, random_filter
 
 from latelier import indexes
 from latelier.errors import LatelierError
-from latelier.indexes.catalog.filters.grammar import parse_filter
+from latelier.indexes.filters.grammar import parse_filter
 from soak.cases import Part, Wrong, say
 
 _TENANTS = ("t0", "t1", "t2")

@@ -12,8 +12,8 @@ from kill_rounds import grow_early
 
 from latelier import indexes
 from latelier.errors import LatelierError
-from latelier.indexes.catalog.rows import CATALOG
 from latelier.indexes.results import VerifyReport
+from latelier.indexes.store.checks import CATALOG
 from soak.cases import Part, Wrong, say
 from soak.damage import damage
 from soak.flip_sources import DIM, KINDS, LOGGED, STATES, answers, differing, make, of_ids

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from latelier.indexes.catalog.document_rows import document_checksum
-from latelier.indexes.catalog.rows import COLUMNS, row_checksum
+from latelier.indexes.store.checks import COLUMNS, row_checksum
+from latelier.indexes.store.rows import document_checksum
 
 _INTEGERS = (0, 1, -1, 2, 7, 2**7, 2**15, 2**20, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**31), -(2**63))
 

@@ -315,7 +315,7 @@ def _remove(folder: Path, *, keep: bool) -> None:
 def _holds_documents(folder: Path) -> bool:
     import sqlite3
 
-    from latelier.indexes.catalog.rows import CATALOG
+    from latelier.indexes.store.checks import CATALOG
 
     if not (folder / CATALOG).is_file():
         return False

@@ -6,9 +6,19 @@ from latelier.indexes.base import Index, Parameters
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
-from latelier.indexes.results import CheckReport, Damage, Hit, Id, Record, VerifyReport
-from latelier.indexes.statistics import IndexStatistics
-from latelier.indexes.why_not_report import Cause, Change, TokenDifference, WhyNotReport
+from latelier.indexes.results import (
+    Cause,
+    Change,
+    CheckReport,
+    Damage,
+    Hit,
+    Id,
+    IndexStatistics,
+    Record,
+    TokenDifference,
+    VerifyReport,
+    WhyNotReport,
+)
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
@@ -20,7 +30,10 @@ if TYPE_CHECKING:
         SingleVectors,
         single_vectors_from_dict,
     )
-    from latelier.indexes.transfer import Export, TransferReport, copy_documents, export_documents, import_documents
+    from latelier.indexes.transfer.exported import Export
+    from latelier.indexes.transfer.exporting import export_documents
+    from latelier.indexes.transfer.importing import copy_documents, import_documents
+    from latelier.indexes.transfer.report import TransferReport
 
 __all__ = [
     "IVF",
@@ -51,10 +64,14 @@ __all__ = [
     "open",
     "single_vectors_from_dict",
 ]
+
 __getattr__, __dir__ = lazy_names(
     __name__,
     qdrant=("Qdrant",),
     sharded=("Sharded",),
     single_vectors=("FixedDimensionalEncodings", "MeanVectors", "SingleVectors", "single_vectors_from_dict"),
-    transfer=("Export", "TransferReport", "copy_documents", "export_documents", "import_documents"),
+    **{"transfer.exported": ("Export",)},
+    **{"transfer.exporting": ("export_documents",)},
+    **{"transfer.importing": ("copy_documents", "import_documents")},
+    **{"transfer.report": ("TransferReport",)},
 )

@@ -1,4 +1,4 @@
-"""`Index`, the contract of every index: arguments, results and errors of each method.
+"""Index, search options.
 
 Indexes in this library's own storage derive from `latelier.indexes.stored.StoredIndex`, which implements everything
 except a few hooks. Adapters to other engines derive from `Index` itself. One suite in `tests/indexes` tests them all.
@@ -10,24 +10,113 @@ one transaction: other threads and processes see all of its changes or none, and
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.catalog.values import as_prefixes
-from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport
-from latelier.indexes.search_mode import Fusion, Mode, Tokenizer
-from latelier.indexes.why_not_report import WhyNotReport
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport, WhyNotReport
+from latelier.indexes.values import as_prefixes, is_unicode
+from latelier.utils.checks import check_choice, check_count, describe, short
 from latelier.utils.misc import NotCopied
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Index", "Parameters", "PathLike"]
+__all__ = ["Fusion", "Index", "Mode", "Parameters", "PathLike", "SearchMode", "Tokenizer"]
+
+Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]
+Fusion: TypeAlias = Literal["relative", "rrf"]
+Tokenizer: TypeAlias = Literal["porter", "unicode61", "trigram"]
+
+# Documents that each side contributes to a fusion, or that keywords pass on to MaxSim: at least this many, and a
+# multiple of k, so that the last hits are chosen among others too.
+_DEPTH = 100
+_DEPTH_PER_HIT = 2
+
+
+class SearchMode(NamedTuple):
+    """The checked arguments of a search that say how it uses vectors and keywords.
+
+    Attributes
+    ----------
+    name
+        ``"vectors"``, ``"keywords"``, ``"hybrid"`` or ``"rerank"``.
+    texts
+        The text of each query; empty for ``"vectors"``.
+    fusion
+        ``"relative"`` or ``"rrf"``.
+    weights
+        The weights of the vectors and the keywords.
+    depth
+        Documents that each side contributes.
+    """
+
+    name: str
+    texts: list[str]
+    fusion: str
+    weights: tuple[float, float]
+    depth: int
+
+    @classmethod
+    def checked(
+        cls, k: object, *, mode: object, texts: object, fusion: object, weights: object, depth: object
+    ) -> SearchMode:
+        """Check the arguments of users, see `latelier.indexes.Index.search`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If one of them is not accepted, or if texts are missing.
+
+        Examples
+        --------
+        >>> SearchMode.checked(
+        ...     10, mode="hybrid", texts="fruit", fusion="rrf", weights=(1, 1),
+        ...     depth=None
+        ... )
+        SearchMode(name='hybrid', texts=['fruit'], fusion='rrf', weights=(1.0, 1.0), depth=100)
+        """
+        k = check_count("k", k)
+        check_choice("mode", mode, get_args(Mode))
+        check_choice("fusion", fusion, get_args(Fusion))
+        most = max(_DEPTH, _DEPTH_PER_HIT * k) if depth is None else max(k, check_count("depth", depth))
+        given = [] if mode == "vectors" else _check_texts(texts, str(mode))
+        return cls(str(mode), given, str(fusion), _check_weights(weights), most)
+
+
+def _check_texts(texts: Any, mode: str) -> list[str]:
+    if texts is None:
+        raise InvalidArgumentError(f"mode={mode!r} searches for words: give the text of each query as texts=[...].")
+    given = [texts] if isinstance(texts, str) else texts
+    if not isinstance(given, (list, tuple)):
+        raise InvalidArgumentError(f"received {describe(texts)} as texts; expected a text or a list of texts.")
+    for position, text in enumerate(given):
+        if not isinstance(text, str) or not is_unicode(text):
+            raise InvalidArgumentError(f"texts[{position}] is {short(text)}; expected a text that is valid Unicode.")
+    return list(given)
+
+
+def _check_weights(weights: Any) -> tuple[float, float]:
+    values = list(weights) if isinstance(weights, (list, tuple, np.ndarray)) else []
+    kinds = (int, float, np.integer, np.floating)
+    numbers = [value for value in values if isinstance(value, kinds) and not isinstance(value, bool)]
+    most = sys.float_info.max / 2  # the sum is finite too
+    is_valid = len(values) == len(numbers) == 2 and all(0 <= value <= most for value in numbers) and sum(numbers) > 0
+    if not is_valid:
+        raise InvalidArgumentError(
+            f"received weights={short(weights)}; expected two finite numbers, for vectors and keywords, of at least 0 "
+            "and not both 0."
+        )
+    return float(numbers[0]), float(numbers[1])
+
 
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 """The values of a filter's placeholders: a list for ``?``, a dict for ``:name``."""
@@ -186,8 +275,8 @@ class Index(NotCopied, ABC):
             word finds nothing by keywords.
         fusion
             For ``"hybrid"``: ``"relative"``, the weighted sum of both scores, scaled to the range from 0 to 1
-            (`latelier.indexes.fusion.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
-            (`latelier.indexes.fusion.fuse_ranks`).
+            (`latelier.indexes.hybrid.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
+            (`latelier.indexes.hybrid.fuse_ranks`).
         weights
             For ``"hybrid"``: the weights of vectors and keywords.
         depth
@@ -196,7 +285,7 @@ class Index(NotCopied, ABC):
             documents found only by vectors get the keyword score of the last document found by keywords.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
-            ``text`` and the keys of the metadata; see `latelier.indexes.catalog.filters`. Of a list of expressions,
+            ``text`` and the keys of the metadata; see `latelier.indexes.filters`. Of a list of expressions,
             documents must meet all. Each is parsed separately, so ``["tenant = ?", untrusted]`` finds documents of
             one tenant only, whatever the string ``untrusted`` is.
         parameters

@@ -13,15 +13,13 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import PathLike
+from latelier.indexes.base import PathLike, Tokenizer
 from latelier.indexes.exact import BlockSize, score_blocks
-from latelier.indexes.memory import MemoryReport, plan_memory
-from latelier.indexes.search_mode import Tokenizer
-from latelier.indexes.storage.files import release_memory
-from latelier.indexes.storage.segments import Part, TokenArray
-from latelier.indexes.storage.snapshot import Snapshot
-from latelier.indexes.storage.storage import StoredSizes
-from latelier.indexes.stored import StoredIndex
+from latelier.indexes.store.files import release_memory
+from latelier.indexes.store.segments import Part, TokenArray
+from latelier.indexes.store.snapshot import Snapshot
+from latelier.indexes.store.storage import StoredSizes
+from latelier.indexes.stored import MemoryReport, StoredIndex, plan_memory
 from latelier.kernels.threads import FirstUse
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice
@@ -56,7 +54,7 @@ class Flat(StoredIndex):
     max_memory
         Maximum memory of the index in bytes, or as a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``; None for no
         limit. Searches find the same, but read from files what does not fit; see `memory` and
-        `latelier.indexes.memory`.
+        `latelier.indexes.stored`.
     keywords
         Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
         True if SQLite has FTS5; an existing index keeps what it has.

@@ -17,10 +17,10 @@ import torch
 from latelier.arrays import as_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
-from latelier.indexes.catalog import forks
 from latelier.indexes.exact import BlockSize, score_blocks, split_positions
-from latelier.indexes.storage.segments import Part, Segment
-from latelier.indexes.storage.snapshot import Snapshot
+from latelier.indexes.store import connections
+from latelier.indexes.store.segments import Part, Segment
+from latelier.indexes.store.snapshot import Snapshot
 from latelier.scores.colbert import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
@@ -87,7 +87,7 @@ class GpuSearch:
         self._upload_numbers, self._copy_numbers = upload_numbers, copy_numbers
         # All snapshots that contain a segment share it; a copy is freed with the last snapshot of all its segments.
         self._places: WeakKeyDictionary[Segment, _Place] = WeakKeyDictionary()
-        self._lock = forks.Lock()
+        self._lock = connections.Lock()
 
     def search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         """Score all documents of `parts`, and write the best of each query to `best`; see `StoredIndex._search`.

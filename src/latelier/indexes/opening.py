@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.catalog.folder import as_folder, looking_into
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
-from latelier.indexes.storage.storage import stored_settings
+from latelier.indexes.store.connections import as_folder, looking_into
+from latelier.indexes.store.storage import stored_settings
 
 if TYPE_CHECKING:
     import torch

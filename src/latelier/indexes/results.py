@@ -1,13 +1,32 @@
-"""The results of an index's methods: hits, records, and the reports of `check` and `verify`."""
+"""Hit, Record, reports, statistics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 
-from latelier.utils.misc import bar, fragment, table
+import numpy as np
 
-__all__ = ["CheckReport", "Damage", "Hit", "Id", "Record", "VerifyReport"]
+from latelier.errors import IndexDamageWarning
+from latelier.utils.checks import short
+from latelier.utils.misc import bar, escape, fragment, table, warn_caller
+
+__all__ = [
+    "Cause",
+    "CauseKind",
+    "Change",
+    "CheckReport",
+    "Damage",
+    "Hit",
+    "Id",
+    "IndexStatistics",
+    "Ranking",
+    "Record",
+    "TokenDifference",
+    "VerifyReport",
+    "WhyNotReport",
+    "warn_of_damage",
+]
 
 Id: TypeAlias = "str | int"
 """The id of a document; 1 and "1" are two ids."""
@@ -190,3 +209,318 @@ class VerifyReport:
         rows = [(damage.file, damage.reason, len(damage.ids)) for damage in self.damages]
         caption = f"{len(self.damages):,} of {self.files:,} files damaged"
         return fragment(table(["file", "damage", "documents"], rows, caption=caption))
+
+
+@dataclass(frozen=True)
+class IndexStatistics:
+    """What an index holds.
+
+    Parameters
+    ----------
+    documents, tokens
+        Number of documents and of their token vectors, without removed ones.
+    removed
+        Removed documents with vectors that are still stored; `compact` frees them.
+    bytes
+        Size of all files of the index; 0 for an index in memory, None if it is unknown, as on a server of Qdrant.
+    has_texts, has_metadata
+        Whether a document has a text, and whether one has metadata.
+
+    Examples
+    --------
+    >>> statistics = IndexStatistics(10, 400, 0, 12_000, True, False)
+    >>> statistics.bytes_per_document, statistics.bytes_per_token
+    (1200.0, 30.0)
+    """
+
+    documents: int
+    tokens: int
+    removed: int
+    bytes: int | None
+    has_texts: bool
+    has_metadata: bool
+
+    @property
+    def bytes_per_document(self) -> float | None:
+        """Bytes on disk per document, everything included; 0 if there are no documents, None if unknown."""
+        return self._bytes_per(self.documents)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes on disk per token vector, everything included; 0 if there are no documents, None if unknown."""
+        return self._bytes_per(self.tokens)
+
+    def _bytes_per(self, count: int) -> float | None:
+        if self.bytes is None:
+            return None
+        return self.bytes / count if count else 0.0
+
+
+def warn_of_damage(problem: str) -> None:
+    """Warn of damage found by a call that has nevertheless succeeded; the message says how to repair it."""
+    warn_caller(
+        f"{problem} verify() lists the damaged files and the ids of their documents: update() or remove() them, or "
+        "restore the files from a backup.",
+        IndexDamageWarning,
+    )
+
+
+class Ranking(NamedTuple):
+    """Documents of one query, best first; those with equal scores by number.
+
+    Attributes
+    ----------
+    numbers
+        ``(documents,)`` int64: the documents' numbers in the catalog.
+    scores
+        ``(documents,)`` float; higher is better.
+    """
+
+    numbers: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def sorted(cls, numbers: np.ndarray, scores: np.ndarray, k: int) -> Ranking:
+        """Return the `k` best of some documents.
+
+        Examples
+        --------
+        >>> Ranking.sorted(np.array([7, 3, 5]), np.array([1.0, 1.0, 2.0]), k=2).numbers
+        array([5, 3])
+        """
+        order = np.lexsort((numbers, -scores))[:k]
+        return cls(numbers[order], scores[order])
+
+
+CauseKind: TypeAlias = Literal[
+    "not_stored",
+    "filtered",
+    "not_probed",
+    "not_candidate",
+    "sign_stage",
+    "query_rounding",
+    "scored_lower",
+    "tied",
+    "truncated",
+    "quantised",
+    "no_query_word",
+    "keyword_rank",
+    "vector_rank",
+]
+
+# Query tokens that the text shows: those that account for most of the difference.
+_SHOWN_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why a search does not find a document.
+
+    Parameters
+    ----------
+    kind
+        ``"not_stored"``
+            No document has the id.
+        ``"filtered"``
+            The filter excludes the document.
+        ``"not_probed"``
+            No token of the document is in a probed inverted list (`IVF`).
+        ``"not_candidate"``
+            Documents in the probed lists with higher imputed scores fill the `candidates` (`IVF`).
+        ``"sign_stage"``
+            Its sign codes score too low to be reranked (`IVF`).
+        ``"query_rounding"``
+            It scores lower with the query in 8 bits than in single precision (`IVF`).
+        ``"scored_lower"``, ``"tied"``
+            At least `k` documents have a higher score; or an equal one, and were added earlier.
+        ``"truncated"``
+            The end of its text was not encoded, and would score higher than what was encoded (`Retriever`).
+        ``"quantised"``
+            It would be found by the vectors of the model, without the rounding of the stored ones (`Retriever`).
+        ``"no_query_word"``, ``"keyword_rank"``, ``"vector_rank"``
+            In a search that uses keywords: its text has no word of the query; or its rank by keywords, or by vectors,
+            is too low (`Retriever`).
+    text
+        The reason as a sentence, with numbers.
+    details
+        The same numbers by name, as JSON values.
+
+    Examples
+    --------
+    >>> cause = Cause("not_stored", "no document has the id 'A'", {"near": ["a"]})
+    >>> print(cause)
+    not_stored: no document has the id 'A'
+    """
+
+    kind: CauseKind
+    text: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change with which the document is found; it was tested by really searching.
+
+    Parameters
+    ----------
+    arguments
+        Arguments and their new values; all others stay as they were. None is the default: no filter, and for a search
+        parameter of `IVF` that of the effort.
+    target
+        What takes the arguments: ``"search"``, or after the documents were encoded again ``"model"``, or stored again
+        ``"index"`` or in pieces ``"passages"``.
+
+    Examples
+    --------
+    >>> print(Change({"k": 37}), Change({"nbits": 8}, "index"), sep="; ")
+    search with k=37; store in an index with nbits=8
+    """
+
+    arguments: dict[str, Any]
+    target: Literal["search", "model", "index", "passages"] = "search"
+
+    def __str__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self.arguments.items() if value not in (None, ())]
+        defaults = [name for name, value in self.arguments.items() if value is None]
+        what = ", ".join([*given, *(f"no {name}" for name in defaults)])
+        verb = {
+            "search": "search with",
+            "model": "encode documents again with",
+            "index": "store in an index with",
+            "passages": "store the text in passages:",
+        }
+        return f"{verb[self.target]} {what}"
+
+
+class TokenDifference(NamedTuple):
+    """One query token: its best similarity in the document, in the last hit, and the token if the text is known.
+
+    Examples
+    --------
+    >>> TokenDifference(2, 0.25, other=0.75, token="fruit").difference
+    -0.5
+    """
+
+    position: int
+    similarity: float
+    other: float
+    token: str = ""
+
+    @property
+    def difference(self) -> float:
+        """What the token adds to the score of the document beyond that of the last hit."""
+        return self.similarity - self.other
+
+
+@dataclass(frozen=True)
+class WhyNotReport:
+    """Why a search does not find a document; prints as text.
+
+    Parameters
+    ----------
+    id, k
+        The document, and the number of hits of the search.
+    rank
+        Rank of the document in the search; None if it is not among the hits.
+    exact_rank
+        Rank among all documents that the filter selects, by their stored vectors; None if it is not one of them.
+    score
+        Score of the document by its stored vectors; None if it is not one of them.
+    last_id, last_score
+        The last hit of the search; None if there is no hit.
+    causes
+        The reasons, the decisive one first; empty if the document is among the hits.
+    changes
+        What would find it, tested: each is enough alone. Those of the search come first.
+    differences
+        One per query token, in order, if the document scores lower than the last hit; they sum to the difference of
+        the scores.
+    unexamined
+        What could not be examined, and why.
+    query
+        The text of the query, if it is known.
+    mode
+        Mode of the search, see `Index.search`. Of one that uses keywords, the causes hold the ranks by keywords and by
+        vectors; `exact_rank` and, unless the document is among the hits, `score` are None.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from latelier import indexes
+    >>> index = indexes.Flat()
+    >>> index.add(["a", "b"], [np.eye(2), np.ones((1, 2))])
+    >>> report = index.why_not(np.array([[1.0, 1.0]]), "a", k=1)
+    >>> [cause.kind for cause in report.causes], report.changes[0].arguments
+    (['scored_lower'], {'k': 2})
+    >>> print(report)
+    'a' is not found with k=1: rank 2, score 1.000; the last hit 'b' scores 2.000.
+      scored_lower: 1 document scores higher
+        by query token: 0 -1.000
+    It is found if you
+      search with k=2
+    """
+
+    id: Id
+    k: int
+    rank: int | None = None
+    exact_rank: int | None = None
+    score: float | None = None
+    last_id: Id | None = None
+    last_score: float | None = None
+    causes: tuple[Cause, ...] = ()
+    changes: tuple[Change, ...] = ()
+    differences: tuple[TokenDifference, ...] = ()
+    unexamined: tuple[str, ...] = ()
+    query: str | None = None
+    mode: str = "vectors"
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the document is among the hits."""
+        return self.rank is not None
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        for cause in self.causes:
+            lines.append(f"  {cause}")
+            if cause.kind == "scored_lower" and self.differences:
+                lines.append(f"    by query token: {self._largest_differences()}")
+        lines += [f"  not examined: {reason}" for reason in self.unexamined]
+        if self.changes:
+            lines += ["It is found if you", *(f"  {change}" for change in self.changes)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        blocks = [escape(self._headline())]
+        if self.causes or self.unexamined:
+            rows: list[tuple[str, str]] = [(cause.kind, cause.text) for cause in self.causes]
+            rows += [("not examined", reason) for reason in self.unexamined]
+            blocks.append(table(["cause", ""], rows))
+        if self.differences:
+            tokens = [(each.token or each.position, *each[1:3], each.difference) for each in self.differences]
+            blocks.append(table(["query token", short(self.id), short(self.last_id), "difference"], tokens))
+        if self.changes:
+            blocks.append(table(["it is found if you"], [(str(change),) for change in self.changes]))
+        return fragment(*blocks)
+
+    def _headline(self) -> str:
+        of = "" if self.query is None else f" for {short(self.query)}"
+        if self.rank is not None:
+            return f"{short(self.id)} is found{of}: rank {self.rank} (k={self.k}), score {self.score:.3f}."
+        mode = "" if self.mode == "vectors" else f" and mode={self.mode!r}"
+        head = f"{short(self.id)} is not found{of} with k={self.k}{mode}"
+        if self.score is not None:
+            rank = "" if self.exact_rank is None else f"rank {self.exact_rank}, "
+            head += f": {rank}score {self.score:.3f}"
+        elif self.mode == "vectors":
+            return f"{head}."
+        if self.last_id is None:
+            return f"{head}."
+        return f"{head}; the last hit {short(self.last_id)} scores {self.last_score:.3f}."
+
+    def _largest_differences(self) -> str:
+        largest = sorted(self.differences, key=lambda each: each.difference)[:_SHOWN_TOKENS]
+        return ", ".join(f"{each.token or each.position} {each.difference:+.3f}" for each in largest)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.catalog.metadata import RESERVED, fold_name
-from latelier.indexes.catalog.values import dump_json
+from latelier.indexes.store.rows import RESERVED, fold_name
+from latelier.indexes.values import dump_json
 from latelier.utils.checks import describe
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id
-from latelier.indexes.catalog.metadata import encode_metadata
-from latelier.indexes.catalog.values import as_id
+from latelier.indexes.store.rows import encode_metadata
+from latelier.indexes.values import as_id
 from latelier.utils.checks import cut, describe, short
 from latelier.utils.files import check_unicode
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
-from latelier.indexes.catalog.values import as_id, as_ids
+from latelier.indexes.values import as_id, as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
 from latelier.scores.topk import Alignment, align

@@ -25,9 +25,9 @@ from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
-from latelier.indexes.catalog.metadata import encode_metadata
-from latelier.indexes.catalog.values import duplicate_ids
+from latelier.indexes.store.rows import encode_metadata
 from latelier.indexes.stored import StoredIndex
+from latelier.indexes.values import duplicate_ids
 from latelier.retrieve.documents import InputDocument, parse_documents
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (

@@ -32,7 +32,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
-from latelier.indexes.catalog.rows import CATALOG
+from latelier.indexes.store.checks import CATALOG
 from latelier.models.exported import DESCRIPTION_FILE, is_own, is_whole
 from latelier.models.location import DEFAULT_MODEL
 from latelier.models.tokens import token_starts, tokenizer_lock, tokenizer_offsets

@@ -24,8 +24,8 @@ import numpy as np
 
 from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes import Hit, Id, Index
-from latelier.indexes.catalog.values import as_ids, check_known
 from latelier.indexes.results import Record
+from latelier.indexes.values import as_ids, check_known
 from latelier.retrieve.results import Result
 from latelier.utils.checks import check_count, describe, is_count
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
-from latelier.indexes.catalog.metadata import encode_metadata
-from latelier.indexes.catalog.values import is_unicode
+from latelier.indexes.store.rows import encode_metadata
+from latelier.indexes.values import is_unicode
 from latelier.retrieve.documents import DocumentFields, InputDocument, as_fields, parse_document
 from latelier.utils.checks import check_choice, cut, describe, short
 from latelier.utils.files import (

@@ -13,8 +13,7 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Id, Index, WhyNotReport
-from latelier.indexes.base import Parameters, PathLike
-from latelier.indexes.search_mode import Fusion, Mode
+from latelier.indexes.base import Fusion, Mode, Parameters, PathLike
 from latelier.retrieve.explanation import Explanation, explain_document
 from latelier.retrieve.indexing import Filling
 from latelier.retrieve.model import (

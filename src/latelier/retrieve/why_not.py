@@ -12,13 +12,20 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, Parameters, WhyNotReport
-from latelier.indexes.catalog.keyword_search import query_words
-from latelier.indexes.catalog.values import as_id
-from latelier.indexes.filter_misses import excluding_conditions, filter_arguments, filter_cause, split_filter
-from latelier.indexes.ivf.code_layout import BITS
-from latelier.indexes.recall import exact_scores
-from latelier.indexes.search_mode import Fusion, Mode, SearchMode
-from latelier.indexes.why_not import not_stored_cause, smallest_value, without_filter
+from latelier.indexes.base import Fusion, Mode, SearchMode
+from latelier.indexes.exact import exact_scores
+from latelier.indexes.ivf.layout import BITS
+from latelier.indexes.store.keywords import query_words
+from latelier.indexes.values import as_id
+from latelier.indexes.why_not import (
+    excluding_conditions,
+    filter_arguments,
+    filter_cause,
+    not_stored_cause,
+    smallest_value,
+    split_filter,
+    without_filter,
+)
 from latelier.retrieve.explanation import best_part
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments

@@ -11,7 +11,7 @@ from latelier.errors import (
     CorruptedIndexError,
     LatelierError,
 )
-from latelier.indexes.catalog.rows import row_checksum
+from latelier.indexes.store.checks import row_checksum
 
 
 def test_flipped_bits_of_the_catalog_are_found_or_change_nothing(tmp_path):

@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from latelier.indexes.catalog.document_rows import DocumentColumns, StoredDocument
-from latelier.indexes.inputs import DocumentBatches
+from latelier.indexes.documents import DocumentBatches
+from latelier.indexes.store.rows import DocumentColumns, StoredDocument
 
 ROWS = [
     StoredDocument("a", None, "{}", {}),

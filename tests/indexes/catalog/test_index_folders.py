@@ -17,8 +17,8 @@ from index_helpers import contents, in_child, matrices
 
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, ReadOnlyIndexError, StorageError
-from latelier.indexes.catalog import connection
-from latelier.indexes.catalog.settings import write_setting
+from latelier.indexes.store import connections
+from latelier.indexes.store.settings import write_setting
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and POSIX permissions")
 
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 def test_all_folders_that_are_made_are_synced(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(connection, "sync_folder", synced.append)
+    monkeypatch.setattr(connections, "sync_folder", synced.append)
     indexes.Flat(tmp_path / "a" / "b" / "c").close()
     assert synced == [tmp_path / "a" / "b" / "c", tmp_path / "a" / "b", tmp_path / "a", tmp_path]
 

@@ -17,7 +17,7 @@ from index_helpers import in_child, start_child
 
 from latelier import indexes
 from latelier.errors import StorageError
-from latelier.indexes.catalog import forks
+from latelier.indexes.store import connections
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
 
@@ -223,7 +223,7 @@ def test_an_iterable_that_reads_a_snapshot_while_it_is_read_leaves_forks_alone(t
                     yield old.get_embeddings([id])[0]
 
         new.add(range(9), stored())
-        assert forks._state.used == {}
+        assert connections._state.used == {}
         thread = threading.Thread(target=lambda: children.append(start_child(new.ids)), name="forks")
         children = []
         thread.start()
@@ -309,7 +309,7 @@ def test_locks_that_threads_hold_at_the_fork_are_free_in_the_child(disk_index):
     held, holding, go = [], threading.Event(), threading.Event()
 
     def hold():
-        for lock in list(forks._state.locks):
+        for lock in list(connections._state.locks):
             current = lock.current
             if current.acquire(blocking=False):
                 held.append(current)

@@ -5,8 +5,8 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.catalog.keyword_statistics import KeywordStatistics, read_length
-from latelier.indexes.ranking import Ranking
+from latelier.indexes.results import Ranking
+from latelier.indexes.store.keywords import KeywordStatistics, read_length
 
 # "common" is in almost all documents, which gives it the least idf; "rare" in few of them.
 WORDS = ["common"] * 6 + ["wing", "shock", "layer", "rare"]

@@ -12,8 +12,8 @@ from index_tampering import change
 
 from latelier import indexes
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.catalog import forks, keywords
-from latelier.indexes.catalog.keyword_search import MAX_WORDS, query_words
+from latelier.indexes.store import connections, keywords
+from latelier.indexes.store.keywords import MAX_WORDS, query_words
 
 TEXTS = ["Running shoes for runners", "The café's naïve menu", "wi-fi and NEAR fields", "x" * 100_000, "", None]
 
@@ -262,11 +262,11 @@ def test_sqlite_without_fts5(folder, monkeypatch):
 
 def test_forks_wait_until_sqlite_was_asked_for_fts5(monkeypatch):
     used, connect = [], sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda path: used.append(bool(forks._inside())) or connect(path))
+    monkeypatch.setattr(sqlite3, "connect", lambda path: used.append(bool(connections._inside())) or connect(path))
     keywords.has_fts5.cache_clear()
     assert keywords.has_fts5()
     assert used == [True]
-    assert not bool(forks._inside())
+    assert not bool(connections._inside())
 
 
 def test_the_longest_lists_are_left_out_only_where_they_cannot_matter():

@@ -5,7 +5,7 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.catalog import metadata
+from latelier.indexes.store import rows
 
 VECTORS = np.ones((1, 4), dtype="float32")
 REFUSED = (
@@ -35,7 +35,7 @@ def test_metadata_has_at_most_100_levels(kind):
 
 def test_deeper_metadata_that_an_older_version_has_stored_is_read(tmp_path, monkeypatch):
     with monkeypatch.context() as older, indexes.Flat(tmp_path / "index") as index:
-        older.setattr(metadata, "_MOST_LEVELS", 400)
+        older.setattr(rows, "_MOST_LEVELS", 400)
         index.add("deep", VECTORS, metadata=nested(300, list))
     with indexes.open(tmp_path / "index") as index:
         assert index.get("deep").metadata == nested(300, list)

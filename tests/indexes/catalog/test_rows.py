@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from latelier.indexes.catalog.rows import column_checksums, insert_columns, row_checksum, spell
+from latelier.indexes.store.checks import column_checksums, insert_columns, row_checksum, spell
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4, 500, 901])

@@ -3,8 +3,8 @@
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.inverted_lists import InvertedLists
-from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.indexes.ivf.index import Thresholds
+from latelier.indexes.ivf.lists import InvertedLists
 
 __all__ = ["DIM", "EARLY", "check_lists", "collection", "lists_of", "recall"]
 

@@ -6,12 +6,12 @@ import torch
 from ivf_helpers import collection, lists_of
 
 from latelier import indexes
-from latelier.indexes.ivf import inverted_lists
+from latelier.indexes.ivf import lists
 
 
 @pytest.mark.parametrize("share_tokens", [1, 1000])
 def test_threads_that_share_the_documents_make_the_same_lists(early, share_tokens, monkeypatch):
-    monkeypatch.setattr(inverted_lists, "_SHARE_TOKENS", share_tokens)
+    monkeypatch.setattr(lists, "_SHARE_TOKENS", share_tokens)
     documents, _ = collection(600)
 
     def made(threads):

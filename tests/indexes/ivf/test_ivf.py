@@ -8,7 +8,7 @@ from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.memory import least_working_memory
+from latelier.indexes.stored import least_working_memory
 from latelier.kernels.instruction_sets import supported
 
 pytestmark = pytest.mark.processor

@@ -16,14 +16,12 @@ from ivf_helpers import EARLY, check_lists, collection, lists_of, recall
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError, IndexDamageWarning
-from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.ivf.inverted_lists import InvertedLists
+from latelier.indexes.ivf.codec import Codec, DocumentTable
 from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidates, sum_bits
-from latelier.indexes.ivf.search import Scope, probe_for_candidates
-from latelier.indexes.ivf.search_parameters import SearchParameters
-from latelier.indexes.ivf.sign_stage import keep_near_best, tolerance
-from latelier.indexes.storage.segments import Part, Segment
+from latelier.indexes.ivf.lists import InvertedLists
+from latelier.indexes.ivf.parameters import SearchParameters
+from latelier.indexes.ivf.search import Scope, keep_near_best, probe_for_candidates, tolerance
+from latelier.indexes.store.segments import Part, Segment
 from latelier.kernels.instruction_sets import supported
 
 NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}

@@ -12,10 +12,9 @@ from ivf_helpers import DIM, EARLY, check_lists, collection, lists_of, recall
 from latelier import indexes
 from latelier.errors import StorageError
 from latelier.indexes.ivf import training
-from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.storage.storage import Storage
-from latelier.indexes.storage.transaction import Transaction
+from latelier.indexes.ivf.codec import Codec, DocumentTable
+from latelier.indexes.store.storage import Storage
+from latelier.indexes.store.transaction import Transaction
 
 pytestmark = pytest.mark.processor
 

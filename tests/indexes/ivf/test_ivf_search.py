@@ -8,12 +8,11 @@ from ivf_helpers import DIM, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
+from latelier.indexes.ivf import search
 from latelier.indexes.ivf import search as ivf_search
-from latelier.indexes.ivf import sign_stage
-from latelier.indexes.ivf.kernels.product_variance import product_variance
-from latelier.indexes.ivf.product_variance import product_variance_by_numpy, variance_rows
-from latelier.indexes.ivf.search_parameters import SearchParameters
-from latelier.indexes.ivf.sign_stage import keep_near_best, tolerance
+from latelier.indexes.ivf.kernels.signs import product_variance
+from latelier.indexes.ivf.parameters import SearchParameters, product_variance_by_numpy, variance_rows
+from latelier.indexes.ivf.search import keep_near_best, tolerance
 
 pytestmark = pytest.mark.processor
 
@@ -124,7 +123,7 @@ def test_all_documents_are_likely_for_a_query_of_zeros():
 def test_with_many_dims_most_documents_are_excluded_by_the_first_128(monkeypatch):
     documents, _ = collection(900, dim=384)
     queries = TokenEmbeddings.from_list([document[:5] for document in documents[::36]])
-    index, scored, score = indexes.IVF(), [], sign_stage.sign_scores
+    index, scored, score = indexes.IVF(), [], search.sign_scores
     index.add(range(900), documents, metadata=[{"n": i % 2} for i in range(900)])
     index.remove([5, 7, 9])
 
@@ -132,7 +131,7 @@ def test_with_many_dims_most_documents_are_excluded_by_the_first_128(monkeypatch
         scored.append((len(chosen), query[0].shape[1] // 8))
         score(isa, documents, chosen, row_bytes, query, scores)
 
-    monkeypatch.setattr(sign_stage, "sign_scores", noted)
+    monkeypatch.setattr(search, "sign_scores", noted)
     assert recall(index, queries) >= 0.97
     assert {count for count, words in scored if words == 4} == {897}
     assert all(10 <= count < 450 for count, words in scored if words == 12)

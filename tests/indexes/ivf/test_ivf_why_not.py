@@ -6,11 +6,9 @@ from ivf_helpers import collection, lists_of
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.ivf.search import Scope, probe_for_candidates, probe_lists
-from latelier.indexes.ivf.search_parameters import SearchParameters, choose_search_parameters, most_without_signs
-from latelier.indexes.ivf.sign_stage import keep_by_signs
+from latelier.indexes.ivf.codec import Codec, DocumentTable
+from latelier.indexes.ivf.parameters import SearchParameters, choose_search_parameters, most_without_signs
+from latelier.indexes.ivf.search import Scope, keep_by_signs, probe_for_candidates, probe_lists
 from latelier.indexes.ivf.tracing import imputed_sums
 
 pytestmark = pytest.mark.processor

@@ -7,8 +7,7 @@ from ivf_helpers import DIM, collection
 
 from latelier import indexes
 from latelier.indexes.ivf import training
-from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.document_table import DocumentTable
+from latelier.indexes.ivf.codec import Codec, DocumentTable
 from latelier.indexes.ivf.training import train_centroids
 
 

@@ -20,8 +20,9 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes import FixedDimensionalEncodings, MeanVectors
-from latelier.indexes.qdrant import spool, writing
-from latelier.indexes.qdrant.documents import point_id
+from latelier.indexes.qdrant import points as spool
+from latelier.indexes.qdrant import points as writing
+from latelier.indexes.qdrant.points import point_id
 
 
 def test_a_folder_reopens_as_it_was(tmp_path):

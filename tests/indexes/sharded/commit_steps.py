@@ -11,9 +11,9 @@ import shutil
 import signal
 
 from latelier import indexes
-from latelier.indexes.catalog import pool
-from latelier.indexes.ivf.maintenance import Thresholds
+from latelier.indexes.ivf.index import Thresholds
 from latelier.indexes.sharded.replica import Replica
+from latelier.indexes.store import connections
 
 
 def grow_early():
@@ -37,7 +37,7 @@ def die_at(place):
 
         return call
 
-    commit, delete = pool._commit, shutil.rmtree
+    commit, delete = connections._commit, shutil.rmtree
 
     def step_and_commit(connection):
         if connection.total_changes != changes.get(id(connection), 0):  # otherwise it has only read
@@ -54,4 +54,4 @@ def die_at(place):
 
     os.fsync, pathlib.Path.rename = after_step(os.fsync), after_step(pathlib.Path.rename)
     Replica.result = after_step(Replica.result)
-    pool._commit, shutil.rmtree = step_and_commit, delete_in_steps
+    connections._commit, shutil.rmtree = step_and_commit, delete_in_steps

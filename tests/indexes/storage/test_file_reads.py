@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.storage.file_reads import FileReads
-from latelier.indexes.storage.files import read_file, write_file
+from latelier.indexes.store.files import FileReads, read_file, write_file
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from latelier.errors import (
     IndexDamageWarning,
     StorageError,
 )
-from latelier.indexes.catalog.rows import row_checksum
+from latelier.indexes.store.checks import row_checksum
 
 HOSTILE = {
     "numbers fall": lambda a: a[0].__setitem__(slice(0, 2), a[0][[1, 0]]),

@@ -10,7 +10,7 @@ from index_helpers import about, start_child
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.indexes.catalog import connection as sqlite
+from latelier.indexes.store import connections as sqlite
 
 ONE = np.ones((1, 2))
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from index_helpers import contents, matrices
 
 from latelier import indexes
-from latelier.indexes.storage import segments
+from latelier.indexes.store import segments
 from latelier.scores.topk import TopK
 
 

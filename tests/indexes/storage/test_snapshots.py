@@ -11,7 +11,7 @@ from latelier import indexes
 from latelier.errors import (
     LatelierError,
 )
-from latelier.indexes.catalog import forks
+from latelier.indexes.store import connections
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +64,7 @@ def test_a_snapshot_ends_also_where_another_thread_closes_its_generator(tmp_path
         thread.join()
         index.add("a", np.eye(4))
         assert index.ids() == ["a"]
-        assert forks._state.used == {}
+        assert connections._state.used == {}
 
 
 @pytest.mark.parametrize("dim", [1, 16, 4096])

@@ -11,7 +11,7 @@ from transfer_helpers import IDS, LENGTHS, check_contents, fill, random_document
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, EmbeddingsError, InvalidArgumentError, ReadOnlyIndexError, StorageError
-from latelier.indexes.catalog import metadata as catalog_metadata
+from latelier.indexes.store import rows as catalog_metadata
 
 SETTINGS = {"language": {"name": "de", "weights": [0.1, 2**60]}, "none": None}
 

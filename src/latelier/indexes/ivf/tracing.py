@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from latelier.indexes.ivf.inverted_lists import InvertedLists
+from latelier.indexes.ivf.lists import InvertedLists
+from latelier.indexes.ivf.parameters import SearchParameters
 from latelier.indexes.ivf.search import ProbedLists, Scope, probe_lists, run_stages
-from latelier.indexes.ivf.search_parameters import SearchParameters
+from latelier.indexes.results import Cause
 from latelier.indexes.why_not import StageLoss
-from latelier.indexes.why_not_report import Cause
 
 __all__ = ["find_loss", "imputed_sums"]
 

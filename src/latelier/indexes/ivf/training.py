@@ -1,4 +1,4 @@
-"""Training of centroids: spherical k-means in two levels, on a sample of the index's own tokens.
+"""K-means, samples.
 
 An index of n tokens gets about ``14 * sqrt(n)`` inverted lists. With fewer lists, centroids represent their tokens too
 coarsely; with more, comparing the centroids takes more time than the shorter lists save.
@@ -10,22 +10,91 @@ from collections.abc import Callable
 
 import numpy as np
 
-from latelier.indexes.ivf.centroids import Centroids, TrainingStatistics, pack_centroids
-from latelier.indexes.ivf.code_layout import byte_width
-from latelier.indexes.ivf.document_table import DocumentTable, TokenRows
-from latelier.indexes.ivf.inverted_lists import InvertedLists, build_lists
-from latelier.indexes.ivf.kernels.dots import nearest_centroids
+from latelier.indexes.ivf.codec import DocumentTable, TokenRows
+from latelier.indexes.ivf.kernels.centroids import nearest_centroids
 from latelier.indexes.ivf.kernels.kmeans import empty_groups, group_rows, pack_rows, spherical_kmeans
-from latelier.indexes.ivf.search_parameters import coarse_count, list_count
-from latelier.indexes.ivf.training_sample import TrainingSample
-from latelier.indexes.storage.files import release_memory
-from latelier.indexes.storage.scratch import Scratch
+from latelier.indexes.ivf.layout import byte_width
+from latelier.indexes.ivf.lists import Centroids, InvertedLists, TrainingStatistics, build_lists, pack_centroids
+from latelier.indexes.ivf.parameters import coarse_count, list_count
+from latelier.indexes.store.files import Scratch, release_memory
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_each, for_ranges
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
-__all__ = ["train_centroids", "train_lists"]
+__all__ = ["TrainingSample", "train_centroids", "train_lists"]
+
+# Bytes per token besides its unpacked codes: its scale, its centroid, its dot product with it, and its place.
+_EXTRA_BYTES = 20
+# Tokens that are read from files are unpacked in blocks of 1 / _BLOCKS of those that fit in memory.
+_BLOCKS = 8
+
+
+class TrainingSample:
+    """All tokens of every n-th document, with n such that there are about `most` tokens.
+
+    Tokens are read where they are stored, as often as they are needed. Where they must be read from files, `at_once`
+    limits how many are in memory.
+
+    Parameters
+    ----------
+    table
+        Documents.
+    ordinals
+        Ordinals of the documents to sample; at least one.
+    most
+        Approximate number of tokens.
+    memory
+        Maximum size of the tokens that are read from files and in memory at once, in bytes; None: all of them.
+
+    Attributes
+    ----------
+    offsets
+        ``(documents + 1,)`` int64: the number of the first token of each document of the sample.
+    at_once
+        Maximum number of tokens to `load`.
+    """
+
+    def __init__(self, table: DocumentTable, ordinals: np.ndarray, most: int, memory: int | None = None) -> None:
+        step = max(1.0, table.count_tokens(ordinals) / most)
+        self._table, self._documents = table, ordinals[np.unique(np.arange(0, len(ordinals), step).astype("int64"))]
+        self.offsets = lengths_to_offsets(table.documents.lengths[self._documents])
+        self.at_once = len(self)
+        if memory is not None and not table.is_addressable:
+            self.at_once = max(1, min(len(self), memory // (byte_width(table.codec.dim) + _EXTRA_BYTES)))
+
+    def unpack(self, first: int, last: int) -> TokenRows:
+        """Return the tokens of the documents `first` to ``last - 1`` of the sample."""
+        return self._table.unpack(self._documents[first:last])
+
+    def take(self, numbers: np.ndarray) -> TokenRows:
+        """Return some tokens, by number: ascending, or in a few ascending runs."""
+        if self._table.is_addressable:
+            return self._table.unpack_tokens(self._documents, self.offsets, numbers)
+        order = np.argsort(numbers, kind="stable")
+        wanted = numbers[order]
+        taken = TokenRows(
+            np.empty((len(numbers), byte_width(self._table.codec.dim)), dtype="uint8"),
+            np.empty(len(numbers), dtype="float32"),
+        )
+        for first, last in split_by_rows(self.offsets, max(1, self.at_once // _BLOCKS)):
+            rows = self.unpack(first, last)
+            begin, end = np.searchsorted(wanted, self.offsets[[first, last]])
+            for target, source in zip(taken, rows, strict=True):
+                target[order[begin:end]] = source[wanted[begin:end] - self.offsets[first]]
+            del rows, source  # frees this block before the next one is unpacked
+        return taken
+
+    def load(self, numbers: np.ndarray) -> Callable[[slice], TokenRows]:
+        """Return a function that returns a slice of these tokens."""
+        if self._table.is_addressable:
+            return lambda some: self.take(numbers[some])
+        rows = self.take(numbers)
+        return lambda some: TokenRows(rows.codes[some], rows.scales[some])
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
 
 # Tokens sampled per centroid, and iterations, for each level. Larger numbers take time and find no better centroids.
 _COARSE_SAMPLE, _FINE_SAMPLE = 64, 32

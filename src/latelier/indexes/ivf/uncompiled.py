@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.code_layout import sign_words
 from latelier.indexes.ivf.codec import SIGNS, Codec
-from latelier.indexes.ivf.product_variance import product_variance_by_numpy
-from latelier.indexes.ivf.search_parameters import SearchParameters, most_without_signs
-from latelier.indexes.storage.segments import Part
+from latelier.indexes.ivf.layout import sign_words
+from latelier.indexes.ivf.parameters import SearchParameters, most_without_signs, product_variance_by_numpy
+from latelier.indexes.store.segments import Part
 from latelier.scores.engines.uncompiled import maxsim
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.document_table import DocumentTable
-from latelier.indexes.ivf.inverted_lists import append_documents, build_lists
+from latelier.indexes.ivf.codec import Codec, DocumentTable
+from latelier.indexes.ivf.lists import append_documents, build_lists
+from latelier.indexes.ivf.parameters import SearchParameters
 from latelier.indexes.ivf.search import Scope, search_query
-from latelier.indexes.ivf.search_parameters import SearchParameters
 from latelier.indexes.ivf.training import train_centroids
-from latelier.indexes.storage.segments import Part, Segment
+from latelier.indexes.store.segments import Part, Segment
 
 __all__ = ["compile_kernels"]
 

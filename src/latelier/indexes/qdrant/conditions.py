@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from qdrant_client import models
 
-from latelier.indexes.qdrant.documents import point_id
 from latelier.indexes.qdrant.fields import field_key, field_path
+from latelier.indexes.qdrant.points import point_id
 
 __all__ = ["Column", "Condition", "Truth", "all_of", "any_of", "is_exact", "none_of"]
 

@@ -16,9 +16,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from latelier.indexes.catalog.document_rows import StoredDocument
-from latelier.indexes.catalog.metadata import SqlValue, fold_name, is_nameable
-from latelier.indexes.catalog.values import INT64, dump_json
+from latelier.indexes.store.rows import SqlValue, StoredDocument, fold_name, is_nameable
+from latelier.indexes.values import INT64, dump_json
 
 __all__ = ["as_number", "field_key", "field_path", "field_payload", "is_true_text", "json_elements", "text_elements"]
 

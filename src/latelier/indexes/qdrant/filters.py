@@ -1,6 +1,6 @@
 """Filters for Qdrant: SQL expressions of the grammar of all indexes, translated to conditions with the same meaning.
 
-`translate` reads the checked SQL of `latelier.indexes.catalog.filters`, in which parameters are numbered. What Qdrant
+`translate` reads the checked SQL of `latelier.indexes.filters`, in which parameters are numbered. What Qdrant
 has no condition for is rejected by name: it selects either the documents that SQLite would, or none.
 
 Translated are AND, OR, NOT and parentheses over: a field; a column and a value with ``=``, ``<>``, ``IS``, ``IN`` or
@@ -19,14 +19,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Parameters
-from latelier.indexes.catalog import forks
-from latelier.indexes.catalog.filters.evaluation import read_filter, reject_field
-from latelier.indexes.catalog.filters.sql import FieldName, Filter
-from latelier.indexes.catalog.filters.tokens import Token, shorten, tokenize
-from latelier.indexes.catalog.metadata import RESERVED, fold_name
-from latelier.indexes.catalog.values import INT64
+from latelier.indexes.filters.evaluation import read_filter, reject_field
+from latelier.indexes.filters.grammar import FieldName, Filter, Token, shorten, tokenize
 from latelier.indexes.qdrant.conditions import Column, Condition, Truth, any_of, is_exact, none_of
 from latelier.indexes.qdrant.fields import as_number, is_true_text, text_elements
+from latelier.indexes.store import connections
+from latelier.indexes.store.rows import RESERVED, fold_name
+from latelier.indexes.values import INT64
 
 __all__ = ["filter_names", "translate"]
 
@@ -305,7 +304,7 @@ class _Translator:
     def _of_constants(self, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth) -> Truth:
         if not isinstance(left, _Value) or not isinstance(right, _Value):
             self._refuse(f"{operator} between two columns or conditions")
-        with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
+        with connections.using(), closing(sqlite3.connect(":memory:")) as connection:
             ((value,),) = connection.execute(f"SELECT ? {operator} ?", (left.value, right.value))
         return self._truth(_Value(value))
 

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.base import Index
-from latelier.indexes.fusion import fuse_ranks, fuse_scores
-from latelier.indexes.ivf.search_parameters import effort_factor
+from latelier.indexes.base import Index, SearchMode
+from latelier.indexes.hybrid import fuse_ranks, fuse_scores
+from latelier.indexes.ivf.parameters import effort_factor
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
-from latelier.indexes.qdrant.keywords import query_vector
-from latelier.indexes.qdrant.points import PLACE, check_payload
-from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import Hit, Id
-from latelier.indexes.search_mode import SearchMode
-from latelier.indexes.why_not_report import Cause
+from latelier.indexes.qdrant.points import PLACE, check_payload, query_vector
+from latelier.indexes.results import Cause, Hit, Id, Ranking
 from latelier.utils.checks import check_count
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.catalog.rows import damaged
+from latelier.indexes.store.checks import damaged
 
 __all__ = ["MOST_SHARDS", "RECORD_SETTING", "CommitRecord"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latelier.errors import IndexFormatError, InvalidArgumentError
-from latelier.indexes.catalog.keywords import TOKENIZERS
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
-from latelier.indexes.ivf.code_layout import BITS
+from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.sharded.commit_record import MOST_SHARDS, CommitRecord
 from latelier.indexes.sharded.shard import KINDS
+from latelier.indexes.store.keywords import TOKENIZERS
 from latelier.utils.checks import check_choice, check_count, describe
 
 __all__ = ["Configuration"]
@@ -161,7 +161,7 @@ class Configuration(NamedTuple):
         InvalidArgumentError
             If the shards have no such option, or do not accept its value.
         """
-        from latelier.indexes.ivf.search_parameters import choose_search_parameters
+        from latelier.indexes.ivf.parameters import choose_search_parameters
 
         options = {name: value for name, value in given.items() if value is not None}
         if options and not self.has_effort:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.catalog.folder import closed_error
 from latelier.indexes.sharded.commit_record import CommitRecord
 from latelier.indexes.sharded.replicas import Replicas
+from latelier.indexes.store.connections import closed_error
 from latelier.utils.ray_session import check_not_forked, is_forked
 
 __all__ = ["Generations"]

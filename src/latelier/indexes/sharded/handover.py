@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.catalog.document_rows import StoredDocument
-from latelier.indexes.catalog.metadata import StoredMetadata, encode_metadata
-from latelier.indexes.inputs import DocumentBatch
+from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.sharded.placement import positions_by_shard
 from latelier.indexes.sharded.staging import StagedBatch
-from latelier.indexes.storage.segments import Arrays
+from latelier.indexes.store.rows import StoredDocument, StoredMetadata, encode_metadata
+from latelier.indexes.store.segments import Arrays
 from latelier.indexes.stored import StoredIndex
 from latelier.utils.ragged import lengths_to_offsets, rows_of
 

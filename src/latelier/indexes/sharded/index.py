@@ -18,19 +18,21 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes.base import Index, Parameters, PathLike
-from latelier.indexes.catalog import forks
-from latelier.indexes.catalog.folder import as_folder
-from latelier.indexes.catalog.keywords import check_compaction, check_expected, check_options
-from latelier.indexes.catalog.settings import UserSettings
-from latelier.indexes.catalog.values import as_id, as_ids, as_prefixes, check_known, is_single_id
-from latelier.indexes.inputs import DocumentBatches
-from latelier.indexes.ivf.recall import check_efforts
-from latelier.indexes.ivf.search_parameters import wider_efforts
-from latelier.indexes.memory import MemoryReport
-from latelier.indexes.recall import measure_recall
-from latelier.indexes.results import CheckReport, Hit, Id, Record, VerifyReport
-from latelier.indexes.search_mode import Fusion, Mode, SearchMode, Tokenizer
+from latelier.indexes.base import Fusion, Index, Mode, Parameters, PathLike, SearchMode, Tokenizer
+from latelier.indexes.documents import DocumentBatches
+from latelier.indexes.exact import measure_recall
+from latelier.indexes.ivf.index import check_efforts
+from latelier.indexes.ivf.parameters import wider_efforts
+from latelier.indexes.results import (
+    CheckReport,
+    Hit,
+    Id,
+    IndexStatistics,
+    Record,
+    VerifyReport,
+    WhyNotReport,
+    warn_of_damage,
+)
 from latelier.indexes.sharded.commit_record import MOST_SHARDS, CommitRecord
 from latelier.indexes.sharded.configuration import Configuration
 from latelier.indexes.sharded.generations import Generations
@@ -40,10 +42,13 @@ from latelier.indexes.sharded.resharding import Resharding
 from latelier.indexes.sharded.searching import search_view
 from latelier.indexes.sharded.views import ShardsView, ShardsViews, read_record
 from latelier.indexes.sharded.writing import Writer
-from latelier.indexes.statistics import IndexStatistics
-from latelier.indexes.storage.storage import Storage
-from latelier.indexes.warning import warn_of_damage
-from latelier.indexes.why_not_report import WhyNotReport
+from latelier.indexes.store import connections
+from latelier.indexes.store.connections import as_folder
+from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
+from latelier.indexes.store.settings import UserSettings
+from latelier.indexes.store.storage import Storage
+from latelier.indexes.stored import MemoryReport
+from latelier.indexes.values import as_id, as_ids, as_prefixes, check_known, is_single_id
 from latelier.utils.checks import check_count, parse_bytes
 from latelier.utils.misc import progress_bar
 from latelier.utils.ragged import lengths_to_offsets
@@ -51,7 +56,7 @@ from latelier.utils.ragged import lengths_to_offsets
 if TYPE_CHECKING:
     import torch
 
-    from latelier.indexes.ivf.search_parameters import Effort
+    from latelier.indexes.ivf.parameters import Effort
 
 __all__ = ["Sharded"]
 
@@ -452,7 +457,7 @@ class Sharded(Index):
         with self._writer.begin() as (write, view):
             write.replace, write.prefixes = replace, list(prefixes)
             read = batches.read(view.dim, lambda embeddings, _: {"vectors": embeddings.vectors})
-            for batch in forks.iterate_outside(read):
+            for batch in connections.iterate_outside(read):
                 embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
                 write.insert(batch.documents, embeddings)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from latelier.errors import LatelierError, StorageError
-from latelier.indexes.catalog.folder import closed_error
 from latelier.indexes.sharded.shard import Shard, ShardOptions
+from latelier.indexes.store.connections import closed_error
 from latelier.utils.ray_session import RaySession, require_ray
 
 __all__ = ["Replica", "ReplicaDownError", "ShardProcess"]

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.base import Parameters
-from latelier.indexes.catalog.keyword_statistics import KeywordStatistics
-from latelier.indexes.hybrid_search import score_documents
-from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import Id, Record
-from latelier.indexes.search_mode import SearchMode
+from latelier.indexes.base import Parameters, SearchMode
+from latelier.indexes.hybrid import score_documents
+from latelier.indexes.results import Id, Ranking, Record
 from latelier.indexes.sharded.handover import Sizes, divide, sizes_of
 from latelier.indexes.sharded.staging import StagedBatch
+from latelier.indexes.store.keywords import KeywordStatistics
 from latelier.indexes.stored import StoredIndex
 from latelier.scores.topk import TopK
 

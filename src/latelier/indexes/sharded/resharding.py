@@ -33,7 +33,7 @@ from latelier.indexes.sharded.replicas import Replicas, persist
 from latelier.indexes.sharded.staging import StagedBatch
 from latelier.indexes.sharded.views import ShardsView, ShardsViews
 from latelier.indexes.sharded.writing import Writer
-from latelier.indexes.storage.storage import Storage
+from latelier.indexes.store.storage import Storage
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["Resharding"]

@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from latelier.indexes.base import Parameters
-from latelier.indexes.catalog.filters.bounds import check_limits
-from latelier.indexes.catalog.keyword_statistics import KeywordStatistics
-from latelier.indexes.hybrid_search import check_queries, combine_sides
-from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import Hit
-from latelier.indexes.search_mode import SearchMode
+from latelier.indexes.base import Parameters, SearchMode
+from latelier.indexes.filters.evaluation import check_limits
+from latelier.indexes.hybrid import check_queries, combine_sides
+from latelier.indexes.results import Hit, Ranking
 from latelier.indexes.sharded.requests import ShardFindings, ShardRequest
 from latelier.indexes.sharded.views import ShardsView
-from latelier.indexes.storage.storage import without_texts
+from latelier.indexes.store.keywords import KeywordStatistics
+from latelier.indexes.store.storage import without_texts
 from latelier.utils.checks import check_count
 
 __all__ = ["search_view"]

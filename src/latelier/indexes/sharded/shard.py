@@ -16,18 +16,16 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, StorageError
-from latelier.indexes.catalog.document_rows import StoredDocument
+from latelier.indexes.base import Tokenizer
+from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.flat import Flat
-from latelier.indexes.inputs import DocumentBatch
 from latelier.indexes.ivf import IVF
-from latelier.indexes.memory import MemoryReport
-from latelier.indexes.results import Id, VerifyReport
-from latelier.indexes.search_mode import Tokenizer
+from latelier.indexes.results import Id, IndexStatistics, VerifyReport
 from latelier.indexes.sharded.handover import join_batches, merge
 from latelier.indexes.sharded.requests import ShardReader
 from latelier.indexes.sharded.staging import Manifest, StagedBatch, StagedTransaction, staged_versions
-from latelier.indexes.statistics import IndexStatistics
-from latelier.indexes.stored import StoredIndex
+from latelier.indexes.store.rows import StoredDocument
+from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.utils.ray_session import require_ray
 
 __all__ = ["KINDS", "Duplicates", "Pinned", "Shard", "ShardOptions"]

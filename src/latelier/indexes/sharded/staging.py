@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.catalog.document_rows import StoredDocument
-from latelier.indexes.catalog.folder import sync_folder
-from latelier.indexes.inputs import DocumentBatch
+from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.results import Id
+from latelier.indexes.store.connections import sync_folder
+from latelier.indexes.store.rows import StoredDocument
 
 __all__ = ["Manifest", "StagedBatch", "StagedTransaction", "staged_versions"]
 

@@ -20,7 +20,7 @@ from latelier.indexes.sharded.generations import Generations
 from latelier.indexes.sharded.replica import Replica, ReplicaDownError
 from latelier.indexes.sharded.replicas import Replicas, persist
 from latelier.indexes.sharded.shard import Pinned
-from latelier.indexes.storage.storage import Storage
+from latelier.indexes.store.storage import Storage
 from latelier.utils.ray_session import check_not_forked
 
 __all__ = ["ShardsView", "ShardsViews", "read_record"]

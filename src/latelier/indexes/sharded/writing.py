@@ -24,9 +24,6 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError, StorageError
-from latelier.indexes.catalog.document_rows import StoredDocument
-from latelier.indexes.catalog.metadata import new_fields
-from latelier.indexes.catalog.values import duplicate_ids
 from latelier.indexes.results import Id
 from latelier.indexes.sharded.commit_record import RECORD_SETTING, CommitRecord
 from latelier.indexes.sharded.generations import Generations
@@ -36,7 +33,9 @@ from latelier.indexes.sharded.replicas import Replicas, persist, wait_for_all
 from latelier.indexes.sharded.shard import Duplicates
 from latelier.indexes.sharded.staging import Manifest
 from latelier.indexes.sharded.views import ShardsView, ShardsViews
-from latelier.indexes.storage.storage import Storage
+from latelier.indexes.store.rows import StoredDocument, new_fields
+from latelier.indexes.store.storage import Storage
+from latelier.indexes.values import duplicate_ids
 
 __all__ = ["Write", "Writer"]
 

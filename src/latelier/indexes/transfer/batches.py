@@ -10,8 +10,8 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, StorageError, UnknownIdError
 from latelier.indexes.base import Index
-from latelier.indexes.catalog.values import dump_json
 from latelier.indexes.results import Id
+from latelier.indexes.values import dump_json
 
 __all__ = ["BATCH_BYTES", "PART_BYTES", "TransferBatch", "batches_of_bytes", "check_documents", "read_index"]
 

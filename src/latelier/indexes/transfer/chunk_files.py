@@ -15,11 +15,11 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, InvalidArgumentError
-from latelier.indexes.catalog.metadata import StoredMetadata, encode_metadata
-from latelier.indexes.catalog.values import as_id, check_text, dump_json
-from latelier.indexes.storage.files import read_error
+from latelier.indexes.store.files import read_error
+from latelier.indexes.store.rows import StoredMetadata, encode_metadata
 from latelier.indexes.transfer.batches import PART_BYTES, TransferBatch
 from latelier.indexes.transfer.manifest import ChunkFile, ExportedChunk, ExportManifest, chunk_paths
+from latelier.indexes.values import as_id, check_text, dump_json
 from latelier.utils.checks import describe, short
 from latelier.utils.files import parse_json, write_bytes
 

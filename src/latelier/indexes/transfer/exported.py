@@ -7,7 +7,7 @@ from typing import Any
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
-from latelier.indexes.catalog.folder import as_folder
+from latelier.indexes.store.connections import as_folder
 from latelier.indexes.transfer.batches import TransferBatch
 from latelier.indexes.transfer.chunk_files import read_chunk
 from latelier.indexes.transfer.manifest import ExportManifest

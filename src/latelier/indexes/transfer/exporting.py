@@ -14,8 +14,8 @@ import numpy as np
 
 from latelier.errors import EmbeddingsError, IndexFormatError, InvalidArgumentError, StorageError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.catalog.folder import as_folder
 from latelier.indexes.results import Id
+from latelier.indexes.store.connections import as_folder
 from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, check_documents, read_index
 from latelier.indexes.transfer.chunk_files import chunk_contents, describe_chunk, has_files, write_chunk
 from latelier.indexes.transfer.manifest import DTYPES, MANIFEST, ExportManifest, digest_ids

@@ -12,12 +12,12 @@ import numpy as np
 from latelier.arrays import Array
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError, UnknownIdError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.catalog.metadata import StoredMetadata
-from latelier.indexes.catalog.values import duplicate_ids
 from latelier.indexes.results import Id
+from latelier.indexes.store.rows import StoredMetadata
 from latelier.indexes.transfer.batches import BATCH_BYTES, TransferBatch, batches_of_bytes, check_documents, read_index
 from latelier.indexes.transfer.exported import Export
 from latelier.indexes.transfer.report import TransferReport
+from latelier.indexes.values import duplicate_ids
 from latelier.utils.checks import parse_bytes, short
 from latelier.utils.misc import progress_bar
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError
 from latelier.indexes.base import Index
-from latelier.indexes.catalog.keywords import TOKENIZERS
-from latelier.indexes.catalog.values import as_key, dump_json, encode_json
 from latelier.indexes.results import Id
+from latelier.indexes.store.keywords import TOKENIZERS
+from latelier.indexes.values import as_key, dump_json, encode_json
 from latelier.utils.checks import describe, is_count, short
 from latelier.utils.files import parse_json, read_text, write_bytes
 

@@ -17,11 +17,11 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import FilterTimeoutError, InvalidArgumentError, LatelierError
-from latelier.indexes.catalog.connection import connect
-from latelier.indexes.catalog.filters import bounds
-from latelier.indexes.catalog.filters.bounds import deadline
-from latelier.indexes.catalog.filters.functions import FUNCTIONS
-from latelier.indexes.storage import storage
+from latelier.indexes.filters import evaluation
+from latelier.indexes.filters.evaluation import deadline
+from latelier.indexes.filters.grammar import FUNCTIONS
+from latelier.indexes.store import storage
+from latelier.indexes.store.connections import connect
 
 QUERY = np.ones((1, 2))
 # Thousands of millions of steps: each of a document's thousand items beside each.
@@ -80,7 +80,7 @@ def test_a_filter_ends_when_its_time_is_over(index):
 
 def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path, monkeypatch):
     passed = 0.0  # on the clock that ends filters
-    monkeypatch.setattr(bounds, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
     with indexes.Flat(tmp_path / "index") as index:
         index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"items": list(range(1000))}, {"items": []}])
         errors = []

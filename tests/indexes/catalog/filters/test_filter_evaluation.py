@@ -10,9 +10,8 @@ from index_helpers import matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.catalog.filters.cache import SelectionCache
-from latelier.indexes.catalog.filters.evaluation import matching_numbers
-from latelier.indexes.storage import storage
+from latelier.indexes.filters.evaluation import SelectionCache, matching_numbers
+from latelier.indexes.store import storage
 
 ROWS = {
     "a": {"year": 2019, "lang": "en", "open": True, "tags": ["x", "y"], "score": 0.5},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.catalog.metadata import encode_metadata
+from latelier.indexes.store.rows import encode_metadata
 
 QUERY = np.ones((1, 2))
 IDS = [f"d{i}" for i in range(len(ROWS))]

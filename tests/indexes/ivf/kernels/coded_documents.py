@@ -4,7 +4,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.storage.segments import Segment
+from latelier.indexes.store.segments import Segment
 
 __all__ = ["DIMS", "LENGTHS", "CodedSample", "bit"]
 

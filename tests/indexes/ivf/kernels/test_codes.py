@@ -6,9 +6,9 @@ from coded_documents import DIMS, CodedSample, bit
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
-from latelier.indexes.ivf.code_layout import BITS, byte_width, sign_words
 from latelier.indexes.ivf.codec import Codec, are_finite
 from latelier.indexes.ivf.kernels.codes import decode_documents, unpack_documents, unpack_tokens
+from latelier.indexes.ivf.layout import BITS, byte_width, sign_words
 
 pytestmark = pytest.mark.processor
 

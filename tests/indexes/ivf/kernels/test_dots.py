@@ -5,10 +5,10 @@ import threading
 import numpy as np
 import pytest
 
-from latelier.indexes.ivf.centroids import pack_centroids
-from latelier.indexes.ivf.code_layout import byte_width
-from latelier.indexes.ivf.kernels.dots import centroid_dots, nearest_centroids, nearest_of_groups
-from latelier.indexes.ivf.kernels.probing import NO_CENTROID
+from latelier.indexes.ivf.kernels.candidates import NO_CENTROID
+from latelier.indexes.ivf.kernels.centroids import centroid_dots, nearest_centroids, nearest_of_groups
+from latelier.indexes.ivf.layout import byte_width
+from latelier.indexes.ivf.lists import pack_centroids
 
 pytestmark = pytest.mark.processor
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.indexes.ivf.kernels.inverted_lists import append_lists, invert
+from latelier.indexes.ivf.kernels.candidates import append_lists, invert
 from latelier.indexes.ivf.kernels.kmeans import group_rows
 
 pytestmark = pytest.mark.processor

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.indexes.ivf.kernels.probing import NO_CENTROID, best_centroids, fine_ranges, imputed_excess
+from latelier.indexes.ivf.kernels.candidates import NO_CENTROID, best_centroids, fine_ranges, imputed_excess
 
 pytestmark = pytest.mark.processor
 

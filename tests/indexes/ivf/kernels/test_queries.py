@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latelier.indexes.ivf.kernels.queries import quantise_query
+from latelier.indexes.ivf.kernels.centroids import quantise_query
 
 pytestmark = pytest.mark.processor
 

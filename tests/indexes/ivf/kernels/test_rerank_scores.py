@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from coded_documents import LENGTHS, CodedSample
 
-from latelier.indexes.ivf.code_layout import BITS
-from latelier.indexes.ivf.kernels.queries import quantise_query
+from latelier.indexes.ivf.kernels.centroids import quantise_query
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
+from latelier.indexes.ivf.layout import BITS
 from latelier.kernels.instruction_sets import supported
 
 pytestmark = pytest.mark.processor

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.indexes.ivf.kernels.selection import highest_places, near_highest, nth_highest, sort_falling
+from latelier.indexes.ivf.kernels.candidates import highest_places, near_highest, nth_highest, sort_falling
 
 pytestmark = pytest.mark.processor
 

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.code_layout import sign_words
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.kernels.sign_integers import round_to_integers
-from latelier.indexes.ivf.kernels.sign_scores import sign_scores
-from latelier.indexes.ivf.kernels.sign_tables import make_sign_tables
-from latelier.indexes.storage.segments import Segment
+from latelier.indexes.ivf.kernels.signs import make_sign_tables, round_to_integers, sign_scores
+from latelier.indexes.ivf.layout import sign_words
+from latelier.indexes.store.segments import Segment
 from latelier.kernels.instruction_sets import INSTRUCTION_SETS, supported
 
 pytestmark = pytest.mark.processor

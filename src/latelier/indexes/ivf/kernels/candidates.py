@@ -1,4 +1,4 @@
-"""Candidates: the documents in the probed lists with the highest imputed scores.
+"""Probing, imputed scores, lists.
 
 For each query token a document gets the score of the best probed list that holds it; a document missing from all of
 them gets the score of the last probed centroid. We accumulate the difference, so documents that were missed add zero
@@ -15,23 +15,460 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.kernels.bits import lowest_bit
-from latelier.indexes.ivf.kernels.memory import prefetch, read_half, read_word
-from latelier.indexes.ivf.kernels.probing import find_lists
-from latelier.indexes.ivf.kernels.selection import nth_highest
+from latelier.indexes.ivf.kernels.centroids import centroid_dots, quantise_query
+from latelier.indexes.ivf.kernels.codes import lowest_bit, prefetch, read_half, read_word
 from latelier.kernels.jit import intrinsic, ir, kernel, types
-from latelier.kernels.simd import INTS, LANES, at, constant, splat
+from latelier.kernels.simd import INTS, LANES, at, constant, declare, shuffle, splat
 
 __all__ = [
     "MOST_TOKENS",
+    "NO_CENTROID",
     "RUN",
     "CandidateLimits",
     "ListEntries",
+    "append_lists",
+    "best_centroids",
     "find_candidates",
+    "find_lists",
+    "fine_ranges",
+    "highest_places",
+    "imputed_excess",
+    "invert",
+    "near_highest",
+    "nth_highest",
     "select_candidates",
     "select_near",
+    "sort_falling",
     "sum_bits",
 ]
+
+
+@kernel()
+def invert(
+    lists: np.ndarray,
+    lengths: np.ndarray,
+    first: int,
+    begin: int,
+    last: np.ndarray,
+    places: np.ndarray,
+    documents: np.ndarray,
+) -> None:
+    """Count, or write, the distinct documents of some lists.
+
+    Parameters
+    ----------
+    lists
+        ``(tokens,)`` int32: the list of each token.
+    lengths
+        ``(n,)`` int64: number of tokens of each document.
+    first
+        Number of the first document; the others follow.
+    begin
+        The first of these lists.
+    last
+        ``(lists,)`` int32: the last document seen in each list, -1 for none; updated.
+    places
+        ``(lists,)`` int64: the position of the next document of each list; increased for each document.
+    documents
+        ``(entries,)`` int32, written; empty to count only.
+    """
+    writing = len(documents) > 0
+    token = 0
+    for d in range(len(lengths)):
+        for _ in range(lengths[d]):
+            i = lists[token] - begin
+            token += 1
+            if 0 <= i < len(last) and last[i] != first + d:
+                last[i] = first + d
+                if writing:
+                    documents[places[i]] = first + d
+                places[i] += 1
+
+
+@kernel()
+def append_lists(
+    offsets: np.ndarray, documents: np.ndarray, more_offsets: np.ndarray, more: np.ndarray, merged: np.ndarray
+) -> None:
+    """Append lists to lists: list i of the result is list i of the first ones, then list i of the second ones.
+
+    Parameters
+    ----------
+    offsets, documents
+        The first lists: offsets ``(lists + 1,)`` int64, and the documents of all lists, int32.
+    more_offsets, more
+        The second lists, in the same form.
+    merged
+        ``(len(documents) + len(more),)`` int32, written: the documents of the resulting lists.
+    """
+    n = 0
+    for i in range(len(offsets) - 1):
+        for place in range(offsets[i], offsets[i + 1]):
+            merged[n] = documents[place]
+            n += 1
+        for place in range(more_offsets[i], more_offsets[i + 1]):
+            merged[n] = more[place]
+            n += 1
+
+
+# Numbers that are sorted together, by counting for each how many are higher.
+_BLOCK = 128
+
+
+@kernel()
+def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
+    """Write the positions of the highest scores, ascending; of scores equal to the lowest of them, the first.
+
+    Parameters
+    ----------
+    scores
+        ``(n,)`` float32, no NaN.
+    places
+        ``(most,)`` int64, at most n; written.
+
+    Examples
+    --------
+    >>> places = np.empty(2, dtype="int64")
+    >>> highest_places(np.array([1, 3, 2, 2], dtype="float32"), places)
+    >>> places
+    array([1, 2])
+    """
+    most = len(places)
+    edge = nth_highest(scores.copy(), most)
+    above = 0
+    for i in range(len(scores)):
+        above += scores[i] > edge
+    room, n = most - above, 0
+    for i in range(len(scores)):
+        if scores[i] > edge:
+            places[n] = i
+            n += 1
+        elif scores[i] == edge and room > 0:
+            places[n] = i
+            n += 1
+            room -= 1
+
+
+@kernel()
+def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -> int:
+    """Write the positions, ascending, of all scores of at least ``(k-th highest score) - slack``.
+
+    Parameters
+    ----------
+    scores
+        ``(n,)`` float32, no NaN, ``n >= k``.
+    k
+        At least 1.
+    slack
+        Not negative.
+    places
+        ``(n,)`` int64, of which the first are written.
+
+    Returns
+    -------
+    int
+        Number of positions written.
+
+    Examples
+    --------
+    >>> places = np.empty(4, dtype="int64")
+    >>> near_highest(np.array([1, 3, 2, 2.5], dtype="float32"), 1, 0.75, places)
+    2
+    >>> places[:2]
+    array([1, 3])
+    """
+    edge = nth_highest(scores.copy(), k) - slack
+    n = 0
+    for i in range(len(scores)):
+        if scores[i] >= edge:
+            places[n] = i
+            n += 1
+    return n
+
+
+@kernel()
+def nth_highest(scores: np.ndarray, n: int) -> float:
+    """Return the n-th highest number, and reorder the array so that the n highest come first: Hoare's quickselect.
+
+    Parameters
+    ----------
+    scores
+        ``(m,)`` numbers of any type, no NaN; reordered in place.
+    n
+        From 1 to m.
+
+    Examples
+    --------
+    >>> numbers = np.array([1, 5, 3, 4])
+    >>> int(nth_highest(numbers, 2)), sorted(numbers[:2].tolist())
+    (4, [4, 5])
+    """
+    first, last, wanted = 0, len(scores) - 1, n - 1
+    while first < last:
+        pivot = scores[(first + last) // 2]
+        i, j = first, last
+        while i <= j:
+            while scores[i] > pivot:
+                i += 1
+            while scores[j] < pivot:
+                j -= 1
+            if i <= j:
+                scores[i], scores[j] = scores[j], scores[i]
+                i += 1
+                j -= 1
+        if wanted <= j:
+            last = j
+        elif wanted >= i:
+            first = i
+        else:
+            break
+    return scores[wanted]
+
+
+@kernel()
+def sort_falling(numbers: np.ndarray, n: int) -> None:
+    """Reorder up to a few hundred distinct numbers so that the n highest come first, in descending order.
+
+    Parameters
+    ----------
+    numbers
+        ``(m,)`` distinct numbers of any type, no NaN; reordered in place.
+    n
+        Any number; all are sorted if it is m or more.
+
+    Examples
+    --------
+    >>> numbers = np.array([1, 5, 3, 4])
+    >>> sort_falling(numbers, 2)
+    >>> numbers[:2]
+    array([5, 4])
+    """
+    block = np.empty(min(_BLOCK, len(numbers)), dtype=numbers.dtype)
+    for first in range(0, min(n, len(numbers)), _BLOCK):
+        rest = numbers[first:]
+        count = min(_BLOCK, len(rest))
+        if count < len(rest):
+            nth_highest(rest, count)
+        for i in range(count):
+            block[i] = rest[i]
+        # Counting has no branch that a processor could predict wrongly, and compares many numbers at a time.
+        for i in range(count):
+            place = 0
+            for j in range(count):
+                place += block[j] > block[i]
+            rest[place] = block[i]
+
+
+# Starting sum of SIMD lanes without a centroid: below every dot product.
+NO_CENTROID = -(1 << 30)
+_LAST = (1 << 32) - 1
+_HALF = LANES // 2
+
+
+@intrinsic
+def _highest_of_halves(typing_context: Any, address: Any) -> Any:
+    """Return the highest of the first eight, and of the last eight, of sixteen int32 at an address."""
+    signature = types.UniTuple(types.int32, 2)(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        word, half = ir.IntType(32), ir.VectorType(ir.IntType(32), _HALF)
+        numbers = builder.load(at(builder, arguments[0], INTS), align=4)
+        highest = declare(builder.module, f"llvm.vector.reduce.smax.v{_HALF}i32", [half], word)
+        halves = (shuffle(builder, numbers, range(first, first + _HALF)) for first in (0, _HALF))
+        found = [builder.call(highest, [numbers]) for numbers in halves]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return signature, generate
+
+
+@intrinsic
+def _lanes_from(typing_context: Any, address: Any, lowest: Any) -> Any:
+    """Return a bit for each of sixteen int32 at an address: whether it is at least `lowest`."""
+    signature = types.int64(types.int64, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        numbers = builder.load(at(builder, arguments[0], INTS), align=4)
+        edge = splat(builder, builder.trunc(arguments[1], ir.IntType(32)), INTS)
+        reaching = builder.bitcast(builder.icmp_signed(">=", numbers, edge), ir.IntType(LANES))
+        return builder.zext(reaching, ir.IntType(64))
+
+    return signature, generate
+
+
+@kernel()
+def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, values: np.ndarray) -> None:
+    """Find the centroids with the highest dot products for every query token, best first; of equal ones, the first.
+
+    Parameters
+    ----------
+    dots
+        ``(tokens, groups, 16)`` int32: for each token, the dot products of the groups in its ranges, one range after
+        the other.
+    ranges
+        ``(tokens, n, 2)`` int64: first and last (exclusive) group of each range.
+    best, values
+        ``(tokens, most)`` int32 both, written: the centroid, ``group * 16 + lane``, or -1 if there are fewer; and its
+        dot product.
+    """
+    most, groups = best.shape[1], dots.shape[1]
+    keys, highest = np.empty(2 * most + LANES, dtype=np.int64), np.empty(2 * groups, dtype=np.int64)
+    for t in range(dots.shape[0]):
+        dots_at = np.int64(dots.ctypes.data) + 4 * LANES * groups * t
+        own_groups = _count_groups(ranges[t])
+        lowest = np.int64(NO_CENTROID // 2)
+        if 2 * own_groups >= most > 0:
+            # Of groups of eight, as many as are wanted hold a number of at least this.
+            for g in range(own_groups):
+                place = dots_at + 4 * LANES * g
+                highest[2 * g], highest[2 * g + 1] = _highest_of_halves(place)  # type: ignore[call-arg]
+            lowest = max(lowest, nth_highest(highest[: 2 * own_groups], most))
+        count, g = 0, 0
+        for n in range(ranges.shape[1]):
+            for group in range(ranges[t, n, 0], ranges[t, n, 1]):
+                mask: int = _lanes_from(dots_at + 4 * LANES * g, lowest)  # type: ignore[call-arg]
+                while mask != 0:
+                    lane = lowest_bit(mask)
+                    mask &= mask - 1
+                    # One key that sorts by dot product, highest first, then by centroid, lowest first.
+                    keys[count] = (np.int64(dots[t, g, lane]) << 32) + (_LAST - (group * LANES + lane))
+                    count += 1
+                if count > 2 * most:
+                    lowest = nth_highest(keys[:count], most) >> 32
+                    count = most
+                g += 1
+        sort_falling(keys[:count], most)
+        for n in range(most):
+            best[t, n] = _LAST - (keys[n] & _LAST) if n < count else -1
+            values[t, n] = keys[n] >> 32 if n < count else NO_CENTROID
+
+
+@kernel(inner=True)
+def _count_groups(ranges: np.ndarray) -> int:
+    """Return the number of groups in the ranges of a token, ``(n, 2)``."""
+    total = 0
+    for n in range(len(ranges)):
+        total += ranges[n, 1] - ranges[n, 0]
+    return total
+
+
+@kernel()
+def fine_ranges(best: np.ndarray, fine_offsets: np.ndarray, ranges: np.ndarray) -> int:
+    """Look up where the second-level centroids of every query token's best coarse centroids are.
+
+    Parameters
+    ----------
+    best
+        ``(tokens, most)`` int32: coarse centroids, from `best_centroids`.
+    fine_offsets
+        ``(coarse centroids + 1,)`` int64: where the groups of second-level centroids of each begin.
+    ranges
+        ``(tokens, most, 2)`` int64, written: first and last (exclusive) group of second-level centroids.
+
+    Returns
+    -------
+    int
+        The largest number of groups in all ranges of a token.
+    """
+    longest = 0
+    for t in range(len(best)):
+        for n in range(best.shape[1]):
+            c = best[t, n]
+            # With starting sums from a damaged file, a lane without a centroid can be among the best.
+            exists = 0 <= c < len(fine_offsets) - 1
+            ranges[t, n, 0], ranges[t, n, 1] = (fine_offsets[c], fine_offsets[c + 1]) if exists else (0, 0)
+        longest = max(longest, _count_groups(ranges[t]))
+    return longest
+
+
+@kernel()
+def imputed_excess(lists: np.ndarray, values: np.ndarray, scales: np.ndarray, room: int) -> None:
+    """Replace the dot products of the lists that every query token probes by the scores they impute to their documents.
+
+    The imputed score of a document for a query token is the token's dot product with the centroid of the best probed
+    list that holds the document, or of the last probed list if none does. The kernel writes the excess of each list
+    over the last one, as an integer. With ``share = room / sum over tokens of (first - last) * scale``, it is
+    ``excess = floor((dot - last) * scale * share) + 1``.
+
+    Parameters
+    ----------
+    lists, values
+        ``(tokens, nprobe)`` int32 both, from `best_centroids`. The kernel replaces the dot products in `values` by the
+        excess, 0 where there is no list.
+    scales
+        ``(tokens,)`` float32: the value of a dot product of 1.
+    room
+        Upper bound of the sum over tokens of ``excess - 1`` of the first list.
+    """
+    tokens, nprobe = lists.shape
+    if nprobe == 0:
+        return
+    last = np.empty(tokens, dtype=np.int32)
+    total = 1e-30
+    for t in range(tokens):
+        last[t] = values[t, 0]
+        for n in range(nprobe):
+            if lists[t, n] >= 0:
+                last[t] = values[t, n]
+        total += np.float64(values[t, 0] - last[t]) * scales[t]
+    for t in range(tokens):
+        share = np.float64(scales[t]) * (room / total)
+        for n in range(nprobe):
+            values[t, n] = np.int32((values[t, n] - last[t]) * share) + 1 if lists[t, n] >= 0 else 0
+
+
+@kernel()
+def find_lists(
+    isa: tuple[int, ...],
+    vectors: np.ndarray,
+    centroids: tuple[np.ndarray, ...],
+    coarse: int,
+    nprobe: int,
+    bits: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the inverted lists that every query token probes, by two levels of centroids, and the scores they impute.
+
+    It is one kernel, as is `latelier.indexes.ivf.kernels.candidates.find_candidates`, since each call waits for the
+    interpreter lock when it returns, while another thread runs Python.
+
+    Parameters
+    ----------
+    isa
+        `InstructionSet.argument`.
+    vectors
+        ``(tokens, dim)`` float32: the query.
+    centroids
+        The arrays of `Centroids`, in their order, as a plain tuple.
+    coarse, nprobe
+        Number of coarse centroids under which a token looks for lists, and maximum number of lists.
+    bits
+        From `candidates.sum_bits`: the first excesses of all tokens add up to less than ``2 ** bits``.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The lists, best first, -1 if there are fewer; and their excess. Both are ``(tokens, nprobe)`` int32, or have
+        fewer columns if no token has so many lists.
+    """
+    packed, start, fine, fine_start, fine_offsets = centroids
+    query = quantise_query(vectors, 1)
+    rows, scales = query.rows, query.scales
+    tokens, groups = len(rows), len(packed)
+    everything = np.empty((tokens, 1, 2), dtype=np.int64)
+    for t in range(tokens):
+        everything[t, 0, 0], everything[t, 0, 1] = 0, groups
+    dots = np.empty((tokens, groups, LANES), dtype=np.int32)
+    centroid_dots(isa, rows, everything, packed, start, dots)
+    best, values = np.empty((tokens, coarse), dtype=np.int32), np.empty((tokens, coarse), dtype=np.int32)
+    best_centroids(dots, everything, best, values)
+    ranges = np.empty((tokens, coarse, 2), dtype=np.int64)
+    longest = fine_ranges(best, fine_offsets, ranges)
+    dots = np.empty((tokens, longest, LANES), dtype=np.int32)
+    centroid_dots(isa, rows, ranges, fine, fine_start, dots)
+    most = min(nprobe, LANES * longest)
+    lists, excess = np.empty((tokens, most), dtype=np.int32), np.empty((tokens, most), dtype=np.int32)
+    best_centroids(dots, ranges, lists, excess)
+    imputed_excess(lists, excess, scales, (np.int64(1) << bits) - 1 - tokens)
+    return lists, excess
+
 
 # A word of 32 bits holds a document's sum and the number of a query token; this many tokens leave 16 bits for the sum.
 MOST_TOKENS = (1 << 16) - 1

@@ -17,32 +17,217 @@ At 8 bits, ``scale = max(abs(vector)) / 127``. At fewer bits, the step between i
 squared error for normally distributed numbers, and the scale restores the norm of the token, since otherwise coarse
 codes would lower every score. A scale is stored in 16 bits: the exponent of a float32 and 8 bits of its fraction
 (``bits >> 15``; scales have no sign).
+
+On AVX-512, LLVM's vectors of single bits are mask registers, so a plane takes one instruction per word; elsewhere LLVM
+generates several.
+
+Array views are avoided, since numba takes seconds to compile their error paths. Addresses are not checked: the caller
+must keep the memory alive and stay within it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
-from latelier.indexes.ivf.kernels.bit_planes import merge_planes, take_plane
-from latelier.indexes.ivf.kernels.bits import bits_of, float_of
-from latelier.indexes.ivf.kernels.memory import copy_bytes, prefetch, read_half
-from latelier.kernels.jit import kernel
-from latelier.kernels.simd import ROWS
+from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
+from latelier.kernels import simd as vectors
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
+from latelier.kernels.simd import ROWS, at, constant
 
 __all__ = [
     "TokenAddresses",
+    "bits_of",
+    "copy_bytes",
     "decode_documents",
     "encode_tokens",
+    "float_of",
     "load_row",
     "load_rows",
     "load_scales",
+    "lowest_bit",
+    "merge_planes",
+    "prefetch",
+    "read_half",
+    "read_word",
+    "take_plane",
     "token_addresses",
     "unpack_documents",
     "unpack_tokens",
 ]
+
+_WORD = ir.IntType(32)
+_BITS = ir.VectorType(ir.IntType(1), 32)
+_BYTES = ir.VectorType(ir.IntType(8), 32)
+
+
+@intrinsic
+def take_plane(typing_context: Any, rows: Any, bit: Any, plane: Any, words: Any) -> Any:
+    """Write bit `bit` of each byte at `rows` (``32 * words`` of them) to the `words` words at `plane`."""
+    signature = types.void(*[types.int64] * 4)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        rows, bit, plane, words = arguments
+        mask = _all(builder, builder.trunc(builder.shl(constant(1), bit), ir.IntType(8)))
+        with cgutils.for_range(builder, words) as loop:
+            source = builder.add(rows, builder.mul(loop.index, constant(32)))
+            codes = builder.load(at(builder, source, _BYTES), align=1)
+            found = builder.icmp_unsigned("!=", builder.and_(codes, mask), ir.Constant(_BYTES, [0] * 32))
+            target = builder.add(plane, builder.mul(loop.index, constant(4)))
+            builder.store(builder.bitcast(found, _WORD), at(builder, target, _WORD), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _merge_of(bits: int) -> Any:
+    """Make the instruction sequence that merges `bits` planes."""
+
+    @intrinsic
+    def merge(typing_context: Any, signs: Any, low: Any, row: Any, words: Any) -> Any:
+        """Write ``2 * code - (2 ** bits - 1) + 128`` for each code to the ``32 * words`` bytes at `row`.
+
+        The highest plane is at `signs`, the others at `low`, one after the other from the highest.
+        """
+        signature = types.void(*[types.int64] * 4)
+
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            signs, low, row, words = arguments
+            offset = ir.Constant(_BYTES, [128 - (2**bits - 1)] * 32)
+            stride = builder.mul(words, constant(4))
+            with cgutils.for_range(builder, words) as loop:
+                step = builder.mul(loop.index, constant(4))
+                total = ir.Constant(_BYTES, [0] * 32)
+                for plane in range(bits):
+                    base = signs if plane == 0 else builder.add(low, builder.mul(stride, constant(plane - 1)))
+                    word = builder.load(at(builder, builder.add(base, step), _WORD), align=4)
+                    # A bit of plane p adds 2 ** (bits - p) to the doubled code.
+                    weight = ir.Constant(_BYTES, [2 ** (bits - plane)] * 32)
+                    zero = ir.Constant(_BYTES, [0] * 32)
+                    total = builder.add(total, builder.select(builder.bitcast(word, _BITS), weight, zero))
+                target = builder.add(row, builder.mul(loop.index, constant(32)))
+                builder.store(builder.add(total, offset), at(builder, target, _BYTES), align=1)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return merge
+
+
+_merge_1, _merge_2, _merge_4 = _merge_of(1), _merge_of(2), _merge_of(4)
+
+
+@kernel(inner=True)
+def merge_planes(bits: int, signs: int, low: int, row: int, words: int) -> None:
+    """Merge the planes of a token's 1, 2 or 4-bit codes into bytes that kernels multiply.
+
+    Parameters
+    ----------
+    bits
+        1, 2 or 4.
+    signs, low
+        Address of the highest plane, and of the other planes from the highest to the lowest.
+    row
+        Address of ``32 * words`` bytes, written: ``2 * code - (2 ** bits - 1)``, shifted by 128.
+    words
+        Number of words of a plane.
+    """
+    if bits == 4:
+        _merge_4(signs, low, row, words)
+    elif bits == 2:
+        _merge_2(signs, low, row, words)
+    else:
+        _merge_1(signs, low, row, words)
+
+
+def _all(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    undefined = ir.Constant(_BYTES, ir.Undefined)
+    single = builder.insert_element(undefined, value, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_WORD, 32), [0] * 32))
+
+
+@intrinsic
+def lowest_bit(typing_context: Any, mask: Any) -> Any:
+    """Return the position of the lowest set bit of a mask that is not 0."""
+    signature = types.int64(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return signature, generate
+
+
+@intrinsic
+def bits_of(typing_context: Any, number: Any) -> Any:
+    """Return the bits of a float32 as uint32."""
+    signature = types.uint32(types.float32)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return signature, generate
+
+
+@intrinsic
+def float_of(typing_context: Any, bits: Any) -> Any:
+    """Return the float32 with the given bits, uint32."""
+    signature = types.float32(types.uint32)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return signature, generate
+
+
+_BYTE = ir.IntType(8)
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy `count` bytes from one address to another; the two do not overlap."""
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        target, source, count = arguments
+        pointer = _BYTE.as_pointer()
+        cgutils.raw_memcpy(
+            builder, builder.inttoptr(target, pointer), builder.inttoptr(source, pointer), count, constant(1)
+        )
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Prefetch the cache line at an address; an invalid address is ignored."""
+    signature = types.void(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        vectors.emit_prefetch(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _read(bits: int) -> Any:
+    @intrinsic
+    def read(typing_context: Any, address: Any) -> Any:
+        """Return the unsigned integer at an address."""
+        signature = types.uint32(types.int64)
+
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            word = builder.load(vectors.at(builder, arguments[0], ir.IntType(bits)), align=1)
+            return builder.zext(word, ir.IntType(32)) if bits < 32 else word
+
+        return signature, generate
+
+    return read
+
+
+read_half, read_word = _read(16), _read(32)
+
 
 # Steps of the uniform quantisers with 16 and 4 levels that have the least squared error for a normal distribution, in
 # standard deviations.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from latelier.indexes.ivf.kernels.dots import nearest_centroids
-from latelier.indexes.ivf.kernels.probing import NO_CENTROID
+from latelier.indexes.ivf.kernels.candidates import NO_CENTROID
+from latelier.indexes.ivf.kernels.centroids import nearest_centroids
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import LANES
 
@@ -88,7 +88,7 @@ def group_rows(clusters: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> 
 
 @kernel()
 def pack_rows(centroids: np.ndarray, scale: float, words: np.ndarray, start: np.ndarray) -> None:
-    """Quantise centroids to 8 bits and pack them for SIMD: see `latelier.indexes.ivf.centroids.pack_centroids`.
+    """Quantise centroids to 8 bits and pack them for SIMD: see `latelier.indexes.ivf.lists.pack_centroids`.
 
     Parameters
     ----------

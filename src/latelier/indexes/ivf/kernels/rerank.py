@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from latelier.indexes.ivf.code_layout import CodedDocuments, CodeShape
-from latelier.indexes.ivf.kernels.bits import lowest_bit
+from latelier.indexes.ivf.kernels.centroids import BASE, DIGITS, QuantisedQuery, as_multiplied, quantise_query
 from latelier.indexes.ivf.kernels.codes import (
     TokenAddresses,
     load_row,
     load_rows,
     load_scales,
+    lowest_bit,
+    prefetch,
     token_addresses,
 )
-from latelier.indexes.ivf.kernels.dots import as_multiplied
-from latelier.indexes.ivf.kernels.memory import prefetch
-from latelier.indexes.ivf.kernels.queries import BASE, DIGITS, QuantisedQuery, quantise_query
+from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
 from latelier.kernels.instruction_sets import has_wide_rows
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types

@@ -1,0 +1,247 @@
+"""Keywords and vectors, fusion.
+
+The filter, the keywords and the vectors are those of one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import Parameters, SearchMode
+from latelier.indexes.documents import prepare_queries
+from latelier.indexes.results import Hit, Ranking
+from latelier.indexes.store.segments import Part
+from latelier.indexes.store.snapshot import Snapshot
+from latelier.indexes.store.storage import Storage
+from latelier.scores.topk import TopK
+
+__all__ = [
+    "SearchParts",
+    "check_queries",
+    "combine_sides",
+    "fuse_ranks",
+    "fuse_scores",
+    "hits_of",
+    "rank_with_keywords",
+    "score_documents",
+]
+
+# The constant of reciprocal rank fusion in its paper.
+_RANK_CONSTANT = 60
+
+
+def fuse_scores(rankings: Sequence[Ranking], weights: Sequence[float], k: int) -> Ranking:
+    """Relative-score fusion: the weighted sum of the scores, each ranking's scaled to the range from 0 to 1.
+
+    A ranking with the lowest score ``a`` and the highest score ``b`` gives a document with the score ``s``
+
+        weight * (s - a) / (b - a)
+
+    or its weight if ``a = b``. A document that is missing in a ranking gets 0 from it, as the last one of it does.
+
+    Parameters
+    ----------
+    rankings
+        The rankings; each holds a document once.
+    weights
+        The weight of each ranking.
+    k
+        Maximum number of documents to return.
+
+    Returns
+    -------
+    Ranking
+        Scores from 0 to the sum of the weights.
+
+    Examples
+    --------
+    >>> vectors = Ranking(np.array([1, 2, 3]), np.array([9.0, 8.0, 5.0]))
+    >>> keywords = Ranking(np.array([3, 1]), np.array([4.0, 2.0]))
+    >>> fused = fuse_scores([vectors, keywords], (0.5, 0.5), k=2)
+    >>> fused.numbers, fused.scores
+    (array([1, 3]), array([0.5, 0.5]))
+    """
+    return _weighted_sum([ranking.numbers for ranking in rankings], [_scaled(r.scores) for r in rankings], weights, k)
+
+
+def fuse_ranks(rankings: Sequence[Ranking], weights: Sequence[float], k: int) -> Ranking:
+    """Reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009), with weights.
+
+    A ranking gives the document at rank ``r = 1, 2, ...`` the score ``weight / (60 + r)``, and documents that are
+    missing in it 0. The paper has no weights.
+
+    Parameters
+    ----------
+    rankings, weights, k
+        As for `fuse_scores`.
+
+    Returns
+    -------
+    Ranking
+        Its scores are the sums.
+
+    Examples
+    --------
+    >>> vectors = Ranking(np.array([1, 2, 3]), np.array([9.0, 8.0, 5.0]))
+    >>> keywords = Ranking(np.array([3, 1]), np.array([4.0, 2.0]))
+    >>> fused = fuse_ranks([vectors, keywords], (1.0, 1.0), k=3)
+    >>> fused.numbers, fused.scores.round(4)
+    (array([1, 3, 2]), array([0.0325, 0.0323, 0.0161]))
+    """
+    reciprocals = [1 / (_RANK_CONSTANT + np.arange(1, len(ranking.numbers) + 1)) for ranking in rankings]
+    return _weighted_sum([ranking.numbers for ranking in rankings], reciprocals, weights, k)
+
+
+def _scaled(scores: np.ndarray) -> np.ndarray:
+    """Return scores scaled to the range from 0 to 1; ones if all are equal."""
+    if not len(scores):
+        return np.zeros(0)
+    low, high = float(scores.min()), float(scores.max())
+    return np.ones(len(scores)) if high == low else (scores.astype("float64") - low) / (high - low)
+
+
+def _weighted_sum(
+    numbers: Sequence[np.ndarray], scores: Sequence[np.ndarray], weights: Sequence[float], k: int
+) -> Ranking:
+    every = np.unique(np.concatenate([np.zeros(0, "int64"), *numbers]))
+    total = np.zeros(len(every))
+    for own, given, weight in zip(numbers, scores, weights, strict=True):
+        total[np.searchsorted(every, own)] += weight * given
+    return Ranking.sorted(every, total, k)
+
+
+# Searches the documents in parts of a snapshot for queries, and adds the best ones to a TopK.
+SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
+
+
+def rank_with_keywords(
+    storage: Storage,
+    search: SearchParts,
+    queries: Any,
+    k: int,
+    mode: SearchMode,
+    filter: str | Sequence[str] | None,
+    parameters: Parameters,
+    timeout: float | None,
+) -> tuple[Snapshot, list[Ranking]]:
+    """Search in one of the modes that use keywords.
+
+    Parameters
+    ----------
+    storage
+        The documents.
+    search
+        Searches by vectors; it scores every document of its parts if `TopK.k` is their number.
+    queries
+        The vectors of the queries, as users gave them; not used for ``"keywords"``.
+    k
+        Maximum number of documents per query.
+    mode
+        The mode and its arguments.
+    filter, parameters, timeout
+        See `Storage.select`.
+
+    Returns
+    -------
+    tuple
+        The snapshot that was searched, and the best documents of each query.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the numbers of queries and texts differ.
+    """
+    # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the vectors.
+    with storage.held():
+        snapshot = storage.snapshot()
+        vectors = check_queries(queries, snapshot.dim, mode)
+        allowed = None if filter is None else storage.select(filter, parameters, timeout)[1]
+        depth = k if vectors is None else mode.depth
+        by_keywords = storage.rank_by_keywords(mode.texts, depth, allowed)
+    if vectors is None or not by_keywords:
+        return snapshot, by_keywords
+    best = TopK(len(vectors), min(mode.depth, max(1, snapshot.documents)))
+    if mode.name == "hybrid":
+        search(snapshot, snapshot.parts(allowed), vectors, best)
+    rankings = []
+    for i, own in enumerate(by_keywords):
+        score = partial(score_documents, search, snapshot, vectors[i : i + 1])
+        rankings.append(combine_sides(mode, Ranking(best.numbers[i], best.scores[i]), own, score, k))
+    return snapshot, rankings
+
+
+def combine_sides(
+    mode: SearchMode,
+    by_vectors: Ranking,
+    by_keywords: Ranking,
+    score: Callable[[np.ndarray], Ranking],
+    k: int,
+) -> Ranking:
+    """Return the best documents of one query from those that vectors and those that keywords have found.
+
+    Parameters
+    ----------
+    mode
+        ``"rerank"`` or ``"hybrid"``, and its arguments.
+    by_vectors, by_keywords
+        Up to `mode.depth` documents each; ``"rerank"`` needs none by vectors.
+    score
+        Returns the MaxSim scores of documents, given by number.
+    k
+        Maximum number of documents.
+    """
+    if mode.name == "rerank":
+        return Ranking.sorted(*score(by_keywords.numbers), k)
+    if mode.fusion == "rrf":
+        return fuse_ranks([by_vectors, by_keywords], mode.weights, k)
+    scored = score(np.setdiff1d(by_keywords.numbers, by_vectors.numbers))
+    every = Ranking(*(np.concatenate(pair) for pair in zip(by_vectors, scored, strict=True)))
+    return fuse_scores([every, by_keywords], mode.weights, k)
+
+
+def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
+    """Return the documents of rankings as hits, with the ids that users gave."""
+    numbers = np.concatenate([np.zeros(0, dtype="int64"), *(ranking.numbers for ranking in rankings)])
+    scores = [score for ranking in rankings for score in ranking.scores.tolist()]
+    hits = map(Hit._make, zip(snapshot.ids(numbers), scores, strict=True))
+    return [list(islice(hits, len(ranking.numbers))) for ranking in rankings]
+
+
+def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings | None:
+    """Return the vectors of the queries of a search, packed; None for ``"keywords"``, which uses none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are none, or not as many as the texts of a mode that needs both.
+    EmbeddingsError
+        See `latelier.indexes.documents.prepare_queries`.
+    """
+    if mode.name == "keywords":
+        return None
+    if queries is None and mode.name != "vectors":
+        raise InvalidArgumentError(
+            f"mode={mode.name!r} needs the vectors of the queries too; only 'keywords' does not."
+        )
+    vectors = prepare_queries(queries, dim)
+    if mode.name != "vectors" and len(vectors) != len(mode.texts):
+        raise InvalidArgumentError(
+            f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."
+        )
+    return vectors
+
+
+def score_documents(search: SearchParts, snapshot: Snapshot, query: TokenEmbeddings, numbers: np.ndarray) -> Ranking:
+    """Return the MaxSim scores of some documents, given by number, for one query."""
+    if not len(numbers):
+        return Ranking(numbers, np.zeros(0, "float32"))
+    best = TopK(1, len(numbers))
+    search(snapshot, snapshot.parts(np.sort(numbers)), query, best)
+    return Ranking(best.numbers[0], best.scores[0])

@@ -1,0 +1,510 @@
+"""Binary (sign) stage.
+
+For unit vectors, the dot product of one with the signs of another is on average about ``0.8 * sqrt(dim)`` times their
+cosine. A document's sign score is the MaxSim of these products. It ranks documents well enough to discard nearly all of
+them before their codes are read, and products with sign codes are more precise than Hamming distances between them (Gao
+and Long, 2024, *RaBitQ: quantizing high-dimensional vectors with a theoretical error bound*; but we do not rotate the
+vectors).
+
+Four signs have only sixteen values, so a product is a sum of lookups in the tables of `sign_tables`, one for every four
+dims, and one instruction looks up 16 to 64 document tokens (Andre et al., 2017, *Accelerated nearest neighbor search
+with Quick ADC*). For that, the bits of 32 tokens are transposed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latelier.indexes.ivf.kernels.codes import CodedDocuments, copy_bytes, prefetch
+from latelier.kernels.instruction_sets import instruction_set_of
+from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
+from latelier.kernels.simd import at, constant, declare, shuffle, splat
+
+__all__ = [
+    "GROUP",
+    "GROUPS",
+    "TOKENS",
+    "Lookup",
+    "SignIntegers",
+    "lookup_of",
+    "make_sign_tables",
+    "product_variance",
+    "round_to_integers",
+    "sign_scores",
+]
+
+# Neighbouring dims whose absolute integers add up to at most 15: all sums of their products with signs fit five bits.
+GROUP, _MOST = 4, 15
+# Rounding adds at most half a unit to the absolute value of each.
+_ROOM = _MOST + 0.5 - GROUP / 2
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class SignIntegers(NamedTuple):
+    """A query as ``unit * integers``, about.
+
+    Attributes
+    ----------
+    integers
+        ``(tokens, 32 * words)`` int8, in which each four, from the first, have absolute values that add up to at most
+        15; 0 beyond the dim.
+    units
+        ``(tokens,)`` float32.
+    """
+
+    integers: np.ndarray
+    units: np.ndarray
+
+
+def round_to_integers(vectors: np.ndarray, words: int) -> SignIntegers:
+    """Round the first ``32 * words`` dims of a query; the unit is the largest sum of four absolute numbers / 13.5.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32.
+    words
+        Words of sign codes that the integers are multiplied with.
+
+    Examples
+    --------
+    >>> vectors = np.array([[0.5, -1.0, 0.25, 0.5]], dtype="float32")
+    >>> integers, units = round_to_integers(vectors, 1)
+    >>> integers[0, :5].tolist(), round(float(units[0]), 4)
+    ([3, -6, 2, 3, 0], 0.1667)
+    """
+    tokens = len(vectors)
+    rounded = SignIntegers(np.zeros((tokens, 32 * words), dtype="int8"), np.empty(tokens, dtype="float32"))
+    _round(vectors, rounded.integers, rounded.units)
+    return rounded
+
+
+@kernel()
+def _round(vectors: np.ndarray, integers: np.ndarray, units: np.ndarray) -> None:
+    dims = min(vectors.shape[1], integers.shape[1])
+    for t in range(len(vectors)):
+        largest = 0.0
+        for first in range(0, dims, GROUP):
+            total = 0.0
+            for i in range(first, min(first + GROUP, dims)):
+                total += abs(np.float64(vectors[t, i]))
+            largest = max(largest, total)
+        unit = largest / _ROOM
+        for i in range(dims):
+            integers[t, i] = np.floor(vectors[t, i] / max(unit, 1e-300) + 0.5)
+        units[t] = min(unit, _LARGEST)
+
+
+# Document tokens in one row of table positions, one byte each.
+TOKENS = 32
+_HALF = 16
+
+
+class Lookup(NamedTuple):
+    """How an instruction set looks up bytes.
+
+    Attributes
+    ----------
+    width
+        Bytes looked up together: 32, those of one query token, or 64, those of two.
+    emit
+        Emits the lookup, ``emit(builder, table, rows)``: address of a table of 16 bytes, `width` bytes which repeat it,
+        or for two query tokens repeat the table of each in 32 bytes; and addresses of rows of `TOKENS` positions, 0 to
+        15 each. Returns `width` bytes for each row.
+    """
+
+    width: int
+    emit: Callable[[ir.IRBuilder, ir.Value, Sequence[ir.Value]], list[ir.Value]]
+
+
+def lookup_of(isa: types.BaseTuple) -> Lookup:
+    """Return the lookup of an instruction set, given the numba type of its `InstructionSet.argument`."""
+    features = instruction_set_of(isa).features
+    return next(lookup for feature, lookup in _LOOKUPS.items() if feature in features or feature == "")
+
+
+def _bytes(count: int) -> ir.VectorType:
+    return ir.VectorType(ir.IntType(8), count)
+
+
+def _load(builder: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
+    return builder.load(at(builder, address, _bytes(count)), align=1)
+
+
+def _avx512(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    kind = _bytes(2 * TOKENS)
+    look_up = declare(builder.module, "llvm.x86.avx512.pshuf.b.512", [kind, kind], kind)
+    tables, found = _load(builder, table, 2 * TOKENS), []
+    for row in rows:
+        places = _load(builder, row, TOKENS)
+        twice = shuffle(builder, places, [*range(TOKENS)] * 2)
+        found.append(builder.call(look_up, [tables, twice]))
+    return found
+
+
+def _avx2(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    kind = _bytes(TOKENS)
+    look_up = declare(builder.module, "llvm.x86.avx2.pshuf.b", [kind, kind], kind)
+    tables = _load(builder, table, TOKENS)
+    return [builder.call(look_up, [tables, _load(builder, row, TOKENS)]) for row in rows]
+
+
+def _neon(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    kind = _bytes(_HALF)
+    look_up = declare(builder.module, "llvm.aarch64.neon.tbl1.v16i8", [kind, kind], kind)
+    tables, found = _load(builder, table, _HALF), []
+    for row in rows:
+        halves = [
+            builder.call(look_up, [tables, _load(builder, builder.add(row, constant(first)), _HALF)])
+            for first in (0, _HALF)
+        ]
+        found.append(shuffle(builder, halves[0], range(TOKENS), halves[1]))
+    return found
+
+
+def _generic(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Emit a lookup without a shuffle instruction, for tables in which each bit of a position adds a number.
+
+    The byte at position p is ``table[0] + sum of (table[1 << b] - table[0]) over the set bits b of p``, modulo 256.
+    """
+    kind, byte = _bytes(TOKENS), ir.IntType(8)
+
+    def entry(position: int) -> ir.Value:
+        return builder.load(at(builder, builder.add(table, constant(position)), byte), align=1)
+
+    first, found = entry(0), []
+    steps = [(1 << b, splat(builder, builder.sub(entry(1 << b), first), kind)) for b in range(4)]
+    for row in rows:
+        places, total = _load(builder, row, TOKENS), splat(builder, first, kind)
+        for bit, step in steps:
+            is_set = builder.icmp_unsigned(
+                "!=", builder.and_(places, ir.Constant(kind, [bit] * TOKENS)), ir.Constant(kind, [0] * TOKENS)
+            )
+            total = builder.add(total, builder.select(is_set, step, ir.Constant(kind, [0] * TOKENS)))
+        found.append(total)
+    return found
+
+
+# By a feature of the instruction set; the last one is for all others.
+_LOOKUPS = {
+    "avx512bw": Lookup(2 * TOKENS, _avx512),
+    "avx2": Lookup(TOKENS, _avx2),
+    "neon": Lookup(TOKENS, _neon),
+    "": Lookup(TOKENS, _generic),
+}
+
+
+# Groups of four dims in a word of 32 signs. A table holds 0 to 30, so the sum of a word's lookups, at most 240, fits a
+# byte.
+GROUPS = 8
+
+
+def make_sign_tables(integers: np.ndarray) -> np.ndarray:
+    """Return the tables of a query.
+
+    Parameters
+    ----------
+    integers
+        From `round_to_integers`, ``(tokens, 32 * words)`` int8.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(pairs, groups, 2, 32)`` uint8, for pairs of query tokens and groups of four dims: ``(sum of integer * sign) +
+        (sum of absolute integers)`` for each value of four bits, twice. A set bit is the sign +1, the lowest bit that
+        of the first dim. The last table is 0 if the number of tokens is odd.
+
+    Examples
+    --------
+    >>> integers = np.zeros((1, 32), dtype="int8")
+    >>> integers[0, :2] = 3, -6
+    >>> make_sign_tables(integers)[0, 0, 0, :4].tolist()
+    [12, 18, 0, 6]
+    """
+    tokens, dims = integers.shape
+    tables = np.zeros((-(-tokens // 2), dims // GROUP, 2, TOKENS), dtype="uint8")
+    _fill(integers, tables)
+    return tables
+
+
+@kernel()
+def _fill(integers: np.ndarray, tables: np.ndarray) -> None:
+    for t in range(len(integers)):
+        for g in range(tables.shape[1]):
+            table = tables[t >> 1, g, t & 1]
+            lowest = 0  # the entry of four signs of -1
+            for b in range(GROUP):
+                number = np.int32(integers[t, g * GROUP + b])
+                lowest += abs(number) - number
+            table[0] = lowest
+            for b in range(GROUP):
+                step = 2 * np.int32(integers[t, g * GROUP + b])
+                for i in range(1 << b):
+                    table[(1 << b) + i] = np.int32(table[i]) + step
+            for i in range(1 << GROUP):
+                table[(1 << GROUP) + i] = table[i]
+
+
+# Bytes of a row that are transposed together, and the words in them.
+_BYTES, _WORDS = 16, 4
+# Blocks of 32 document tokens that are compared with a query token at a time, at most.
+_BLOCKS = 4
+# How many documents ahead memory is prefetched.
+_AHEAD = 2
+
+
+@intrinsic
+def _transpose(typing_context: Any, rows: Any, stride: Any, target: Any, target_stride: Any) -> Any:
+    """Write the groups of four bits of 16 bytes of 32 rows, as 32 rows of 32 bytes: one row per group.
+
+    The first two are the address of the rows and the bytes from one to the next, the others those of the result.
+    """
+    signature = types.void(*[types.int64] * 4)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        rows, stride, target, target_stride = arguments
+        row_type, whole = ir.VectorType(ir.IntType(8), _BYTES), ir.VectorType(ir.IntType(8), TOKENS)
+
+        def load(row: int) -> ir.Value:
+            place = builder.add(rows, builder.mul(stride, constant(row)))
+            return builder.load(at(builder, place, row_type), align=1)
+
+        # Two tokens to a vector. Interleaving vectors i and i + 8 four times transposes both halves of 16 x 16 bytes.
+        vectors = [shuffle(builder, load(row), range(TOKENS), load(row + _BYTES)) for row in range(_BYTES)]
+        lower = [half + i // 2 + TOKENS * (i % 2) for half in (0, _BYTES) for i in range(_BYTES)]
+        upper = [place + _BYTES // 2 for place in lower]
+        for _ in range(4):
+            pairs = list(zip(vectors[: _BYTES // 2], vectors[_BYTES // 2 :], strict=True))
+            vectors = [shuffle(builder, first, places, other) for first, other in pairs for places in (lower, upper)]
+        four, mask = ir.Constant(whole, [4] * TOKENS), ir.Constant(whole, [15] * TOKENS)
+        for i, vector in enumerate(vectors):
+            for part, group in enumerate((builder.and_(vector, mask), builder.lshr(vector, four))):
+                place = builder.add(target, builder.mul(target_stride, constant(2 * i + part)))
+                builder.store(group, at(builder, place, whole), align=1)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _raise_of(blocks: int) -> Any:
+    """Make the instruction sequence for some blocks of 32 document tokens at a time."""
+
+    @intrinsic
+    def raise_maxima(typing_context: Any, isa: Any, groups: Any, tables: Any, best: Any, words: Any) -> Any:
+        """``best[q] = max(best[q], sum over g of tables[g, q, groups[g]])`` for two query tokens.
+
+        Addresses of the groups of bits of the document tokens, ``(8 * words, blocks, 32)`` uint8; of the tables,
+        ``(8 * words, 2, 32)`` uint8; and of the maxima, ``(2, 16)`` uint16, of which the largest counts.
+        """
+        signature = types.void(isa, *[types.int64] * 4)
+
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            _, groups, tables, best, words = arguments
+            width = lookup_of(isa).width
+            for first in range(0, 2 * TOKENS, width):
+                own = (builder.add(address, constant(first)) for address in (tables, best))
+                _emit_maxima(builder, isa, blocks, (groups, *own), words)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return raise_maxima
+
+
+def _emit_maxima(
+    builder: ir.IRBuilder, isa: types.BaseTuple, blocks: int, places: tuple[ir.Value, ...], words: ir.Value
+) -> None:
+    """Emit `raise_maxima` for the query tokens that are looked up together."""
+    lookup = lookup_of(isa)
+    groups, tables, best = places
+    shorts = ir.VectorType(ir.IntType(16), lookup.width // 2)
+    zero, eight, mask = (ir.Constant(shorts, [n] * shorts.count) for n in (0, 8, 255))
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(2)] for _ in range(blocks)]
+    with cgutils.for_range(builder, words) as loop:
+        totals: list[ir.Value] = []
+        for g in range(GROUPS):
+            row = builder.add(builder.mul(loop.index, constant(GROUPS)), constant(g))
+            row_at = builder.add(groups, builder.mul(row, constant(TOKENS * blocks)))
+            rows = [builder.add(row_at, constant(TOKENS * b)) for b in range(blocks)]
+            found = lookup.emit(builder, builder.add(tables, builder.mul(row, constant(2 * TOKENS))), rows)
+            totals = [builder.add(total, more) for total, more in zip(totals, found, strict=True)] if g else found
+        for total, (even, odd) in zip(totals, sums, strict=True):
+            both = builder.bitcast(total, shorts)
+            builder.store(builder.add(builder.load(even), builder.and_(both, mask)), even)
+            builder.store(builder.add(builder.load(odd), builder.lshr(both, eight)), odd)
+    place = at(builder, best, shorts)
+    highest = builder.load(place, align=2)
+    for total in (builder.load(part) for parts in sums for part in parts):
+        highest = builder.select(builder.icmp_unsigned(">", total, highest), total, highest)
+    builder.store(highest, place, align=2)
+
+
+_raise_by_four, _raise_by_two, _raise_by_one = _raise_of(4), _raise_of(2), _raise_of(1)
+
+
+@intrinsic
+def _highest(typing_context: Any, address: Any) -> Any:
+    """Return the largest of sixteen uint16 at an address."""
+    signature = types.int64(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(16), TOKENS // 2)
+        numbers = builder.load(at(builder, arguments[0], kind), align=2)
+        name = f"llvm.vector.reduce.umax.v{kind.count}i16"
+        largest = declare(builder.module, name, [kind], ir.IntType(16))
+        return builder.zext(builder.call(largest, [numbers]), ir.IntType(64))
+
+    return signature, generate
+
+
+@kernel()
+def sign_scores(
+    isa: tuple[int, ...],
+    documents: CodedDocuments,
+    chosen: np.ndarray,
+    row_bytes: int,
+    query: tuple[np.ndarray, np.ndarray],
+    scores: np.ndarray,
+) -> None:
+    """Write ``sum over query tokens of unit * largest sum of lookups`` for each chosen document.
+
+    Up to a constant, this is the MaxSim of the query, in the integers of its tables, and the signs of the document.
+
+    Parameters
+    ----------
+    isa
+        `InstructionSet.argument`.
+    documents
+        `CodedDocuments`, as a plain tuple.
+    chosen
+        ``(n,)`` int64: documents to score, with at least one token each.
+    row_bytes
+        Bytes of a token's sign code.
+    query
+        Tables and units of the query, see `make_sign_tables` and `SignIntegers`. The tables may have fewer words than
+        the sign codes; then the first dims are scored.
+    scores
+        ``(n,)`` float32, written; minus infinity where the sum is not finite.
+    """
+    documents = CodedDocuments(*documents)
+    tables, units = query
+    words = tables.shape[1] // GROUPS
+    parts = -(-words // _WORDS)  # of 16 bytes
+    best = np.empty((2 * len(tables), TOKENS // 2), dtype=np.uint16)
+    groups = np.empty((parts * _WORDS * GROUPS, _BLOCKS * TOKENS), dtype=np.uint8)
+    copies = np.zeros((TOKENS, parts * _BYTES), dtype=np.uint8)
+    for n in range(len(chosen)):
+        ahead = chosen[min(n + _AHEAD, len(chosen) - 1)]
+        wanted, end = documents.signs[ahead], documents.signs[ahead] + documents.lengths[ahead] * row_bytes
+        tokens, rows = documents.lengths[chosen[n]], documents.signs[chosen[n]]
+        best[:] = 0
+        token = 0
+        while token < tokens:
+            left = tokens - token
+            blocks = 4 if left > 3 * TOKENS else 2 if left > TOKENS else 1
+            # Prefetch as many bytes of a later document as this step reads; more at once would wait for each other.
+            wanted = _fetch(wanted, min(end, wanted + blocks * TOKENS * row_bytes))
+            for b in range(blocks):
+                # The last block begins earlier, to have 32 tokens; comparing one twice does not change the maximum.
+                first = max(0, min(token + b * TOKENS, tokens - TOKENS))
+                _spread(rows + first * row_bytes, min(TOKENS, tokens), row_bytes, copies, groups, b, blocks)
+            _compare(isa, groups, tables, blocks, words, best)
+            token += blocks * TOKENS
+        _fetch(wanted, end)
+        total, best_at = np.float32(0), np.int64(best.ctypes.data)
+        for i in range(len(units)):
+            total += units[i] * np.float32(_highest(best_at + i * TOKENS))  # type: ignore[call-arg]
+        # Units near the largest float can make the sum infinite, which the selection after this stage does not accept.
+        scores[n] = total if total < np.inf else -np.inf
+
+
+@kernel(inner=True)
+def _spread(
+    rows: int, count: int, row_bytes: int, copies: np.ndarray, groups: np.ndarray, block: int, blocks: int
+) -> None:
+    """Write the groups of bits of 32 rows into one of several blocks; with fewer rows, the last one is repeated."""
+    stride, source = row_bytes, rows
+    if count < TOKENS or copies.shape[1] > row_bytes:  # otherwise, 16 bytes at a time are within the rows
+        stride, source = copies.shape[1], np.int64(copies.ctypes.data)
+        for r in range(TOKENS):
+            row = rows + min(r, count - 1) * row_bytes
+            copy_bytes(source + r * stride, row, min(stride, row_bytes))  # type: ignore[call-arg]
+    target_stride, target = TOKENS * blocks, np.int64(groups.ctypes.data) + TOKENS * block
+    for part in range(copies.shape[1] // _BYTES):
+        target_at = target + part * _WORDS * GROUPS * target_stride
+        _transpose(source + part * _BYTES, stride, target_at, target_stride)  # type: ignore[call-arg]
+
+
+@kernel(inner=True)
+def _compare(
+    isa: tuple[int, ...], groups: np.ndarray, tables: np.ndarray, blocks: int, words: int, best: np.ndarray
+) -> None:
+    """Update the maxima of all query tokens with the tokens of some blocks."""
+    groups_at, tables_at, best_at = (
+        np.int64(groups.ctypes.data),
+        np.int64(tables.ctypes.data),
+        np.int64(best.ctypes.data),
+    )
+    for pair in range(len(tables)):
+        own_tables, own_best = tables_at + pair * words * GROUPS * 2 * TOKENS, best_at + pair * 2 * TOKENS
+        if blocks == 4:
+            _raise_by_four(isa, groups_at, own_tables, own_best, words)
+        elif blocks == 2:
+            _raise_by_two(isa, groups_at, own_tables, own_best, words)
+        else:
+            _raise_by_one(isa, groups_at, own_tables, own_best, words)
+
+
+@kernel(inner=True)
+def _fetch(address: int, end: int) -> int:
+    """Prefetch the cache lines from an address to another, and return where the next one begins."""
+    while address < end:
+        prefetch(address)  # type: ignore[call-arg]
+        address += 64
+    return address
+
+
+@kernel("reassoc", "contract")
+def product_variance(vectors: np.ndarray, dims: int, rows: np.ndarray) -> float:
+    """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``, by the first dims.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32.
+    dims
+        Number of dims.
+    rows
+        From `variance_rows`: the tokens to compare with all; with a part of them, the result is an estimate.
+
+    Examples
+    --------
+    >>> ones = np.ones((2, 2), dtype="float32")
+    >>> round(product_variance(ones, 1, np.arange(2)), 6)
+    4.0
+    """
+    tokens = len(vectors)
+    directions, norms = np.empty((tokens, dims), dtype=np.float32), np.empty(tokens)
+    for t in range(tokens):
+        square = 0.0
+        for i in range(dims):
+            square += np.float64(vectors[t, i]) ** 2
+        norms[t] = np.sqrt(square)
+        inverse = 1 / norms[t] if square > 0 else 0.0
+        for i in range(dims):
+            directions[t, i] = vectors[t, i] * inverse
+    everything = len(rows) == tokens
+    total = 0.0
+    for row in rows:
+        # With all rows, each pair is computed once and counted twice.
+        part = 0.0
+        for t in range(row + 1 if everything else 0, tokens):
+            cosine = np.float32(0)
+            for i in range(dims):
+                cosine += directions[row, i] * directions[t, i]
+            part += norms[t] * max(cosine, np.float32(0)) ** 8
+        total += norms[row] * (norms[row] + 2 * part if everything else part)
+    return total * tokens / max(1, len(rows))

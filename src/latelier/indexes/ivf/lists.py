@@ -1,0 +1,407 @@
+"""Inverted lists and centroids.
+
+A token is assigned to the coarse centroid with the highest dot product, and then to the centroid under it with the
+highest dot product. For n inverted lists there are about sqrt(n) coarse centroids with sqrt(n) centroids each, so
+finding the list of a token takes time O(sqrt(n)).
+
+The entries of a list are positions in `numbers`, which holds the catalog numbers of the documents. A catalog number
+always stands for the same vectors, so the lists stay valid when segments are merged and documents are updated or
+removed. Documents that are added later are in no list until they are appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latelier.errors import CorruptedIndexError
+from latelier.indexes.ivf.codec import DocumentTable
+from latelier.indexes.ivf.kernels.candidates import ListEntries, append_lists, invert
+from latelier.indexes.ivf.kernels.centroids import nearest_centroids, nearest_of_groups
+from latelier.indexes.ivf.kernels.kmeans import empty_groups, group_rows, pack_rows
+from latelier.indexes.ivf.layout import byte_width
+from latelier.indexes.store.files import FileReads, Scratch, release_memory
+from latelier.kernels.instruction_sets import instruction_set
+from latelier.kernels.simd import LANES
+from latelier.kernels.threads import allowed_threads, for_each, for_ranges
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+
+__all__ = ["Centroids", "InvertedLists", "TrainingStatistics", "append_documents", "build_lists", "pack_centroids"]
+
+
+class TrainingStatistics(NamedTuple):
+    """Statistics of the tokens that the centroids were trained on, and of tokens that were assigned to them later.
+
+    Attributes
+    ----------
+    tokens
+        Number of tokens of the index when the centroids were trained.
+    trained_similarity
+        Mean dot product of those tokens with the centroids of their lists, in units of a centroid's code.
+    latest_similarity
+        The same for the tokens of the documents that were appended last.
+    dim
+        Dimension of the token vectors.
+    """
+
+    tokens: float
+    trained_similarity: float
+    latest_similarity: float
+    dim: float
+
+
+class Centroids(NamedTuple):
+    """Two levels of centroids, packed for SIMD in groups of 16: see `pack_centroids`.
+
+    An inverted list has the number of its centroid, ``16 * group + lane``. The last group of a coarse centroid may have
+    lanes without a centroid; their lists stay empty.
+
+    Attributes
+    ----------
+    coarse, coarse_start
+        The first level: ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32.
+    fine, fine_start
+        The same for the second level: the centroids under all coarse centroids, one after the other.
+    fine_offsets
+        ``(coarse centroids + 1,)`` int64: coarse centroid `c` has the groups ``fine_offsets[c]`` to
+        ``fine_offsets[c + 1] - 1`` of the second level.
+    statistics
+        See `TrainingStatistics`.
+    """
+
+    coarse: np.ndarray
+    coarse_start: np.ndarray
+    fine: np.ndarray
+    fine_start: np.ndarray
+    fine_offsets: np.ndarray
+    statistics: TrainingStatistics
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """All fields but the statistics, as kernels take them."""
+        return self[:-1]
+
+    @property
+    def lists(self) -> int:
+        """Number of inverted lists, including the empty ones of lanes without a centroid."""
+        return self.fine_start.size
+
+
+def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Quantise centroids to 8 bits and pack them for SIMD, 16 to a group.
+
+    Parameters
+    ----------
+    centroids
+        ``(n, dim)`` float32.
+    width
+        Bytes per centroid, at least its dim; those beyond the dim are zero.
+    scale
+        The value of a code of 1; it must be the same for all centroids that are compared with each other.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Codes ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a
+        centroid, ``-128 * sum(codes)``, cancels the shift by 128 of the rows that are multiplied with it; that of a
+        lane without a centroid is `NO_CENTROID`, which is below any dot product.
+
+    Examples
+    --------
+    >>> centroid = np.array([[1.0, 0.5]])
+    >>> codes, start = pack_centroids(centroid, width=4, scale=0.01)
+    >>> codes[0, 0, 0].tolist()
+    [100, 50, 0, 0]
+    >>> start[0, :2].tolist()
+    [-19200, -1073741824]
+    """
+    packed, start = empty_groups(len(centroids), width)
+    pack_rows(centroids, np.float32(scale), packed.view("int32"), start)
+    return packed, start
+
+
+# Assumed number of multiplications per token when tokens are divided among threads. It is lower than the true number,
+# so that a thread takes many tokens at a time, and most coarse centroids get the eight that are multiplied together.
+_WORK = 1 << 11
+# Lists are made of at least so many tokens by each thread, and by at most so many threads: each has its own counts.
+_SHARE_TOKENS, _MOST_SHARES = 1 << 15, 4
+
+
+class InvertedLists(NamedTuple):
+    """Centroids, and the list of documents of each.
+
+    Attributes
+    ----------
+    centroids
+        See `Centroids`.
+    numbers
+        ``(documents,)`` int64: catalog numbers of the documents in the lists, ascending.
+    offsets
+        ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
+    documents
+        ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else int32.
+    files
+        Reads the entries of probed lists from their file; None if they are read through their memory map.
+    """
+
+    centroids: Centroids
+    numbers: np.ndarray
+    offsets: np.ndarray
+    documents: np.ndarray
+    files: FileReads | None = None
+
+    def read_from_file(self) -> InvertedLists:
+        """Return these lists, of which a search reads only the probed ones, from their file."""
+        return self._replace(files=FileReads([self.documents]))
+
+    def all_entries(self) -> ListEntries:
+        """Return the entries of all lists, which a kernel reads where they are mapped."""
+        return ListEntries(self.offsets, self.documents.view("uint8"), self.documents.itemsize)
+
+    def read_entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
+        """Return the entries of probed lists, read from their file, and the numbers that these lists have in them.
+
+        Parameters
+        ----------
+        probed
+            ``(query_tokens, nprobe)`` int32: the probed lists; -1 for none.
+        """
+        files, size = self.files or FileReads([self.documents]), self.documents.itemsize
+        lists, numbers = np.unique(probed, return_inverse=True)
+        missing = int(np.count_nonzero(lists < 0))
+        lists = lists[missing:].astype("int64")
+        lengths = np.diff(self.offsets)[lists]
+        filled = np.flatnonzero(lengths)
+        addresses = self.documents.ctypes.data + self.offsets[lists[filled]] * size
+        # Lists ascend, so the buffer has their entries one list after the other.
+        buffer, _ = files.read(addresses, lengths[filled] * size)
+        renumbered = (numbers.reshape(probed.shape) - missing).astype("int32")
+        return renumbered, ListEntries(lengths_to_offsets(lengths), buffer, size)
+
+    def has_dim(self, dim: int) -> bool:
+        """Whether the lists were made from tokens of this dim."""
+        return int(self.centroids.statistics.dim) == dim
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays to store, by name on disk."""
+        fields: dict[str, Any] = {**self.centroids._asdict(), **self._asdict()}
+        fields["statistics"] = np.array(self.centroids.statistics, dtype="float64")
+        return {name: fields[stored.field] for name, stored in _STORED.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> InvertedLists:
+        """Return the inverted lists that were stored as `arrays`.
+
+        Everything that kernels use as an address without a check, such as offsets, is checked here once. Centroids and
+        entries may hold any numbers.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If an array is missing or has another dtype or shape, or if offsets point outside of the arrays.
+        """
+        for name, stored in _STORED.items():
+            array = arrays.get(name)
+            if array is None or not stored.describes(array):
+                found = "missing" if array is None else f"{array.dtype} {array.shape}"
+                expected = f"{' or '.join(stored.dtypes)} of shape {stored.shape}"
+                raise CorruptedIndexError(f"{name}.npy is {found}, not {expected}")
+        fields: dict[str, Any] = {stored.field: arrays[name] for name, stored in _STORED.items()}
+        # Copied into memory, since a memory-mapped file could change after the check.
+        fields |= {field: np.array(fields[field]) for field in ("fine_offsets", "numbers", "offsets")}
+        fields["statistics"] = TrainingStatistics(*fields["statistics"].tolist())
+        centroids = Centroids(*(fields[field] for field in Centroids._fields))
+        lists = cls(centroids, fields["numbers"], fields["offsets"], fields["documents"])
+        wrong = next((name for name, holds in _conditions(lists) if not holds), None)
+        if wrong:
+            raise CorruptedIndexError(f"its {wrong} are invalid")
+        return lists
+
+
+class _Stored(NamedTuple):
+    """An array on disk: its field in `InvertedLists` or `Centroids`, its allowed dtypes, and its shape (None: any)."""
+
+    field: str
+    dtypes: tuple[str, ...]
+    shape: tuple[int | None, ...]
+
+    def describes(self, array: np.ndarray) -> bool:
+        """Whether an array has one of these dtypes and this shape, and its rows are contiguous."""
+        fits = len(array.shape) == len(self.shape) and all(
+            expected in (None, size) for size, expected in zip(array.shape, self.shape, strict=True)
+        )
+        return fits and array.dtype in map(np.dtype, self.dtypes) and array.flags.c_contiguous
+
+
+# The arrays by name on disk; these names are part of the format.
+_STORED = {
+    "centroids_top": _Stored("coarse", ("int8",), (None, None, LANES, 4)),
+    "centroids_top_start": _Stored("coarse_start", ("int32",), (None, LANES)),
+    "centroids_cells": _Stored("fine", ("int8",), (None, None, LANES, 4)),
+    "centroids_cell_start": _Stored("fine_start", ("int32",), (None, LANES)),
+    "centroids_ranges": _Stored("fine_offsets", ("int64",), (None,)),
+    "centroids_fit": _Stored("statistics", ("float64",), (len(TrainingStatistics._fields),)),
+    "numbers": _Stored("numbers", ("int64",), (None,)),
+    "offsets": _Stored("offsets", ("int64",), (None,)),
+    "documents": _Stored("documents", ("uint16", "int32"), (None,)),
+}
+
+
+def _conditions(lists: InvertedLists) -> Iterator[tuple[str, bool]]:
+    """Yield whether the lists meet each condition, with the name of what is invalid if they do not.
+
+    Each condition relies on those before it.
+    """
+    coarse, coarse_start, fine, fine_start, fine_offsets, statistics = lists.centroids
+    yield "training statistics", bool(np.isfinite(statistics).all())
+    width = byte_width(int(statistics.dim))
+    yield "centroids", 4 * coarse.shape[1] == 4 * fine.shape[1] == width > 0
+    yield "centroids", len(coarse) == len(coarse_start) and len(fine) == len(fine_start) and fine_start.size < 1 << 31
+    yield "ranges of centroids", 2 <= len(fine_offsets) <= coarse_start.size + 1 and _divide(fine_offsets, len(fine))
+    yield "ranges of centroids", bool((fine_offsets[1:] > fine_offsets[:-1]).all())  # no range is empty
+    yield "offsets of inverted lists", len(lists.offsets) == fine_start.size + 1
+    yield "offsets of inverted lists", _divide(lists.offsets, len(lists.documents))
+    yield "numbers of documents", bool((lists.numbers[1:] > lists.numbers[:-1]).all())
+
+
+def _divide(offsets: np.ndarray, end: int) -> bool:
+    """Whether offsets ascend from 0 to `end`. Neighbours are compared, since differences could overflow."""
+    return bool(offsets[0] == 0 and offsets[-1] == end and (offsets[1:] >= offsets[:-1]).all())
+
+
+def build_lists(
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, scratch: Scratch | None = None
+) -> InvertedLists:
+    """Return the inverted lists of some documents.
+
+    Parameters
+    ----------
+    centroids
+        The trained centroids.
+    table
+        Documents.
+    ordinals
+        Ordinals of the documents to put into the lists, in ascending order of their catalog numbers.
+    scratch
+        Where large arrays are made; None: in memory.
+    """
+    scratch = scratch or Scratch()
+    offsets, documents, similarity = _invert(centroids, table, ordinals, 0, scratch)
+    statistics = centroids.statistics._replace(trained_similarity=similarity, latest_similarity=similarity)
+    numbers = table.numbers[ordinals]
+    return InvertedLists(centroids._replace(statistics=statistics), numbers, offsets, documents)
+
+
+def append_documents(
+    lists: InvertedLists, table: DocumentTable, ordinals: np.ndarray, scratch: Scratch | None = None
+) -> InvertedLists:
+    """Return inverted lists with the same centroids and more documents.
+
+    Parameters
+    ----------
+    lists
+        The lists to extend.
+    table
+        Documents; the table was made with ``lists.numbers``.
+    ordinals
+        Ordinals of the documents to append, in ascending order of their catalog numbers. All these numbers are above
+        those in the lists.
+    scratch
+        Where large arrays are made; None: in memory.
+    """
+    scratch, old = scratch or Scratch(), len(lists.numbers)
+    offsets, documents, similarity = _invert(lists.centroids, table, ordinals, old, scratch)
+    statistics = lists.centroids.statistics._replace(latest_similarity=similarity)
+    numbers = np.concatenate([lists.numbers, table.numbers[ordinals]])
+    merged = scratch.empty(len(lists.documents) + len(documents), _entry_dtype(len(numbers)))
+    for begin, end in split_by_rows(lists.offsets + offsets, scratch.block // merged.itemsize):
+        before, new = (slice(part[begin], part[end]) for part in (lists.offsets, offsets))
+        some = slice(before.start + new.start, before.stop + new.stop)
+        own, more = (part[begin : end + 1] - part[begin] for part in (lists.offsets, offsets))
+        block = np.empty(some.stop - some.start, dtype="int32")
+        append_lists(own, lists.documents[before].astype("int32"), more, documents[new].astype("int32"), block)
+        merged[some] = block
+        for array in (lists.documents, documents, merged):
+            release_memory(array)
+    centroids = lists.centroids._replace(statistics=statistics)
+    return InvertedLists(centroids, numbers, lists.offsets + offsets, merged)
+
+
+def _entry_dtype(count: int) -> str:
+    """Return the dtype of entries: 16 bits if that is enough for `count` documents."""
+    return "uint16" if count <= 1 << 16 else "int32"
+
+
+def _invert(
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, first: int, scratch: Scratch
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return offsets and entries of the lists of some documents, numbered from `first`, and their mean similarity.
+
+    Each thread has a share of the documents, which are next to each other in every list. If the entries do not fit in
+    memory, they are made for some lists after the others, from the lists of all tokens.
+    """
+    lengths = table.documents.lengths[ordinals]
+    starts = lengths_to_offsets(lengths)
+    lists, similarity = _assign(centroids, table, ordinals, starts, scratch)
+    shares = max(1, min(allowed_threads(), _MOST_SHARES, len(lists) // _SHARE_TOKENS))
+    cuts = np.searchsorted(starts, np.arange(shares + 1) * len(lists) // shares)
+
+    def pass_over(begin: int, end: int, places: np.ndarray, documents: np.ndarray) -> None:
+        """Count or write the documents of the lists `begin` to `end - 1`; `places` has a row for each share."""
+
+        def pass_over_share(share: int) -> None:
+            last = np.full(end - begin, -1, dtype="int32")
+            own = slice(cuts[share], cuts[share + 1] + 1)
+            for a, b in split_by_rows(starts[own], scratch.block // lists.itemsize):
+                some = slice(own.start + a, own.start + b)
+                tokens = lists[starts[some.start] : starts[some.stop]]
+                invert(tokens, lengths[some], first + some.start, begin, last, places[share], documents)
+                release_memory(lists)
+
+        for_each(pass_over_share, range(shares))
+
+    counts = np.zeros((shares, centroids.lists), dtype="int64")
+    pass_over(0, centroids.lists, counts, np.empty(0, dtype="int32"))
+    offsets = lengths_to_offsets(counts.sum(axis=0))
+    documents = scratch.empty(int(offsets[-1]), _entry_dtype(first + len(ordinals)))
+    for begin, end in split_by_rows(offsets, scratch.block // 4):
+        entries = documents[offsets[begin] : offsets[end]]
+        block = entries if documents.dtype == "int32" else np.empty(len(entries), dtype="int32")
+        if len(block):
+            some = counts[:, begin:end]
+            places = offsets[begin:end] - offsets[begin] + np.cumsum(some, axis=0) - some
+            pass_over(begin, end, places, block)
+            entries[:] = block
+            release_memory(documents)
+    return offsets, documents, similarity
+
+
+def _assign(
+    centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, starts: np.ndarray, scratch: Scratch
+) -> tuple[np.ndarray, float]:
+    """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
+    isa = instruction_set().argument
+    lists = scratch.empty(int(starts[-1]), "int32")
+    totals: list[float] = []
+
+    def assign(first: int, last: int) -> None:
+        codes, scales = table.unpack(ordinals[first:last])
+        nearest, dots = (np.empty(len(codes), dtype="int32") for _ in range(2))
+        everything = np.arange(len(codes))
+        nearest_centroids(isa, codes, everything, centroids.coarse, centroids.coarse_start, nearest, dots)
+        # As in `fine_ranges`: starting sums from a damaged file can make a lane without a centroid the nearest.
+        np.minimum(nearest, len(centroids.fine_offsets) - 2, out=nearest)
+        offsets, order = np.zeros(len(centroids.fine_offsets), dtype="int64"), np.empty(len(codes), dtype="int64")
+        group_rows(nearest, offsets, order)
+        before = centroids.fine_offsets[nearest] * LANES
+        fine = (centroids.fine, centroids.fine_start, centroids.fine_offsets)
+        nearest_of_groups(isa, codes, (offsets, order), fine, nearest, dots)
+        nearest += before.astype("int32")  # from the number under a coarse centroid to the number of the list
+        lists[starts[first] : starts[last]] = nearest
+        release_memory(lists)
+        totals.append(float((dots * scales).sum(dtype="float64")))
+
+    for_ranges(assign, starts, _WORK)
+    return lists, sum(totals) / max(1, len(lists))

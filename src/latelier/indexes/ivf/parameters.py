@@ -1,0 +1,321 @@
+"""Efforts and search parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from latelier.errors import InvalidArgumentError
+from latelier.utils.checks import check_count
+
+__all__ = [
+    "GROUP",
+    "Effort",
+    "EffortName",
+    "SearchParameters",
+    "advise",
+    "choose_search_parameters",
+    "coarse_count",
+    "effort_factor",
+    "list_count",
+    "most_without_signs",
+    "product_variance_by_numpy",
+    "size_factor",
+    "variance_rows",
+    "wider_efforts",
+]
+
+EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
+Effort: TypeAlias = "EffortName | float"
+
+_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
+# nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
+# the recall they give.
+_NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
+# The sign stage is left out for at most _FEW + _FEW_PER_HIT * k documents: reranking them at once is about as fast, and
+# a search of a small collection misses none.
+_FEW, _FEW_PER_HIT = 80, 4
+# Sign codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
+_SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
+# `SearchParameters.slack` of effort 1.0, and `share`, which is `_SHARE ** effort` for k <= 25. Beyond, the k-th imputed
+# score is less above those of all documents, and the exponent grows with k.
+_SLACK, _SHARE = 2.0, 0.5
+# Collections above 10 million tokens: with s = tokens / 10 million, candidates grow by s ** 0.3, which doubles them at
+# 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
+_LARGE, _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 10_000_000, 0.3, 0.18
+# Below 2**20 tokens, nprobe is multiplied by 2**20 / tokens, by 2 at most: short queries need it to find what comparing
+# all sign codes finds. For 4,045 package descriptions of 400,000 tokens and queries of 11 tokens, recall@10 is 0.994 by
+# all sign codes, 0.994 with 80 lists per token and 0.987 with 40.
+_SMALL, _MAX_SMALL_FACTOR = 1 << 20, 2.0
+# `wider_efforts` multiplies an effort by these.
+_WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# `advise` recommends the lowest effort that reaches this recall.
+_ENOUGH = 0.97
+# list_count = 14.4 * sqrt(tokens) * size_factor ** 0.3: in large indexes, lists would get too long without the factor.
+_LISTS_PER_ROOT, _LISTS_EXPONENT = 14.4, 0.3
+# Inverted lists come in groups of so many, which kernels multiply together.
+GROUP = 16
+
+
+@dataclass(frozen=True)
+class SearchParameters:
+    """Numbers of inverted lists and documents in each stage of a search.
+
+    Parameters
+    ----------
+    nprobe
+        Number of inverted lists probed per query token.
+    candidates
+        Maximum number of documents from the probed lists that enter the sign stage, which scores them by their sign
+        codes.
+    rerank
+        Number of documents that leave the sign stage and are scored by their codes; ``None`` for all documents
+        within `slack` of the k-th best.
+    slack
+        Tolerance of the sign stage, in standard deviations of its scores; used if `rerank` is None.
+    share
+        A document enters the sign stage only if ``excess >= share * (k-th highest excess)``, where its excess is its
+        imputed score minus that of a document in no probed list.
+    exact
+        Score all documents by their codes, and ignore the other parameters.
+    """
+
+    nprobe: int
+    candidates: int
+    rerank: int | None
+    slack: float = _SLACK
+    share: float = 0.0
+    exact: bool = False
+
+
+def choose_search_parameters(
+    k: int,
+    dim: int,
+    effort: object,
+    nprobe: object = None,
+    candidates: object = None,
+    rerank: object = None,
+    *,
+    tokens: int = 0,
+) -> SearchParameters:
+    """Return the search parameters of an effort; those that are given replace the effort's own.
+
+    Parameters
+    ----------
+    k
+        Hits per query.
+    dim
+        Dimension of the token vectors, which is the number of bits of a sign code.
+    effort
+        ``"fast"`` (0.5), ``"balanced"`` (1.0), ``"exact"``, or a number by which the defaults are multiplied.
+    nprobe, candidates, rerank
+        Positive integers, or ``None`` for the default of the effort.
+    tokens
+        Number of tokens of the whole index: above ten million, the defaults grow with it; below one million, `nprobe`
+        grows as it falls.
+
+    Returns
+    -------
+    SearchParameters
+        With ``k <= rerank <= candidates``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the effort is unknown, or `nprobe`, `candidates` or `rerank` is not a positive integer.
+
+    Examples
+    --------
+    >>> choose_search_parameters(10, 128, "balanced", tokens=5_000_000)
+    SearchParameters(nprobe=40, candidates=500, rerank=None, slack=2.0, share=0.5, exact=False)
+    >>> choose_search_parameters(10, 128, 4.0, rerank=50, tokens=5_000_000)
+    SearchParameters(nprobe=160, candidates=2000, rerank=50, slack=4.0, share=0.0, exact=False)
+    >>> large = choose_search_parameters(10, 128, 1.0, tokens=100_000_000)
+    >>> large.nprobe, large.candidates
+    (61, 998)
+    >>> choose_search_parameters(10, 128, 1.0, tokens=200_000).nprobe
+    80
+    """
+    factor, size = effort_factor(effort), size_factor(tokens)
+    small = min(_MAX_SMALL_FACTOR, max(1.0, _SMALL / max(1, tokens)))
+    nprobe_factor = factor * small * size**_NPROBE_EXPONENT
+    factor *= size**_CANDIDATES_EXPONENT
+    candidates_factor = factor * max(1.0, min(_MAX_DIM_FACTOR, _SIGN_BITS / max(1, dim)))
+    share = _SHARE ** (factor * max(1.0, _CANDIDATES_PER_HIT * k / _CANDIDATES))
+    reranked = None if rerank is None else max(k, _count_or_default(rerank, "rerank", k))
+    default = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
+    return SearchParameters(
+        nprobe=_count_or_default(nprobe, "nprobe", max(1, round(_NPROBE * nprobe_factor))),
+        candidates=max(reranked or k, _count_or_default(candidates, "candidates", default)),
+        rerank=reranked,
+        slack=_SLACK * factor**0.5,
+        # If a number of documents is given, so many are scored.
+        share=share if candidates is None and rerank is None else 0.0,
+        exact=effort == "exact",
+    )
+
+
+def effort_factor(effort: object) -> float:
+    """Return the number that an effort stands for; 1.0 for ``"exact"``, which needs none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the effort is unknown.
+
+    Examples
+    --------
+    >>> effort_factor("fast"), effort_factor(2)
+    (0.5, 2.0)
+    """
+    factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
+    is_number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
+    if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
+        raise InvalidArgumentError(
+            f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
+        )
+    return float(factor)  # type: ignore[arg-type]
+
+
+def most_without_signs(k: int) -> int:
+    """Return the number of documents up to which the sign stage is left out: all are reranked at once.
+
+    Examples
+    --------
+    >>> most_without_signs(10)
+    120
+    """
+    return _FEW + _FEW_PER_HIT * k
+
+
+def size_factor(tokens: int) -> float:
+    """Return ``max(1, tokens / 10 million)``.
+
+    Examples
+    --------
+    >>> size_factor(1_000_000), size_factor(30_000_000)
+    (1.0, 3.0)
+    """
+    return max(1.0, tokens / _LARGE)
+
+
+def list_count(tokens: int) -> int:
+    """Return the number of inverted lists for a number of tokens, a multiple of 16.
+
+    Examples
+    --------
+    >>> list_count(1_180_000), list_count(100), list_count(100_000_000)
+    (15648, 144, 287312)
+    """
+    return GROUP * max(1, round(_LISTS_PER_ROOT / GROUP * tokens**0.5 * size_factor(tokens) ** _LISTS_EXPONENT))
+
+
+def coarse_count(lists: int) -> int:
+    """Return the number of coarse centroids for a number of inverted lists, a multiple of 16.
+
+    Examples
+    --------
+    >>> coarse_count(15648), coarse_count(144)
+    (128, 16)
+    """
+    return GROUP * max(1, round(lists**0.5 / GROUP))
+
+
+def advise(recalls: Mapping[float, float]) -> str:
+    """Return a recommendation for `effort`, given the recall at several efforts, which include 1.0.
+
+    Examples
+    --------
+    >>> advise({1.0: 0.95, 2.0: 0.981, 4.0: 0.99})
+    'search with effort=2.0 to find 0.981'
+    >>> advise({0.5: 0.94, 1.0: 0.98})
+    ''
+    >>> advise({0.5: 0.99, 1.0: 1.0})
+    "effort='fast' finds 0.990 in about half the time"
+    >>> print(advise({1.0: 0.2, 2.0: 0.3}))
+    approximate recall stays below 0.97 at every effort tried; use effort='exact'
+    """
+    enough = sorted(effort for effort, recall in recalls.items() if recall >= _ENOUGH)
+    if not enough:
+        return f"approximate recall stays below {_ENOUGH} at every effort tried; use effort='exact'"
+    effort = enough[0]
+    if effort > 1:
+        return f"search with effort={effort} to find {recalls[effort]:.3f}"
+    return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
+
+
+def wider_efforts(effort: Effort) -> list[Effort]:
+    """Return efforts from this one upwards; the last is ``"exact"``.
+
+    Examples
+    --------
+    >>> wider_efforts("balanced")[:4], wider_efforts("exact")
+    ([1.0, 1.5, 2.0, 3.0], ['exact'])
+    """
+    if effort == "exact":
+        return ["exact"]
+    factor = effort_factor(effort)
+    return [*(factor * wider for wider in _WIDER), "exact"]
+
+
+def _count_or_default(value: Any, name: str, default: int) -> int:
+    check_count(name, value, optional=True)
+    return default if value is None else int(value)
+
+
+# Above _MOST_TOKENS tokens, the variance is estimated from _SAMPLED of them, so that its time grows with the tokens and
+# not with their square.
+_MOST_TOKENS, _SAMPLED = 1024, 512
+# Multiples of the golden ratio, modulo 1, are spread evenly, and no period of the tokens coincides with theirs.
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def variance_rows(tokens: int) -> np.ndarray:
+    """Return the tokens that are compared with all others: all of them, or 512 if there are more than 1,024.
+
+    Parameters
+    ----------
+    tokens
+        Number of tokens of the query.
+
+    Examples
+    --------
+    >>> variance_rows(3), len(variance_rows(70_000))
+    (array([0, 1, 2]), 512)
+    """
+    if tokens <= _MOST_TOKENS:
+        return np.arange(tokens)
+    return (np.arange(_SAMPLED) * _GOLDEN % 1 * tokens).astype("int64")
+
+
+def product_variance_by_numpy(vectors: np.ndarray) -> float:
+    """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``.
+
+    This is the variance of the sum of the tokens' products with signs, divided by the variance of the product of one
+    unit vector. The variances of different tokens add up, but tokens that are nearly the same, such as the ``[MASK]``
+    tokens of query expansion, match the same document tokens, so their errors are correlated. The power of 8 is below
+    0.06 for a cosine below 0.7. Of more than 1,024 tokens, 512 are compared with all, for an estimate.
+
+    Parameters
+    ----------
+    vectors
+        ``(tokens, dim)`` float32.
+
+    Examples
+    --------
+    >>> same = np.ones((2, 1))
+    >>> product_variance_by_numpy(np.eye(2)), product_variance_by_numpy(same)
+    (2.0, 4.0)
+    """
+    longest = float(np.abs(vectors).max(initial=0)) or 1.0  # factored out: its square can exceed the largest float32
+    scaled = vectors / np.float32(longest)
+    norms = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    directions = scaled / np.maximum(norms, np.float32(1e-30))[:, None]
+    rows = variance_rows(len(vectors))
+    correlation = np.maximum(directions[rows] @ directions.T, 0)
+    for _ in range(3):  # to the power of 8
+        correlation *= correlation
+    return float(norms[rows] @ correlation @ norms) * longest**2 * len(vectors) / len(rows)

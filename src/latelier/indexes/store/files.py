@@ -1,0 +1,402 @@
+"""Array files, checksums, temporary arrays.
+
+The description has the size in bytes, the CRC-32 of all bytes, the dtype and the shape. Opening a file compares
+everything except the checksum; `verify` compares it, and so does a merge before it copies an array.
+
+Reading a row through a map makes its page resident, and with it, on Linux, up to 15 pages beside it: 64 KiB for a
+sign code of 500 bytes. An index with a memory budget reads the rows that it needs into a buffer instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import math
+import mmap
+import os
+import sys
+import tempfile
+import threading
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from latelier.errors import CorruptedIndexError, StorageError
+from latelier.utils.ragged import lengths_to_offsets
+
+__all__ = [
+    "FileReads",
+    "Scratch",
+    "compare_checksum",
+    "file_damage",
+    "read_error",
+    "read_file",
+    "release_memory",
+    "write_file",
+]
+
+# Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
+# Dtypes of the arrays that an index stores.
+_DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
+# A description with larger values is damaged.
+_MAX_HEADER_BYTES, _MAX_DIMENSIONS, _MAX_SIZE = 4096, 4, 1 << 48
+# Smaller files are read rather than memory-mapped: a map holds a file descriptor, and their number is limited.
+_MAP_BYTES = 1 << 20
+# Bytes read or written at a time.
+_CHUNK_BYTES = 1 << 22
+_WRONG_CHECKSUM = "its bytes do not match their checksum"
+
+
+def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
+    """Write an array into a new file, sync it, and return its description for the catalog."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array)))
+    checksum = zlib.crc32(header.getvalue())
+    with path.open("xb") as file:
+        file.write(header.getvalue())
+        for chunk in _chunks(array):
+            file.write(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+        file.flush()
+        os.fsync(file.fileno())
+    return {
+        "bytes": header.tell() + array.nbytes,
+        "crc32": checksum,
+        "dtype": array.dtype.str,
+        "shape": list(array.shape),
+    }
+
+
+def read_file(path: Path, written: Any) -> np.ndarray:
+    """Return an array, memory-mapped if it is large. Its header is not parsed but compared with its description.
+
+    Parameters
+    ----------
+    path
+        The file.
+    written
+        Its description in the catalog; it is checked here, as it may be damaged.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If the file is missing, or differs from its description in size, shape or dtype.
+    StorageError
+        If the operating system cannot open it now, for example because too many files are open.
+    """
+    try:
+        _check_size(path, written)
+        dtype, shape = _described(written)
+        size = math.prod(shape) * dtype.itemsize
+        with path.open("rb") as file:
+            header = file.read(max(0, written["bytes"] - size))
+            expected = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape}, }}"
+            if header[:8] != b"\x93NUMPY\x01\x00" or header[10:].rstrip() != expected.encode():
+                raise CorruptedIndexError(f"it begins with {header[10:].rstrip()!r:.99}, but {expected} was written")
+            if written["bytes"] <= _MAP_BYTES:
+                return np.frombuffer(bytearray(file.read()), dtype).reshape(shape)
+            # "c" is copy on write: torch accepts only writable memory without a copy, and no write reaches the file.
+            return np.asarray(np.memmap(file, dtype, "c", len(header), shape))
+    except CorruptedIndexError as error:
+        raise CorruptedIndexError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise read_error(path, error) from error
+
+
+def release_memory(array: np.ndarray) -> None:
+    """Give the memory of an array that is mapped from a file back to the system; it is read again when it is needed."""
+    base = array.base
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    mapped = getattr(base, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def file_damage(path: Path, written: Any) -> str | None:
+    """Read every byte of a file; return what is wrong with it, or ``None`` if it is intact.
+
+    Raises
+    ------
+    StorageError
+        If the operating system cannot read it now.
+    """
+    try:
+        _check_size(path, written)
+        checksum = 0
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                checksum = zlib.crc32(chunk, checksum)
+    except CorruptedIndexError as error:
+        return str(error)
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise read_error(path, error) from error
+        return str(error)
+    return None if checksum == written["crc32"] else _WRONG_CHECKSUM
+
+
+def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> None:
+    """Compare the checksum of a file's header and of the array that was read from it with its description.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If the checksums differ.
+    """
+    try:
+        with path.open("rb") as file:
+            checksum = zlib.crc32(file.read(written["bytes"] - array.nbytes))
+    except OSError as error:
+        raise read_error(path, error) from error
+    for chunk in _chunks(array):
+        checksum = zlib.crc32(chunk, checksum)
+    if checksum != written["crc32"]:
+        raise CorruptedIndexError(f"{path} is damaged: {_WRONG_CHECKSUM}")
+
+
+def _chunks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield the bytes of an array; the memory of a mapped one is given back after each chunk."""
+    content = np.ascontiguousarray(array).reshape(-1).view("uint8").data
+    for first in range(0, len(content), _CHUNK_BYTES):
+        yield content[first : first + _CHUNK_BYTES]
+        release_memory(array)
+
+
+def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return the dtype and shape in a description, after checking that such an array fits into the file."""
+    if (
+        not isinstance(written["dtype"], str)
+        or written["dtype"] not in _DTYPES
+        or not isinstance(written["shape"], list)
+    ):
+        raise CorruptedIndexError(f"the catalog gives it the dtype {written['dtype']!r:.60}, which no index has")
+    dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
+    # Bounds within which numpy can make an array, even if one dimension is 0.
+    is_possible = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
+    if not is_possible or math.prod(max(1, n) for n in shape) >= _MAX_SIZE:
+        raise CorruptedIndexError(f"the catalog gives it the shape {shape!r:.60}, which no index has")
+    if not 0 <= written["bytes"] - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
+        raise CorruptedIndexError(f"it has {written['bytes']} bytes, too many or too few for {dtype} {list(shape)}")
+    return dtype, shape
+
+
+def read_error(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
+    """Return the error for a file that cannot be read: damage, or a temporary failure of the system."""
+    if error.errno in _DAMAGE:
+        return CorruptedIndexError(f"{path} is damaged: {error}")
+    return StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.")
+
+
+def _check_size(path: Path, written: Any) -> None:
+    if not (isinstance(written, dict) and {"bytes", "crc32", "dtype", "shape"} <= written.keys()):
+        raise CorruptedIndexError("the catalog has no complete description of it")
+    if not path.is_file():
+        raise CorruptedIndexError("it is missing")
+    size = path.stat().st_size
+    if type(written["bytes"]) is not int or size != written["bytes"]:
+        raise CorruptedIndexError(f"it has {size} bytes, but {written['bytes']} were written")
+
+
+class FileReads:
+    """Reads bytes by their addresses in arrays.
+
+    Parameters
+    ----------
+    arrays
+        C-contiguous arrays. Bytes of mapped ones are read from their files, those of others are copied. The arrays
+        must stay alive as long as this object.
+
+    Raises
+    ------
+    StorageError
+        If a file cannot be opened now, for example because too many files are open.
+
+    Examples
+    --------
+    >>> array = np.arange(5, dtype="uint8")
+    >>> addresses = array.ctypes.data + np.array([3, 0])
+    >>> buffer, places = FileReads([array]).read(addresses, np.array([2, 1]))
+    >>> buffer[places], buffer[places[0] + 1]
+    (array([3, 0], dtype=uint8), np.uint8(4))
+    """
+
+    def __init__(self, arrays: Iterable[np.ndarray]) -> None:
+        mapped = [(array, array.base) for array in arrays if isinstance(array.base, np.memmap)]
+        mapped.sort(key=lambda pair: pair[0].ctypes.data)
+        self._starts = np.array([array.ctypes.data for array, _ in mapped], dtype="int64")
+        self._ends = self._starts + np.array([array.nbytes for array, _ in mapped], dtype="int64")
+        self._offsets = [base.offset for _, base in mapped]
+        self._files: list[BinaryIO | None] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._files)
+        for _, base in mapped:
+            self._files.append(_open(str(base.filename)))
+
+    def read(self, addresses: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return bytes in a new buffer; neighbours are read together.
+
+        Parameters
+        ----------
+        addresses, sizes
+            ``(n,)`` int64: where each run of bytes begins in one of the arrays, and its length, at least 1.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            The buffer, uint8, and where each run begins in it, ``(n,)`` int64.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If a file has become shorter, or its disk cannot read it.
+        StorageError
+            If the operating system cannot read a file now.
+        """
+        order = np.argsort(addresses, kind="stable")
+        begins, lengths = addresses[order], sizes[order]
+        ends, targets = begins + lengths, lengths_to_offsets(lengths)
+        buffer = np.empty(int(targets[-1]), dtype="uint8")
+        heads = np.flatnonzero(np.concatenate([[True], begins[1:] != ends[:-1]])[: len(begins)])
+        tails = np.append(heads[1:], len(begins)) - 1
+        owners = np.searchsorted(self._starts, begins[heads], side="right") - 1
+        view, base = buffer.data, buffer.ctypes.data
+        runs = (owners, begins[heads], ends[tails] - begins[heads], targets[heads])
+        for owner, begin, size, target in zip(*(column.tolist() for column in runs), strict=True):
+            file = self._files[owner] if owner >= 0 and begin < self._ends[owner] else None
+            if file is None:
+                ctypes.memmove(base + target, begin, size)
+            else:
+                place = self._offsets[owner] + begin - int(self._starts[owner])
+                self._read_run(file, view[target : target + size], place)
+        places = np.empty(len(order), dtype="int64")
+        places[order] = targets[:-1]
+        return buffer, places
+
+    def _read_run(self, file: BinaryIO, target: memoryview, place: int) -> None:
+        try:
+            while len(target):  # a read that is interrupted, or longer than 2 GiB, returns fewer bytes
+                count = self._read_some(file, target, place)
+                if not count:
+                    raise CorruptedIndexError(
+                        f"{file.name} is damaged: it ends at byte {place}. verify() lists damage."
+                    )
+                target, place = target[count:], place + count
+        except OSError as error:
+            raise read_error(Path(file.name), error) from error
+
+    def _read_some(self, file: BinaryIO, target: memoryview, place: int) -> int:
+        """Read bytes at a place of a file; return how many there were, 0 at its end."""
+        if hasattr(os, "preadv"):
+            return os.preadv(file.fileno(), [target], place)
+        with self._lock:
+            file.seek(place)
+            return file.readinto(target)  # type: ignore[attr-defined]
+
+
+def _open(path: str) -> BinaryIO | None:
+    """Return a file; None if it was deleted after it was mapped: then its map is read."""
+    try:
+        return Path(path).open("rb", buffering=0)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise read_error(Path(path), error) from error
+
+
+def _close_all(files: Sequence[BinaryIO | None]) -> None:
+    for file in files:
+        if file is not None:
+            file.close()
+
+
+# Bytes copied at a time, before the memory of mapped files is given back.
+_COPIED = 4 << 20
+
+
+class Scratch:
+    """Makes arrays in memory, or in temporary files that are deleted with the array, even if the process is killed.
+
+    Parameters
+    ----------
+    folder
+        Folder of the temporary files; ``None`` keeps all arrays in memory.
+    most
+        Arrays with more bytes are in a file; ``None`` keeps all arrays in memory.
+
+    Attributes
+    ----------
+    block
+        Bytes that a writer may hold in memory of each array that it reads or makes.
+
+    Examples
+    --------
+    >>> Scratch().empty((2, 3), "int32").shape
+    (2, 3)
+    """
+
+    def __init__(self, folder: Path | None = None, most: int | None = None) -> None:
+        self._folder, self._most = folder, most
+        self.block = sys.maxsize if folder is None or most is None else max(1 << 10, most)
+
+    def empty(self, shape: int | Sequence[int], dtype: np.dtype | str) -> np.ndarray:
+        """Return an array whose values are arbitrary.
+
+        Raises
+        ------
+        StorageError
+            If the disk has no room for it.
+        """
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._folder is None or self._most is None or size <= self._most:
+            return np.empty(shape, dtype)
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                _allocate(file.fileno(), size)
+                return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+        except OSError as error:
+            raise StorageError(
+                f"could not write {size:,} temporary bytes into {self._folder}: {error.strerror or error}. Earlier "
+                "commits are kept; free some space."
+            ) from error
+
+    def concatenate(self, blocks: Iterable[np.ndarray], rows: int, like: np.ndarray) -> np.ndarray:
+        """Return the rows of all blocks in one array.
+
+        Parameters
+        ----------
+        blocks
+            Arrays; the memory of mapped ones is given back while they are copied.
+        rows
+            Their number of rows together.
+        like
+            An array with the dtype and the shape per row of the result.
+        """
+        joined = self.empty((rows, *like.shape[1:]), like.dtype)
+        step = max(1, _COPIED // max(1, like.dtype.itemsize * math.prod(like.shape[1:])))
+        count = 0
+        for block in blocks:
+            for first in range(0, len(block), step):
+                some = block[first : first + step]
+                joined[count : count + len(some)] = some
+                count += len(some)
+                release_memory(block)
+                release_memory(joined)
+        return joined
+
+
+def _allocate(file: int, size: int) -> None:
+    """Reserve the space of a file; without it, a full disk would kill the process at its first access to a page."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+        return
+    zeros = bytes(min(size, _COPIED))
+    for written in range(0, size, len(zeros)):
+        os.write(file, zeros[: size - written])

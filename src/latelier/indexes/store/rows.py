@@ -1,0 +1,448 @@
+"""Documents and metadata columns.
+
+Each key gets a column of the table ``document``: ``f0``, ``f1``, ... up to 500 columns; the table ``field`` names them.
+As in SQL, the case of ASCII letters does not matter: ``lang`` and ``Lang`` are one field, and if a document has both,
+the field holds the first. ``id``, ``text`` and ``metadata`` are columns of every document, and ``true`` and ``false``
+are constants of SQL, so metadata keys of these names get no column.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, overload
+
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.results import Id, Record
+from latelier.indexes.store.checks import (
+    check_row,
+    column_checksums,
+    damaged,
+    decode_json,
+    has_checksums,
+    insert_columns,
+    insert_rows,
+    placeholders,
+    read_rows,
+    row_checksum,
+    spell,
+)
+from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
+from latelier.indexes.store.settings import SegmentRow, write_tombstones
+from latelier.indexes.values import INT64, as_key, dump_json, encode_json, plain_str
+
+__all__ = [
+    "RESERVED",
+    "ROWS",
+    "DocumentColumns",
+    "Field",
+    "SqlValue",
+    "StoredDocument",
+    "StoredMetadata",
+    "all_ids",
+    "all_numbers",
+    "document_checksum",
+    "encode_metadata",
+    "find_numbers",
+    "find_prefixed",
+    "find_records",
+    "fold_name",
+    "has_metadata",
+    "has_texts",
+    "ids_between",
+    "insert_documents",
+    "is_nameable",
+    "known_fields",
+    "make_fields",
+    "new_fields",
+    "remove_documents",
+    "write_rows",
+]
+
+SqlValue: TypeAlias = "int | float | str | None"
+
+RESERVED = ("id", "text", "metadata")
+_CONSTANTS = ("true", "false")  # SQLite reads these as constants in a subquery, even in quotes
+_MOST_FIELDS = 500
+# Of dicts and lists, the metadata itself included. Readers in other languages and frameworks stop somewhat deeper.
+_MOST_LEVELS = 100
+_COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
+_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+# All documents without metadata share this mapping: thousands of dicts would slow down the garbage collector.
+_NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
+
+
+class StoredMetadata(dict[str, Any]):
+    """The metadata of a document that is stored elsewhere, at any depth: older versions did not limit it."""
+
+
+class Field(NamedTuple):
+    """A metadata key that filters can name.
+
+    Attributes
+    ----------
+    folded
+        The key as SQL compares names, see `fold_name`.
+    spelling
+        The key as the first document spells it.
+    column
+        Its column in ``document``.
+    """
+
+    folded: str
+    spelling: str
+    column: str
+
+
+def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
+    """Return the exact JSON of a document's metadata, and one SQL value per key.
+
+    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the metadata is not a mapping of strings to JSON values, or is nested more than 100 levels deep and is no
+        `StoredMetadata`.
+
+    Examples
+    --------
+    >>> json, values = encode_metadata({"open": True, "tags": ["a"]}, "doc")
+    >>> json
+    '{"open":true,"tags":["a"]}'
+    >>> values
+    {'open': 1, 'tags': '["a"]'}
+    """
+    if metadata is None:
+        return "{}", _NO_FIELDS
+    if not isinstance(metadata, Mapping):
+        raise InvalidArgumentError(
+            f"document {id!r} came with {type(metadata).__name__} as its metadata; give a dict or None."
+        )
+    what = f"the metadata of document {id!r}"
+    plain = {as_key(key, what): value for key, value in metadata.items()}
+    levels = None if isinstance(metadata, StoredMetadata) else _MOST_LEVELS
+    return encode_json(plain, what, levels=levels), {key: _sql_value(value) for key, value in plain.items()}
+
+
+def fold_name(name: str) -> str:
+    """Return the form in which SQL compares names: ASCII letters in lower case, all others unchanged."""
+    return name.translate(_FOLD)
+
+
+def known_fields(connection: sqlite3.Connection) -> list[Field]:
+    """Return all fields in the order in which they were made.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If a row is damaged. An invalid column name is damage too, since it becomes part of SQL statements.
+    """
+    fields = [Field(*row) for row in read_rows(connection, "field", "ORDER BY rowid")]
+    for field in fields:
+        if not all(isinstance(part, str) for part in field) or not _COLUMN.fullmatch(field.column):
+            raise damaged(f"its field {field.spelling!r:.60} has no valid column")
+    return fields
+
+
+def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
+    """Add columns for keys without one, up to 500 in all."""
+    fields = known_fields(connection)
+    for number, key in enumerate(new_fields((field.spelling for field in fields), keys), len(fields)):
+        column = f"f{number}"
+        connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
+        insert_rows(connection, "field", [(fold_name(key), key, column)])
+
+
+def new_fields(known: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Return those of some keys that become fields beside the known ones, up to 500 in all.
+
+    Examples
+    --------
+    >>> new_fields(["lang"], ["Lang", "id", "year", "Year"])
+    ['year']
+    """
+    folded = {fold_name(key) for key in known}
+    found = []
+    for key in dict.fromkeys(keys):
+        name = fold_name(key)
+        if name not in folded and is_nameable(name) and len(folded) < _MOST_FIELDS:
+            folded.add(name)
+            found.append(key)
+    return found
+
+
+def is_nameable(folded: str) -> bool:
+    """Whether filters can name a key of the metadata, given as `fold_name` returns it."""
+    # A null character would end the statement.
+    return folded not in RESERVED and folded not in _CONSTANTS and "\0" not in folded
+
+
+def _sql_value(value: Any) -> SqlValue:
+    if isinstance(value, (list, dict)):
+        return dump_json(value)
+    if isinstance(value, int) and int(value) not in INT64:
+        return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
+    if isinstance(value, str):
+        return plain_str(value)
+    # int() and float() also convert booleans and numpy's subclasses to plain numbers.
+    return None if value is None else int(value) if isinstance(value, int) else float(value)
+
+
+_CHUNK = 500  # ids in one statement
+ROWS = 900  # written at a time, so that few texts are copied
+_ROW_BYTES = 300  # approximate size of one document's Python objects, without its text and metadata
+
+
+class StoredDocument(NamedTuple):
+    """What the catalog stores of one document.
+
+    Attributes
+    ----------
+    id, text
+        As the user gave them.
+    metadata
+        Exact JSON.
+    fields
+        The SQL value of each key of the metadata.
+    """
+
+    id: Id
+    text: str | None
+    metadata: str
+    fields: Mapping[str, SqlValue]
+
+
+class DocumentColumns(Sequence[StoredDocument]):
+    """What the catalog stores of some documents, as a list per attribute.
+
+    An object per document would be looked at in each pass of Python's garbage collector, which begins one for so many
+    new objects: a tenth of the time of building an index.
+
+    Parameters
+    ----------
+    ids, texts, metadata, fields
+        One of each per document, as in `StoredDocument`.
+    """
+
+    __slots__ = ("fields", "ids", "metadata", "texts")
+
+    def __init__(
+        self, ids: list[Id], texts: list[str | None], metadata: list[str], fields: list[Mapping[str, SqlValue]]
+    ) -> None:
+        self.ids, self.texts, self.metadata, self.fields = ids, texts, metadata, fields
+
+    @classmethod
+    def of(cls, documents: Sequence[StoredDocument]) -> DocumentColumns:
+        """Return documents as columns, unless they are."""
+        if isinstance(documents, cls):
+            return documents
+        columns = zip(*documents, strict=True) if documents else ((), (), (), ())
+        return cls(*map(list, columns))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[StoredDocument]:
+        return map(StoredDocument, self.ids, self.texts, self.metadata, self.fields)
+
+    @overload
+    def __getitem__(self, position: int) -> StoredDocument: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> DocumentColumns: ...
+
+    def __getitem__(self, position: int | slice) -> StoredDocument | DocumentColumns:
+        kind: Any = DocumentColumns if isinstance(position, slice) else StoredDocument
+        return kind(*(column[position] for column in self._columns))
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size in memory, in bytes."""
+        texts = sum(len(text) for text in self.texts if text is not None)
+        return _ROW_BYTES * len(self) + texts + 2 * sum(map(len, self.metadata))
+
+    @property
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.ids, self.texts, self.metadata, self.fields
+
+    def extend(self, more: DocumentColumns) -> None:
+        """Append more documents."""
+        for column, values in zip(self._columns, more._columns, strict=True):
+            column += values
+
+
+def has_texts(connection: sqlite3.Connection) -> bool:
+    """Whether a document has a text."""
+    return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE text IS NOT NULL)").fetchone()[0])
+
+
+def has_metadata(connection: sqlite3.Connection) -> bool:
+    """Whether a document has metadata."""
+    return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE metadata <> '{}')").fetchone()[0])
+
+
+def all_ids(connection: sqlite3.Connection) -> list[Id]:
+    """Return all ids in the order of insertion."""
+    return _check_ids(connection.execute("SELECT id FROM document ORDER BY number"))
+
+
+def all_numbers(connection: sqlite3.Connection) -> list[int]:
+    """Return the numbers of all documents, ascending."""
+    return [number for (number,) in connection.execute("SELECT number FROM document ORDER BY number")]
+
+
+def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[Id]:
+    """Return the ids of the documents with the numbers `first` to `last`."""
+    rows = connection.execute("SELECT id FROM document WHERE number BETWEEN ? AND ? ORDER BY number", (first, last))
+    return _check_ids(rows)
+
+
+def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
+    """Return the numbers of documents by id; ids that are not in the index are left out."""
+    found: dict[Id, int] = {}
+    if not connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0]:
+        return found  # looking for ids in an empty table takes as long as in others
+    for chunk in _chunks(ids):
+        statement = f"SELECT id, number FROM document WHERE id IN ({placeholders(len(chunk))})"
+        found.update(connection.execute(statement, chunk))
+    return found
+
+
+def find_prefixed(connection: sqlite3.Connection, prefix: str) -> dict[Id, int]:
+    """Return the numbers of documents by id, for the ids that are strings and begin with a prefix, ascending.
+
+    SQLite compares strings by their UTF-8 bytes, in the order of the code points, so these ids are a range of the
+    index on the column; integers come before all strings.
+    """
+    last = prefix.rstrip("\U0010ffff")
+    conditions, values = "id >= ?", [prefix]
+    if last:
+        following = ord(last[-1]) + 1
+        conditions += " AND id < ?"
+        values.append(last[:-1] + chr(0xE000 if following == 0xD800 else following))  # surrogates are no characters
+    rows = connection.execute(f"SELECT id, number FROM document WHERE {conditions} ORDER BY number", values)
+    return dict(rows.fetchall())
+
+
+def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, Record]:
+    """Return texts and metadata by id; ids that are not in the index are left out.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If a row is damaged.
+    """
+    found: dict[Id, Record] = {}
+    for chunk in _chunks(ids):
+        rows = connection.execute(
+            f"SELECT id, content.* FROM document JOIN content USING (number) WHERE id IN ({placeholders(len(chunk))})",
+            chunk,
+        )
+        for id, number, metadata, text, *checksum in rows:
+            check_row("content", (number, id, metadata, text), checksum)
+            fields = decode_json(metadata, f"metadata of {id!r:.60}")
+            if not isinstance(fields, dict) or not (text is None or isinstance(text, str)):
+                raise damaged(f"its document {id!r:.60} has values of a wrong type")
+            found[id] = Record(id, text, fields)
+    return found
+
+
+def insert_documents(
+    connection: sqlite3.Connection, numbers: Sequence[int], documents: Sequence[StoredDocument]
+) -> None:
+    """Insert documents under their numbers; new metadata keys get columns."""
+    given = DocumentColumns.of(documents)
+    make_fields(connection, (key for fields in given.fields for key in fields))
+    columns = {field.folded: field.column for field in known_fields(connection)}
+    for first in range(0, len(numbers), ROWS):
+        some = slice(first, first + ROWS)
+        parts: list[Sequence[Any]] = [part[some] for part in (numbers, given.ids, given.metadata, given.texts)]
+        if columns:
+            parts += zip(*(_field_values(fields, columns) for fields in given.fields[some]), strict=True)
+        write_rows(connection, list(columns.values()), parts)
+    if stored_tokenizer(connection) is not None:
+        insert_texts(connection, zip(numbers, given.texts, strict=True))
+
+
+def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
+    """Remove documents of one segment: write tombstones and delete their rows; return the segment's new row."""
+    row = write_tombstones(connection, row, numbers)
+    if stored_tokenizer(connection) is not None:
+        delete_texts(connection, numbers)
+    for table in ("document", "content"):
+        connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((number,) for number in numbers))
+    return row
+
+
+def write_rows(connection: sqlite3.Connection, fields: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
+    """Insert rows of ``document`` and ``content``.
+
+    Parameters
+    ----------
+    connection
+        In a transaction.
+    fields
+        Names of the columns of ``document`` that hold metadata keys.
+    columns
+        Numbers, ids, metadata as JSON, texts, and the values of each of `fields`.
+    """
+    numbers, ids, metadata, texts, *values = columns
+    own = _without_null(dict(zip(fields, values, strict=True)))
+    document = {"number": numbers, "id": ids, **own}
+    content = {"number": numbers, "metadata": metadata, **_without_null({"text": texts})}
+    if has_checksums(connection):
+        key = spell(numbers), spell(ids)  # the table `content` has no ids, but its checksums cover them
+        document["checksum"] = column_checksums("document", [*key, *map(_spell_field, own, own.values())])
+        content["checksum"] = column_checksums("content", [*key, spell(metadata), spell(texts)])
+    insert_columns(connection, "document", document)
+    insert_columns(connection, "content", content)
+
+
+def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
+    """Return the checksum of a row of ``document``: number, id, and the values of the field columns `columns`.
+
+    NULL columns are left out of the checksum, since they may have been added after the row was written.
+    """
+    values = [*row[:2]]
+    for column, value in zip(columns, row[2:], strict=True):
+        if value is not None:
+            values += (column, value)
+    return row_checksum("document", values)
+
+
+def _without_null(columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the columns that hold a value; the others get NULL by being left out, and binding a None takes long."""
+    return {name: values for name, values in columns.items() if values.count(None) < len(values)}
+
+
+def _spell_field(column: str, values: Sequence[Any]) -> list[str]:
+    """Return what `document_checksum` covers of a field column."""
+    [name], given = spell([column]), iter(spell(value for value in values if value is not None))
+    return ["" if value is None else name + next(given) for value in values]
+
+
+def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:
+    ids = [id for (id,) in rows]
+    if not {*map(type, ids)} <= {int, str}:
+        raise damaged("it has ids that are neither str nor int")
+    return ids
+
+
+def _field_values(fields: Mapping[str, SqlValue], columns: dict[str, str]) -> list[Any]:
+    if not fields:
+        return [None] * len(columns)
+    # Reversed, so that of keys that differ only in case the first one wins.
+    folded = {fold_name(key): value for key, value in reversed(list(fields.items()))}
+    return [folded.get(name) for name in columns]
+
+
+def _chunks(ids: Sequence[Id]) -> Iterator[list[Id]]:
+    source = iter(ids)
+    while chunk := list(islice(source, _CHUNK)):
+        yield chunk

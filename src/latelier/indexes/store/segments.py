@@ -1,0 +1,474 @@
+"""Segment, Part, stores of segments.
+
+A segment holds the numbers, ids and token offsets of its documents, so a search of an open segment does not need the
+catalog, whatever other processes commit meanwhile. It also holds the token arrays of the index, with one row per token:
+float vectors, or the codes of a quantised index.
+
+A segment is written into a folder with a temporary name; its files and the folder are synced, and the folder is renamed
+to its final name, so a folder with a final name is complete. It never changes again: memory-mapped files do not shrink
+(no SIGBUS), and a reader can use the files that it has open even after the segment is deleted.
+
+An index may come from an untrusted source. Only `FileStore` turns names in the catalog into paths: it accepts only
+names of the form that it generates itself, and follows no links.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from latelier.errors import CorruptedIndexError, StorageError
+from latelier.indexes.results import Id
+from latelier.indexes.store.connections import looking_into, sync_folder
+from latelier.indexes.store.files import Scratch, compare_checksum, file_damage, read_file, release_memory, write_file
+from latelier.indexes.store.settings import Files, SegmentRow
+from latelier.utils.ragged import lengths_to_offsets, rows_or_slice, split_by_rows
+
+__all__ = ["Arrays", "FileStore", "Layout", "MemoryStore", "Part", "Segment", "SegmentStore", "TokenArray"]
+
+Arrays: TypeAlias = "dict[str, np.ndarray]"
+
+# Names of the two arrays that describe the documents; all others are the token arrays of the index.
+_DOCUMENTS, _IDS = "documents", "ids"
+# Rows of the array "documents".
+_NUMBERS, _OFFSETS, _ID_OFFSETS = range(3)
+# Tokens of a block that `Part.blocks` yields.
+_BLOCK_TOKENS = 1 << 14
+
+_JSON = json.JSONEncoder(ensure_ascii=False)
+
+
+class TokenArray(NamedTuple):
+    """A token array of an index: its dtype, and the shape of its entry for one token."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+# Returns the token arrays of an index by name, for vectors of a given dim.
+Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Some documents in the order of insertion.
+
+    Parameters
+    ----------
+    arrays
+        The stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `numbers`, `offsets` and `id_offsets`;
+        ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
+    dim
+        Dimension of the token vectors.
+
+    Examples
+    --------
+    >>> arrays = {"vectors": np.zeros((3, 4))}
+    >>> segment = Segment.build([7, 9], ["a", 5], lengths=[2, 1], arrays=arrays)
+    >>> segment.numbers, segment.offsets, segment.ids([1, 0])
+    (array([7, 9]), array([0, 2, 3]), [5, 'a'])
+    """
+
+    arrays: Arrays
+    dim: int = 0
+
+    @classmethod
+    def build(
+        cls,
+        numbers: Sequence[int] | np.ndarray,
+        ids: Sequence[Id],
+        lengths: Sequence[int] | np.ndarray,
+        arrays: Arrays,
+    ) -> Segment:
+        """Return a segment of new documents.
+
+        Parameters
+        ----------
+        numbers
+            Number of each document in the catalog, ascending.
+        ids
+            Id of each document.
+        lengths
+            Number of tokens of each document.
+        arrays
+            The token arrays of the index.
+        """
+        encoded = [(str(id) if isinstance(id, int) else _JSON.encode(id)).encode() for id in ids]
+        sizes = list(map(len, encoded))
+        return cls({**_document_arrays(numbers, lengths, b"".join(encoded), sizes), **arrays})
+
+    @classmethod
+    def merge(cls, parts: Sequence[Part], scratch: Scratch | None = None) -> Segment:
+        """Return one segment with the documents of all parts (at least one), in order.
+
+        Parameters
+        ----------
+        parts
+            Documents of segments with the same token arrays.
+        scratch
+            Where the arrays are made; None: in memory.
+        """
+        scratch = scratch or Scratch()
+        numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
+        lengths = np.concatenate([part.lengths for part in parts])
+        sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
+        ids = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
+        names = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
+        arrays = _document_arrays(numbers, lengths, np.concatenate(ids).tobytes(), sizes)
+        for name in names:
+            rows = (block for part in parts for block in part.blocks(name))
+            arrays[name] = scratch.concatenate(rows, int(lengths.sum()), like=parts[0].segment.arrays[name])
+        return cls(arrays)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """``(n,)``: the number of each document in the catalog, ascending."""
+        return self.arrays[_DOCUMENTS][_NUMBERS, :-1]
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """``(n + 1,)``: document ``i`` has the tokens ``offsets[i]:offsets[i + 1]``."""
+        return self.arrays[_DOCUMENTS][_OFFSETS]
+
+    @cached_property
+    def id_offsets(self) -> np.ndarray:
+        """``(n + 1,)``: document ``i`` has the bytes ``id_offsets[i]:id_offsets[i + 1]`` of the array of ids."""
+        return self.arrays[_DOCUMENTS][_ID_OFFSETS]
+
+    @property
+    def token_names(self) -> list[str]:
+        """Names of the token arrays."""
+        return [name for name in self.arrays if name not in (_DOCUMENTS, _IDS)]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all documents."""
+        return int(self.offsets[-1])
+
+    def release(self) -> None:
+        """Give the memory of its mapped arrays back to the system; they are read again when they are needed."""
+        for array in self.arrays.values():
+            release_memory(array)
+
+    def living(self, removed: Sequence[int]) -> Part:
+        """Return the documents that are not removed, given the numbers of the removed ones."""
+        if not removed:
+            return Part(self, np.arange(len(self)))
+        is_removed = np.isin(self.numbers, np.array(removed, dtype="int64"), assume_unique=True)
+        return Part(self, np.flatnonzero(~is_removed))
+
+    def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
+        """Return the ids of the documents at `positions`.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the ids are damaged.
+        """
+        # Views of memory take less time to slice than arrays.
+        encoded, places = self.arrays[_IDS].data, np.asarray(positions, dtype="int64")
+        ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
+        array = b"[" + b",".join([encoded[first:last] for first, last in ranges]) + b"]"
+        try:
+            ids = json.loads(array.decode())
+            if b"\\" in array:
+                "".join(map(str, ids)).encode()  # fails for a lone surrogate, which an escape of JSON can express
+        except (ValueError, RecursionError):
+            ids = []
+        if len(ids) != len(places) or not {*map(type, ids)} <= {int, str}:
+            raise CorruptedIndexError("the ids of a segment are damaged; verify() names the file")
+        return list(ids)
+
+    def check(self, row: SegmentRow, layout: Layout) -> None:
+        """Raise an error unless the arrays fit together and fit the catalog.
+
+        Afterwards memory accesses that rely on them are safe: numbers and offsets ascend and stay inside the arrays,
+        each document has a token, and each token array has a row of the right shape for each token. The values in
+        these rows are not checked.
+
+        Parameters
+        ----------
+        row
+            The segment in the catalog.
+        layout
+            The token arrays of the index.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the arrays do not fit; the message says where.
+        """
+        arrays = self.arrays
+        expected: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+            _DOCUMENTS: (np.dtype("int64"), (3, row.documents + 1)),
+            _IDS: (np.dtype("uint8"), arrays[_IDS].shape[:1] if _IDS in arrays else ()),
+            **{name: (array.dtype, (row.tokens, *array.shape)) for name, array in layout(self.dim).items()},
+        }
+        if arrays.keys() != expected.keys():
+            raise CorruptedIndexError(f"it has the arrays {sorted(arrays)}, not {sorted(expected)}")
+        for name, (dtype, shape) in expected.items():
+            array = arrays[name]
+            if (array.dtype, array.shape) != (dtype, shape):
+                raise CorruptedIndexError(f"its {name} are {array.dtype} {array.shape}, not {dtype} {shape}")
+        numbers, offsets, id_offsets = self.numbers, self.offsets, self.id_offsets
+        # Neighbours are compared, as differences could overflow.
+        if (numbers[0], numbers[-1]) != (row.first, row.last) or (numbers[1:] <= numbers[:-1]).any():
+            raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
+        if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
+            raise CorruptedIndexError(f"the token offsets of its documents do not divide its {row.tokens} tokens")
+        if id_offsets[0] != 0 or id_offsets[-1] != len(arrays[_IDS]) or (id_offsets[1:] <= id_offsets[:-1]).any():
+            raise CorruptedIndexError("the offsets of its ids do not divide the bytes of its ids")
+
+    def __len__(self) -> int:
+        return self.arrays[_DOCUMENTS].shape[1] - 1
+
+
+class Part(NamedTuple):
+    """Some documents of one segment, by ascending position."""
+
+    segment: Segment
+    positions: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each document."""
+        return self.segment.offsets[self.positions + 1] - self.segment.offsets[self.positions]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all these documents."""
+        return self.segment.tokens if len(self.positions) == len(self.segment) else int(self.lengths.sum())
+
+    def rows(self, name: str) -> np.ndarray:
+        """Return the rows of a token array that belong to these documents; a view if they are contiguous."""
+        return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the same rows, in blocks of bounded size; the memory of mapped ones is given back after each."""
+        for first, last in split_by_rows(lengths_to_offsets(self.lengths), _BLOCK_TOKENS):
+            yield Part(self.segment, self.positions[first:last]).rows(name)
+            release_memory(self.segment.arrays[name])  # not that of the block, which may be a copy
+
+
+def _document_arrays(
+    numbers: Sequence[int] | np.ndarray,
+    lengths: Sequence[int] | np.ndarray,
+    ids: bytes,
+    id_sizes: Sequence[int] | np.ndarray,
+) -> Arrays:
+    """Return the two arrays that describe the documents of a segment."""
+    documents = np.empty((3, len(numbers) + 1), dtype="int64")
+    documents[_NUMBERS, :-1], documents[_NUMBERS, -1] = numbers, numbers[-1] + 1
+    documents[_OFFSETS] = lengths_to_offsets(lengths)
+    documents[_ID_OFFSETS] = lengths_to_offsets(id_sizes)
+    return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}
+
+
+# Names of folders and files; a folder that is still being written has a dot before its name.
+_NAME = re.compile(r"[0-9a-f]{16}")
+_FILE = re.compile(r"[a-z_]{1,40}\.npy")
+
+
+class MemoryStore:
+    """The segments and ANN data of an index in memory."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Arrays] = {}
+
+    def write(self, arrays: Arrays) -> tuple[str, Files]:
+        """Store new arrays; return their name, and an empty description of files."""
+        name = secrets.token_hex(8)
+        self._arrays[name] = arrays
+        return name, {}
+
+    def open(self, row: SegmentRow, dim: int) -> Segment:
+        """Return a segment.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the segment is missing.
+        """
+        if row.name not in self._arrays:  # a newer commit has merged it
+            raise CorruptedIndexError("it is missing")
+        return Segment(self._arrays[row.name], dim)
+
+    def open_arrays(self, name: str, files: Files) -> Arrays:
+        """Return the arrays with this name."""
+        return self._arrays[name]
+
+    def sizes(self, name: str, files: Files) -> dict[str, int]:
+        """Return the bytes of the arrays with this name."""
+        return {key: array.nbytes for key, array in self._arrays.get(name, {}).items()}
+
+    def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
+        """Yield nothing: there are no files."""
+        return iter(())
+
+    def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
+        """Do nothing: there are no files."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Drop segments; readers that have one open can still use its arrays."""
+        for name in names:
+            self._arrays.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Return the names of everything stored."""
+        return list(self._arrays)
+
+
+class FileStore:
+    """The segments and ANN data of an index on disk.
+
+    Parameters
+    ----------
+    folder
+        Holds one folder per segment; made with the first segment.
+    layout
+        The token arrays of the index.
+    """
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self.folder = folder
+        self._layout = layout
+
+    def write(self, arrays: Arrays) -> tuple[str, Files]:
+        """Write arrays into a new folder; return its name, and the description of its files for the catalog.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the folder of segments is a link.
+        StorageError
+            If the file system reports an error, such as a full disk; no file is left behind.
+        """
+        name = secrets.token_hex(8)
+        temporary = self.folder / f".{name}"
+        if self.folder.is_symlink():
+            raise CorruptedIndexError(f"{self.folder} is a link, but an index must hold its own files.")
+        try:
+            if not self.folder.is_dir():
+                self.folder.mkdir()
+                sync_folder(self.folder.parent)
+            temporary.mkdir()
+            files = {f"{key}.npy": write_file(temporary / f"{key}.npy", array) for key, array in arrays.items()}
+            sync_folder(temporary)
+            temporary.rename(self.folder / name)
+            sync_folder(self.folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise StorageError(
+                f"could not write a segment into {self.folder}: {error.strerror or error}. The index is unchanged; "
+                "free some space or choose another disk."
+            ) from error
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return name, files
+
+    def open(self, row: SegmentRow, dim: int) -> Segment:
+        """Open a segment, and check that its arrays fit together; kernels rely on this check, see `Segment.check`.
+
+        Raises
+        ------
+        CorruptedIndexError, StorageError
+            As for `open_arrays`, and if the arrays do not fit together.
+        """
+        arrays = self.open_arrays(row.name, row.files)
+        # "documents" is copied from the memory map, so that it cannot change with the file after it was checked.
+        segment = Segment({name: np.array(a) if name == "documents" else a for name, a in arrays.items()}, dim)
+        try:
+            segment.check(row, self._layout)
+        except CorruptedIndexError as error:
+            raise CorruptedIndexError(f"{self.folder / row.name} is damaged: {error}") from error
+        return segment
+
+    def open_arrays(self, name: str, files: Files) -> Arrays:
+        """Return the arrays in a folder, the larger ones memory-mapped.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If a file is missing, or differs from its description in size, shape or dtype.
+        StorageError
+            If the operating system cannot open it now, for example because too many files are open.
+        """
+        return {Path(file).stem: read_file(self._path(name, file), written) for file, written in files.items()}
+
+    def sizes(self, name: str, files: Files) -> dict[str, int]:
+        """Return the bytes of the arrays in a folder, as the catalog gives them; 0 where it is damaged."""
+        written = {file: row.get("bytes") if isinstance(row, dict) else 0 for file, row in files.items()}
+        return {Path(file).stem: size if type(size) is int and size > 0 else 0 for file, size in written.items()}
+
+    def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
+        """Read every byte in a folder; yield each damaged file and what is wrong with it."""
+        for file, written in files.items():
+            try:
+                reason = file_damage(self._path(name, file), written)
+            except CorruptedIndexError as error:
+                reason = str(error)
+            if reason is not None:
+                yield f"{self.folder.name}/{name}/{file}", reason
+
+    def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
+        """Compare open arrays with their checksums, before they are copied into another segment.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If an array does not match its checksum.
+        """
+        for file, written in files.items():
+            compare_checksum(arrays[Path(file).stem], self._path(name, file), written)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete segments that no reader will open any more; `compact` deletes later what cannot be deleted now."""
+        for name in names:
+            if _NAME.fullmatch(name.removeprefix(".")) and not self.folder.is_symlink():
+                shutil.rmtree(self.folder / name, ignore_errors=True)  # does not follow links
+
+    def names(self) -> list[str]:
+        """Return the names of all folders of segments, including the incomplete ones of killed writers.
+
+        Raises
+        ------
+        StorageError
+            If the system denies to look into the folder.
+        """
+        with looking_into(self.folder.parent):
+            if not self.folder.is_dir() or self.folder.is_symlink():
+                return []
+            return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removeprefix("."))]
+
+    def _path(self, name: str, file: str) -> Path:
+        """Return the path of a file, given the names of its folder and itself in the catalog.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If a name does not have the form that `write` generates, or the file or one of its folders is a link.
+        """
+        if not (isinstance(name, str) and _NAME.fullmatch(name) and _FILE.fullmatch(file)):
+            raise CorruptedIndexError(
+                f"the catalog of the index in {self.folder.parent} is damaged: it names the file {file!r:.60} of the "
+                f"segment {name!r:.60}, which no index has"
+            )
+        path = self.folder / name / file
+        with looking_into(self.folder.parent):
+            for link in (self.folder, path.parent, path):
+                if link.is_symlink():
+                    raise CorruptedIndexError(f"{link} is a link, but an index must hold its own files")
+        return path
+
+
+SegmentStore: TypeAlias = "MemoryStore | FileStore"

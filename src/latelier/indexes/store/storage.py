@@ -1,0 +1,489 @@
+"""`Storage`: the documents of one index, in a catalog and immutable segments: opening, reading, beginning a write.
+
+On disk, an index is a folder with ``catalog.sqlite`` (and SQLite's ``-wal`` and ``-shm`` files while it is open) and
+``segments/``. The catalog is the commit log: a segment belongs to the index as long as the catalog references it, so a
+writer that is killed leaves at most unreferenced files. Readers see the latest commit and never wait for a writer.
+SQLite's write-ahead log needs a local disk and does not work on network file systems.
+
+The storage does not know how an index encodes vectors: it handles token arrays, with one row per token.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
+from latelier.indexes.base import Parameters
+from latelier.indexes.filters.evaluation import matching_numbers, read_filter, selection_key
+from latelier.indexes.results import Id, Ranking, Record, VerifyReport
+from latelier.indexes.store import rows as document_rows
+from latelier.indexes.store import schema
+from latelier.indexes.store.checks import CATALOG
+from latelier.indexes.store.connections import (
+    Connection,
+    ConnectionPool,
+    FilePool,
+    MemoryPool,
+    check_index_folder,
+    make_catalog,
+    no_index,
+)
+from latelier.indexes.store.files import Scratch
+from latelier.indexes.store.keywords import (
+    KeywordStatistics,
+    check_config,
+    is_merged,
+    keyword_damage,
+    make_keywords,
+    rank_by_keywords,
+    read_statistics,
+    searched_words,
+    stored_tokenizer,
+    translate_damage,
+)
+from latelier.indexes.store.maintenance import Compaction, delete_garbage, verify
+from latelier.indexes.store.rows import known_fields
+from latelier.indexes.store.segments import Arrays, FileStore, Layout, MemoryStore, SegmentStore
+from latelier.indexes.store.settings import (
+    UserSettings,
+    count_documents,
+    find_setting,
+    read_ann_data,
+    read_segments,
+    read_setting,
+    read_stamp,
+)
+from latelier.indexes.store.snapshot import Snapshot, Views
+from latelier.indexes.store.transaction import Transaction
+from latelier.indexes.values import check_known
+
+__all__ = ["Storage", "StoredSizes", "stored_settings", "without_texts"]
+
+
+class StoredSizes(NamedTuple):
+    """Number of documents, removed ones included, and bytes of the segments' arrays and of the ANN data, by name."""
+
+    documents: int
+    arrays: Mapping[str, int]
+    ann_data: Mapping[str, int]
+
+
+class Storage:
+    """The documents of one index.
+
+    Parameters
+    ----------
+    path
+        The index's folder, made if it does not exist; ``None`` for memory.
+    configuration
+        Configuration of a new index, as JSON values; the attribute of this name is the stored one. ``"kind"`` names
+        the class of the index.
+    layout
+        The token arrays of the index.
+    tokenizer
+        Tokenizer of the keyword index of a new index; None makes one without a keyword index.
+    read_only
+        Never write; implied if the folder cannot be written.
+
+    Attributes
+    ----------
+    scratch
+        Where writes make large arrays: in memory, or for an index with a memory budget in temporary files.
+
+    Raises
+    ------
+    IndexFormatError
+        If the folder holds something else, another kind of index, or one of a newer version.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        configuration: Mapping[str, Any],
+        layout: Layout,
+        *,
+        tokenizer: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.path = path
+        self.scratch = Scratch()
+        self._pool: ConnectionPool
+        self._store: SegmentStore
+        if path is None:
+            self._pool, self._store = MemoryPool(), MemoryStore()
+            self.read_only = False
+        else:
+            self.read_only = read_only or _is_unwritable(path)
+            check_index_folder(path, create=not self.read_only)
+            if not self.read_only:
+                make_catalog(path / CATALOG)
+            self._pool = FilePool(path / CATALOG, read_only=self.read_only)
+            self._store = FileStore(path / "segments", layout)
+        self._views = Views(self._pool, self._store)
+        try:
+            self.configuration = self._configure(configuration, tokenizer)
+        except BaseException:
+            self._pool.close()
+            raise
+
+    # Reading: from the latest commit, or from the one that this thread holds.
+
+    def snapshot(self) -> Snapshot:
+        """Return the snapshot of the commit."""
+        with self._views.open() as view:
+            return view.snapshot
+
+    def held(self) -> AbstractContextManager[None]:
+        """Return a context in which all reads of this thread see one commit."""
+        return self._views.hold()
+
+    def select(
+        self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
+    ) -> tuple[Snapshot, np.ndarray]:
+        """Return the snapshot of the commit, and the numbers of its documents that meet a filter, ascending.
+
+        Parameters
+        ----------
+        filter, parameters
+            As the user gave them.
+        timeout
+            Maximum time for evaluating the filter, in seconds; ``None`` for no limit.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the filter is rejected or cannot be evaluated.
+        FilterTimeoutError
+            If it takes longer than `timeout`.
+        """
+        parsed, values = read_filter(filter, parameters)
+        key = selection_key(parsed, values)
+        with self._views.open() as (connection, snapshot):
+            if not snapshot.documents:
+                return snapshot, np.zeros(0, "int64")  # an empty index has no fields, so no filter could name one
+
+            def select() -> np.ndarray:
+                return snapshot.keep_living(matching_numbers(connection, parsed, values, timeout))
+
+            return snapshot, select() if key is None else snapshot.selections.find(key, select)
+
+    def rank_by_keywords(
+        self,
+        texts: Sequence[str],
+        k: int,
+        allowed: np.ndarray | None,
+        statistics: KeywordStatistics | None = None,
+    ) -> list[Ranking]:
+        """Return the best documents of each query by keywords.
+
+        Parameters
+        ----------
+        texts
+            The queries.
+        k
+            Maximum number of documents per query.
+        allowed
+            Numbers of the documents that may be found, ascending; None for all.
+        statistics
+            See `latelier.indexes.store.keywords.rank_by_keywords`.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If the keyword index is damaged.
+        LatelierError
+            If there is no keyword index, or, without `statistics`, no document has a text.
+        """
+        with self._views.open() as (connection, snapshot):
+            k = min(k, max(1, snapshot.documents))
+            if statistics is None and snapshot.documents and not document_rows.has_texts(connection):
+                raise without_texts()
+            rankings = [rank_by_keywords(connection, text, k, allowed, statistics) for text in texts]
+            numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
+            if len(snapshot.keep_living(numbers)) < len(numbers):
+                raise keyword_damage("it names documents that the index does not have")
+        return rankings
+
+    def keyword_statistics(self, texts: Sequence[str]) -> KeywordStatistics:
+        """Return what BM25 needs of this index, with the frequencies of the words of some queries.
+
+        Raises
+        ------
+        LatelierError
+            If there is no keyword index.
+        """
+
+        def read(connection: Connection) -> KeywordStatistics:
+            words = dict.fromkeys(word for text in texts for word in searched_words(connection, text))
+            with translate_damage():
+                check_config(connection)
+                return read_statistics(connection, words)
+
+        return self._views.ask(read)
+
+    def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
+        """Return the snapshot of the commit, and the numbers of documents in the order of `ids`.
+
+        Raises
+        ------
+        UnknownIdError
+            If an id is not in the index.
+        """
+        with self._views.open() as (connection, snapshot):
+            found = document_rows.find_numbers(connection, ids)
+        check_known(ids, found)
+        return snapshot, np.array([found[id] for id in ids], dtype="int64")
+
+    def records(self, ids: Sequence[Id]) -> list[Record]:
+        """Return texts and metadata, in the order of `ids`.
+
+        Raises
+        ------
+        UnknownIdError
+            If an id is not in the index.
+        """
+        found = self._views.ask(document_rows.find_records, ids)
+        check_known(ids, found)
+        return [found[id] for id in ids]
+
+    def contains(self, id: Id) -> bool:
+        """Whether there is a document with this id."""
+        return bool(self._views.ask(document_rows.find_numbers, [id]))
+
+    def ids(self) -> list[Id]:
+        """Return all ids in the order of insertion."""
+        return self._views.ask(document_rows.all_ids)
+
+    def ids_with_prefix(self, prefix: str) -> list[Id]:
+        """Return the ids that are strings and begin with a prefix, in the order of insertion."""
+        return list(self._views.ask(document_rows.find_prefixed, prefix))
+
+    def numbers(self, ids: Sequence[Id]) -> dict[Id, int]:
+        """Return the numbers of documents by id; ids that are not in the index are left out."""
+        return self._views.ask(document_rows.find_numbers, ids)
+
+    def numbered_ids(self, prefix: str | None = None) -> tuple[list[Id], list[int]]:
+        """Return ids and numbers in the order of insertion: of all documents, or of strings with a prefix."""
+        if prefix is not None:
+            found = self._views.ask(document_rows.find_prefixed, prefix)
+            return list(found), list(found.values())
+        return self._views.ask(lambda c: (document_rows.all_ids(c), document_rows.all_numbers(c)))
+
+    def setting(self, name: str) -> Any:
+        """Return one of the index's own settings; ``None`` if there is none of this name."""
+        found = self._views.ask(find_setting, name)
+        return None if found is None else found[0]
+
+    def stamp(self) -> Any:
+        """Return a value that differs between commits, which takes less time than reading a setting."""
+        return self._views.ask(read_stamp)
+
+    def count(self) -> int:
+        """Return the number of documents."""
+        return self._views.ask(count_documents)
+
+    def has_contents(self) -> tuple[bool, bool]:
+        """Return whether a document has a text, and whether one has metadata."""
+        return self._views.ask(document_rows.has_texts), self._views.ask(document_rows.has_metadata)
+
+    def tokenizer(self) -> str | None:
+        """Return the tokenizer of the keyword index; ``None`` if there is no keyword index."""
+        return self._views.ask(stored_tokenizer)
+
+    def dim(self) -> int | None:
+        """Return the dimension of the token vectors; ``None`` if there is no document."""
+        return self._views.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
+
+    def fields(self) -> list[str]:
+        """Return the keys of the metadata that filters can name, sorted."""
+        return sorted(field.spelling for field in self._views.ask(known_fields))
+
+    def sizes(self) -> StoredSizes:
+        """Return the sizes of what is stored, as the catalog gives them; opens no array."""
+
+        def read(connection: Connection) -> StoredSizes:
+            rows, ann_data = read_segments(connection), read_ann_data(connection)
+            arrays: Counter[str] = Counter()
+            for row in rows:
+                arrays.update(self._store.sizes(row.name, row.files))
+            of_ann_data = {} if ann_data is None else self._store.sizes(*ann_data)
+            return StoredSizes(sum(row.documents for row in rows), arrays, of_ann_data)
+
+        return self._views.ask(read)
+
+    def check_ann_data(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot has ANN data that matches its checksums."""
+        return snapshot.check_ann_data(self._store)
+
+    def check_segments(self, snapshot: Snapshot) -> None:
+        """Compare the segments of a snapshot with their checksums, except those that later commits have replaced.
+
+        The files of these may be deleted. Where another segment holds their documents, they were compared before.
+
+        Raises
+        ------
+        CorruptedIndexError
+            If one is damaged.
+        """
+        for state in snapshot.segments:
+            try:
+                self._store.compare_checksums(state.living.segment.arrays, state.row.name, state.row.files)
+            except CorruptedIndexError:
+                with self._pool.reading() as latest:
+                    if state.row.name in {row.name for row in read_segments(latest)}:
+                        raise
+
+    def verify(self) -> VerifyReport:
+        """Read all files and compare them with their checksums."""
+        return verify(self._pool, self._store)
+
+    # Writing: one call is one transaction.
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Begin a transaction, which commits at the end of the ``with`` block."""
+        self._check_not_held()
+        return Transaction.open(self._pool, self._store, self.scratch)
+
+    def compact(
+        self,
+        *,
+        max_tokens: int,
+        progress: Callable[[int], Any],
+        keywords: bool | None = None,
+        tokenizer: str | None = None,
+    ) -> list[str]:
+        """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
+
+        Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report. A
+        catalog of an older format is converted to the newest one.
+
+        Parameters
+        ----------
+        max_tokens
+            Maximum number of tokens of a merged segment.
+        progress
+            Called with the number of documents of each merged segment, and of each step of making a keyword index.
+        keywords, tokenizer
+            See `Transaction.compact_keywords`.
+
+        Returns
+        -------
+        list of str
+            One message per damaged segment.
+        """
+        with self.transaction() as transaction:
+            compaction = Compaction(self.snapshot(), self._store, max_tokens, self.scratch)
+            if not self._views.ask(schema.is_newest_format):
+                transaction.upgrade()
+            if keywords is not None or not self._views.ask(is_merged):
+                transaction.compact_keywords(keywords, tokenizer, progress)
+            for rows, merged in transaction.prepare(compaction.merged()):
+                transaction.replace(rows, merged)
+                progress(len(merged))
+        # If another writer holds the write lock for too long, the next compaction deletes the garbage.
+        with suppress(StorageError):
+            delete_garbage(self._pool, self._store)
+        return compaction.damages
+
+    def write_ann_data(self, arrays: Arrays | None) -> None:
+        """Replace the ANN data, in its own transaction; ``None`` deletes it.
+
+        The arrays may have been made from an older commit: they are not compared with the documents here.
+        """
+        with self.transaction() as transaction:
+            transaction.set_ann_data(arrays)
+
+    @property
+    def settings(self) -> UserSettings:
+        """The values that users store in the index; each assignment is a transaction."""
+        return UserSettings(self._views.ask, self._begin_setting)
+
+    def close(self) -> None:
+        """Close the connections and free the memory."""
+        self._pool.close()
+        self._views.close()
+
+    def _begin_setting(self) -> AbstractContextManager[Callable[[], Connection]]:
+        self._check_not_held()
+        return self._pool.writing()
+
+    def _check_not_held(self) -> None:
+        if self._views.held is not None:
+            raise InvalidArgumentError("cannot write within snapshot(); leave its with block first.")
+
+    def _configure(self, configuration: Mapping[str, Any], tokenizer: str | None) -> dict[str, Any]:
+        """Return the stored configuration; for a new index, write it first."""
+        where = str(self.path)
+        # Looked for before the catalog is read: another process may be making the index.
+        has_segments = self.read_only and bool(self._store.names())
+        stored = self._views.ask(schema.read_configuration, where)
+        if stored is None and has_segments:
+            raise _without_log(where)
+        if stored is None and self.read_only:
+            raise IndexFormatError(f"there is no index in {where}; create one without read_only=True.")
+        if stored is None:
+            with self._pool.writing() as begin:
+                # Another process may have written its configuration meanwhile.
+                stored = schema.read_configuration(begin(), where)
+                if stored is None:
+                    if self._store.names():
+                        raise _without_log(where)
+                    stored = schema.create(begin(), configuration)
+                    if tokenizer is not None:
+                        make_keywords(begin(), tokenizer)
+        if stored.get("kind") != configuration["kind"]:
+            raise IndexFormatError(
+                f"the index in {where} is of kind {stored.get('kind')!r}, not {configuration['kind']!r}; "
+                "indexes.open(path) opens both kinds."
+            )
+        return stored
+
+
+def _without_log(where: str) -> CorruptedIndexError:
+    return CorruptedIndexError(
+        f"the catalog of the index in {where} is empty, but there are segments: its file {CATALOG}-wal is missing, "
+        "which held what had not been written to the catalog yet. Copy the folder again with all of its files."
+    )
+
+
+def without_texts() -> LatelierError:
+    """Return the error for a search by keywords in an index of documents without texts."""
+    return LatelierError(
+        "no document of this index has a text, so keywords cannot find any; add documents with texts=, or search with "
+        "mode='vectors'."
+    )
+
+
+def stored_settings(path: Path) -> dict[str, Any]:
+    """Return the configuration of the index in a folder.
+
+    Raises
+    ------
+    IndexFormatError
+        If the folder holds no index.
+    CorruptedIndexError
+        If its catalog is empty, but there are segments.
+    """
+    check_index_folder(path, create=False)
+    has_segments = bool(FileStore(path / "segments", lambda dim: {}).names())
+    pool = FilePool(path / CATALOG, read_only=True)
+    try:
+        with pool.reading() as connection:
+            configuration = schema.read_configuration(connection, str(path))
+    finally:
+        pool.close()
+    if configuration is None:
+        raise _without_log(str(path)) if has_segments else no_index(path)
+    return configuration
+
+
+def _is_unwritable(path: Path) -> bool:
+    files = (path, path / CATALOG)
+    return any(file.exists() and not os.access(file, os.W_OK) for file in files)
