@@ -72,13 +72,7 @@ def is_array(value: object) -> TypeIs[Array]:
 
 
 def refuse_mask(value: Any, what: str) -> None:
-    """Raise an error for a masked array, or rows of one, that leave out numbers: `np.asarray` takes them in again.
-
-    Raises
-    ------
-    EmbeddingsError
-        Beginning with `what`.
-    """
+    """Raise an error for a masked array, or rows of one, that leave out numbers: `np.asarray` takes them in again."""
     if type(value) is np.ndarray or is_tensor(value):
         return
     rows = value if isinstance(value, (list, tuple)) else (value,)
@@ -119,12 +113,9 @@ def describe_matrix(matrix: Array) -> str:
 def as_tensor(array: Array) -> torch.Tensor:
     """Return a tensor that shares the array's memory where torch can.
 
-    Read-only arrays (memory maps) and arrays with negative strides are copied: torch supports neither.
-
-    Raises
-    ------
-    EmbeddingsError
-        If torch does not support the array's dtype: texts, objects, records, another byte order; or if it is masked.
+    Read-only arrays (memory maps) and arrays with negative strides are copied: torch supports neither. Raises
+    `EmbeddingsError` if torch does not support the array's dtype: texts, objects, records, another byte order; or if it
+    is masked.
     """
     import torch
 
@@ -151,20 +142,8 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 def as_matrices(matrices: Iterable[Any]) -> list[Any]:
     """Check that matrices can be packed together, and return them as a list.
 
-    Parameters
-    ----------
-    matrices
-        2-D arrays or tensors; nested lists of numbers become float32 arrays.
-
-    Returns
-    -------
-    list
-        The matrices, all of one kind (numpy or torch), dtype and dim.
-
-    Raises
-    ------
-    EmbeddingsError
-        If a matrix is not 2-D, or differs from the first; the message names it.
+    `matrices`: 2-D arrays or tensors; nested lists of numbers become float32 arrays. Returns: the matrices, all of one
+    kind (numpy or torch), dtype and dim.
 
     Examples
     --------
@@ -208,11 +187,6 @@ def _as_array(i: int, matrix: Any) -> Array:
 
 def as_booleans(mask: Any, name: str) -> Array:
     """Return a mask of any number type as booleans, numpy or torch as it was given.
-
-    Raises
-    ------
-    EmbeddingsError
-        If it holds texts or objects, or is no array.
 
     Examples
     --------
@@ -297,11 +271,6 @@ def checked_vectors(vectors: Any) -> Array:
 
     The memory is shared, unless a tensor is a view whose numbers are negated when they are read, such as the imaginary
     part of a conjugate: kernels would read them without the sign.
-
-    Raises
-    ------
-    EmbeddingsError
-        If they are not a dense 2-D array or tensor of a supported dtype, or have dimension 0.
     """
     if not is_array(vectors) or vectors.ndim != 2:
         shape = getattr(vectors, "shape", None)
@@ -322,10 +291,7 @@ def checked_vectors(vectors: Any) -> Array:
 def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
     """Return a read-only int64 copy of offsets.
 
-    Raises
-    ------
-    EmbeddingsError
-        Unless they are non-decreasing integers from 0 to the number of tokens.
+    Raises `EmbeddingsError` unless they are non-decreasing integers from 0 to the number of tokens.
     """
     refuse_mask(offsets, "the offsets")
     # Copied before they are checked, so that no other thread can change them in between.
@@ -359,10 +325,8 @@ def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
 def checked_scales(scales: Any, vectors: Array) -> Array | None:
     """Return the scales of int8 vectors as float32, of the same kind and on the same device as the vectors.
 
-    Raises
-    ------
-    EmbeddingsError
-        If int8 vectors do not have one floating scale each, or vectors of another dtype have scales.
+    Raises `EmbeddingsError` if int8 vectors do not have one floating scale each, or vectors of another dtype have
+    scales.
     """
     if (scales is None) == (dtype_name(vectors) == "int8"):
         raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")

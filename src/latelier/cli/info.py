@@ -48,12 +48,7 @@ def info(
 def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     """Return what an index holds, by name, as JSON values.
 
-    Parameters
-    ----------
-    index
-        The index.
-    location
-        Its folder or collection, as the user spells it.
+    `location`: its folder or collection, as the user spells it.
     """
     from latelier.cli.output import printable
     from latelier.errors import IndexFormatError

@@ -54,14 +54,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):(//)?")
 class QdrantLocation:
     """A collection of Qdrant: in a folder of its local mode, or on a server.
 
-    Parameters
-    ----------
-    folder
-        The folder; None for a server.
-    url
-        The URL of the server; None for a folder.
-    collection
-        Name of the collection.
+    `folder`: the folder; None for a server. `url`: the URL of the server; None for a folder.
     """
 
     folder: Path | None
@@ -78,10 +71,7 @@ class QdrantLocation:
     def open(self, **options: Any) -> Qdrant:
         """Open the collection, which need not exist yet; a server gets the key in ``QDRANT_API_KEY``.
 
-        Parameters
-        ----------
-        **options
-            Those of a new collection; see `latelier.indexes.Qdrant`, also about errors.
+        `**options`: those of a new collection; see `latelier.indexes.Qdrant`, also about errors.
         """
         from latelier import indexes
 
@@ -112,25 +102,9 @@ class QdrantLocation:
 def parse_location(text: str) -> Path | QdrantLocation:
     """Return the folder or the collection that a text names.
 
-    Parameters
-    ----------
-    text
-        A folder, ``qdrant:FOLDER``, ``qdrant:FOLDER#COLLECTION`` (by default the collection is ``latelier``),
-        ``qdrant+http://HOST:PORT/COLLECTION`` or ``qdrant+https://HOST:PORT/COLLECTION``; without a port, 6333.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it begins with another scheme, names no collection on a server, or holds a password.
-
-    Examples
-    --------
-    >>> parse_location("qdrant+http://localhost:6333/papers")
-    QdrantLocation(folder=None, url='http://localhost:6333', collection='papers')
-    >>> parse_location("qdrant:fruit#papers").collection
-    'papers'
-    >>> parse_location("fruit").name
-    'fruit'
+    `text`: a folder, ``qdrant:FOLDER``, ``qdrant:FOLDER#COLLECTION`` (by default the collection is ``latelier``),
+    ``qdrant+http://HOST:PORT/COLLECTION`` or ``qdrant+https://HOST:PORT/COLLECTION``; without a port, 6333. Raises
+    `InvalidArgumentError` if it begins with another scheme, names no collection on a server, or holds a password.
     """
     match = _SCHEME.match(text)
     scheme, slashes = match.groups() if match else ("", None)
@@ -147,13 +121,7 @@ def parse_location(text: str) -> Path | QdrantLocation:
 
 
 def parse_folder(text: str) -> Path:
-    """Return the folder that a text names, for a command that takes no collection.
-
-    Raises
-    ------
-    typer.BadParameter
-        If it names a collection of Qdrant, or nothing that `parse_location` knows.
-    """
+    """Return the folder that a text names, for a command that takes no collection."""
     try:
         location = parse_location(text)
     except InvalidArgumentError as error:
@@ -171,21 +139,9 @@ def open_index(
 ) -> Index:
     """Open an existing index.
 
-    Parameters
-    ----------
-    location
-        Where it is, as the user types it or parsed; see `parse_location`.
-    read_only
-        Open a folder for reading only; Qdrant has no such mode.
-    max_memory
-        Memory budget of an index in a folder.
-
-    Raises
-    ------
-    IndexFormatError
-        If there is no index.
-    InvalidArgumentError
-        If a collection of Qdrant is given a memory budget.
+    `location`: where it is, as the user types it or parsed; see `parse_location`. `read_only`: open a folder for
+    reading only; Qdrant has no such mode. `max_memory`: memory budget of an index in a folder. Raises
+    `IndexFormatError` if there is no index.
     """
     from latelier import indexes
 
@@ -229,21 +185,9 @@ def holds_files(folder: Path) -> bool:
 def discarded_if_empty(folder: Path, open_or_make: Callable[[], Retriever], source: str) -> Iterator[Retriever]:
     """Open or make an index for a ``with`` block; remove it if the call made it and it is empty at the end.
 
-    An empty index would be of the kind of the first, failed attempt, whatever the next one asks for.
-
-    Parameters
-    ----------
-    folder
-        The folder of the index.
-    open_or_make
-        Opens the index in the folder, or makes one if the folder is empty or missing.
-    source
-        Where the documents come from, for the message.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the block ends without an error, but no document is in the new index.
+    An empty index would be of the kind of the first, failed attempt, whatever the next one asks for. `open_or_make`:
+    opens the index in the folder, or makes one if the folder is empty or missing; `source`: where the documents come
+    from, for the message.
     """
     from latelier.errors import InvalidArgumentError
 
@@ -271,12 +215,7 @@ def discarded_if_empty(folder: Path, open_or_make: Callable[[], Retriever], sour
 def discarded_if_failed(folder: Path, open_or_make: Callable[[], Index]) -> Iterator[Index]:
     """Open or make an index for a ``with`` block; remove it if the call made it, and an error leaves it empty.
 
-    Parameters
-    ----------
-    folder
-        The folder of the index.
-    open_or_make
-        Opens the index in the folder, or makes one if the folder is empty or missing.
+    `open_or_make`: opens the index in the folder, or makes one if the folder is empty or missing.
     """
     was_folder, is_new = folder.is_dir(), not holds_files(folder)
     is_unused = is_new
@@ -365,21 +304,11 @@ def open_target(
 ) -> Iterator[Index]:
     """Open an index, or make a new one, for a ``with`` block; a new one that gets no document is removed if it fails.
 
-    Parameters
-    ----------
-    text
-        Its folder, or its collection of Qdrant; see `latelier.cli.locations.parse_location`.
-    kind, nbits, shards
-        As the user gives them: the kind of the index, or of its shards, the bits per number, and the number of shards.
-        An existing index must have them; a new one gets what is not given from the source, but is not sharded. A
-        collection of Qdrant takes none of them.
-    like
-        The source: an index, or the manifest of an export.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the index in the folder is another one.
+    `text`: its folder, or its collection of Qdrant; see `latelier.cli.locations.parse_location`. `kind`, `nbits`,
+    `shards`: as the user gives them: the kind of the index, or of its shards, the bits per number, and the number of
+    shards. An existing index must have them; a new one gets what is not given from the source, but is not sharded. A
+    collection of Qdrant takes none of them. `like`: the source: an index, or the manifest of an export. Raises
+    `InvalidArgumentError` if the index in the folder is another one.
     """
     place = parse_location(text)
     if isinstance(place, QdrantLocation):
@@ -454,21 +383,7 @@ def _spelled(value: Any) -> Any:
 def named_locations(arguments: Iterable[str]) -> dict[str, Path | QdrantLocation]:
     """Return where some indexes are, by name.
 
-    Parameters
-    ----------
-    arguments
-        Each ``INDEX``, whose name is that of the folder or of the collection of Qdrant, or ``NAME=INDEX``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If two have the same name.
-
-    Examples
-    --------
-    >>> found = named_locations(["papers", "old=2024/papers", "qdrant:lib#notes"])
-    >>> list(found), found["notes"].collection
-    (['papers', 'old', 'notes'], 'notes')
+    `arguments`: each ``INDEX``, whose name is that of the folder or of the collection of Qdrant, or ``NAME=INDEX``.
     """
     locations: dict[str, Path | QdrantLocation] = {}
     for argument in arguments:
@@ -492,21 +407,8 @@ def open_named(
 ) -> dict[str, Retriever]:
     """Open indexes, first all of them and then their models, which takes much longer.
 
-    Parameters
-    ----------
-    locations
-        Where the indexes are, by name.
-    stack
-        Closes them.
-    read_only, max_memory
-        As of `latelier.cli.locations.open_index`, also about errors.
-    **options
-        ``model``, ``device`` and ``backend``, as of `latelier.retrieve.Retriever.open`.
-
-    Returns
-    -------
-    dict
-        Retrievers by name.
+    `read_only`, `max_memory`: as of `latelier.cli.locations.open_index`, also about errors; `**options`: ``model``,
+    ``device`` and ``backend``, as of `latelier.retrieve.Retriever.open`; returns: retrievers by name.
     """
     from latelier.retrieve import Retriever
 
@@ -529,19 +431,9 @@ def _named(argument: str) -> tuple[str, str]:
 def open_retriever(location: str, *, max_memory: str | None = None, **options: Any) -> Retriever:
     """Open an index for reading, with the model that filled it, or with the one that the user names.
 
-    Parameters
-    ----------
-    location
-        The index, as the user types it; see `latelier.cli.locations.parse_location`.
-    max_memory
-        Memory budget of an index in a folder.
-    **options
-        ``model``, ``device`` and ``backend``, as of `latelier.retrieve.Retriever.open`.
-
-    Raises
-    ------
-    LatelierError
-        As `Retriever.open` does; if there is no such collection; if one is given a memory budget.
+    `location`: the index, as the user types it; see `latelier.cli.locations.parse_location`. `**options`: ``model``,
+    ``device`` and ``backend``, as of `latelier.retrieve.Retriever.open`. Raises `LatelierError`: as `Retriever.open`
+    does; if there is no such collection; if one is given a memory budget.
     """
     from latelier.retrieve import Retriever
 

@@ -135,15 +135,7 @@ _MODES = {
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether a parameter is on the command line; a default or a variable of the environment is not.
-
-    Parameters
-    ----------
-    context
-        The call of the command.
-    name
-        Name of its parameter.
-    """
+    """Whether a parameter is on the command line; a default or a variable of the environment is not."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -151,19 +143,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> None:
     """Raise an error if one of some options is on the command line; defaults and variables are not checked.
 
-    Parameters
-    ----------
-    context
-        The call of the command.
-    names
-        Names of its parameters.
-    cure
-        The rest of the message after the name of the option, such as "has no effect without --http".
-
-    Raises
-    ------
-    typer.BadParameter
-        If one of them is on the command line.
+    `cure`: the rest of the message after the name of the option, such as "has no effect without --http".
     """
     spelled = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in names:
@@ -172,40 +152,14 @@ def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> No
 
 
 def refuse_unused_in_mode(context: typer.Context, mode: str) -> None:
-    """Raise an error if the mode of a search does not use an option that is on the command line.
-
-    Parameters
-    ----------
-    context
-        The call of a command that searches.
-    mode
-        The mode of the search.
-
-    Raises
-    ------
-    typer.BadParameter
-        If there is such an option.
-    """
+    """Raise an error if the mode of a search does not use an option that is on the command line."""
     for name, modes in _MODES.items():
         if name in context.params and mode not in modes:
             refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")
 
 
 def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
-    """Raise an error if ``--split`` is on the command line and the qrels are those of a file, which has no splits.
-
-    Parameters
-    ----------
-    context
-        The call of a command that reads qrels.
-    qrels
-        A file, or a folder in BEIR's layout.
-
-    Raises
-    ------
-    typer.BadParameter
-        If they are a file.
-    """
+    """Raise an error if ``--split`` is on the command line and the qrels are those of a file, which has no splits."""
     if qrels.exists() and not qrels.is_dir():
         refuse_unused(context, ("split",), f"has no effect on {qrels}, which is a file, not a folder with splits")
 
@@ -213,15 +167,7 @@ def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
 def filter_values(typed: Iterable[str] | None) -> list[int | float | str]:
     r"""Return the values that texts spell: numbers, texts in double quotes as in JSON, and any other text as it is.
 
-    Parameters
-    ----------
-    typed
-        The texts; None if there are none.
-
-    Returns
-    -------
-    list
-        Values for the ``?`` of a filter, in order.
+    `typed`: the texts; None if there are none. Returns: values for the ``?`` of a filter, in order.
 
     Examples
     --------
@@ -247,13 +193,6 @@ def _value(text: str) -> int | float | str:
 def document_id(index: Index, text: str) -> Id:
     """Return the id that a text spells: an integer if the index has it, else the text.
 
-    Parameters
-    ----------
-    index
-        The index with the document, or with its passages.
-    text
-        The text.
-
     Examples
     --------
     >>> import numpy as np
@@ -274,14 +213,8 @@ def given_secret(option: str | None, variable: str) -> str | None:
     """Return a secret as the user gives it, which may be empty.
 
     Typer takes an empty variable for a missing one. It is empty if the command that makes the secret has failed, and a
-    server without a secret is not what was asked for.
-
-    Parameters
-    ----------
-    option
-        The value of the option; None if it is neither on the command line nor in the environment.
-    variable
-        Name of its environment variable.
+    server without a secret is not what was asked for. `option`: the value of the option; None if it is neither on the
+    command line nor in the environment.
 
     Examples
     --------

@@ -67,12 +67,7 @@ def print_transfer(report: TransferReport, as_json: bool) -> None:
 def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:
     """Return a table of results: rank, score, id and the beginning of the text.
 
-    Parameters
-    ----------
-    results
-        Best first.
-    explanations
-        Document id to explanation; each is printed below the line of its result.
+    `results`: best first. `explanations`: document id to explanation; each is printed below the line of its result.
     """
     results = list(results)
     ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in results]
@@ -169,13 +164,7 @@ def messages(debug: bool) -> Iterator[None]:
 
 
 def exit_now(status: int) -> NoReturn:
-    """End the process without waiting for its threads.
-
-    Parameters
-    ----------
-    status
-        The exit status.
-    """
+    """End the process without waiting for its threads."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()

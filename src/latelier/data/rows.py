@@ -53,25 +53,8 @@ def read_row(
 ) -> list[Example]:
     """Read a row in any of the formats.
 
-    Parameters
-    ----------
-    row
-        The row.
-    where
-        Its name in error messages, such as a file and a line.
-    queries, documents
-        Id to text, for rows that hold ids.
-
-    Returns
-    -------
-    list of Example
-        One example for each positive; with scores, one example with all documents.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the row has none of the formats, some of its scores are missing, the name of a field is nearly that of a
-        field that would be read, two fields exclude each other, or there is no text for an id.
+    `where`: its name in error messages, such as a file and a line. Returns: one example for each positive; with scores,
+    one example with all documents.
 
     Examples
     --------
@@ -110,22 +93,10 @@ def read_row(
 def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
     """Return id to text.
 
-    Parameters
-    ----------
-    rows
-        Pairs of a row's name in messages and the row: a dict, or an ``(id, text)`` item of a dict.
-    kind
-        ``"query"`` or ``"document"``: the prefix of the field with the id, and another name of the field ``text``.
-
-    Returns
-    -------
-    dict
-        Id to text; a title is put before the text.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a row has no id or no text, or has the id of another row with another text.
+    `rows`: pairs of a row's name in messages and the row: a dict, or an ``(id, text)`` item of a dict. `kind`:
+    ``"query"`` or ``"document"``: the prefix of the field with the id, and another name of the field ``text``. Returns:
+    id to text; a title is put before the text. Raises `InvalidArgumentError` if a row has no id or no text, or has the
+    id of another row with another text.
     """
     texts: dict[Any, str] = {}
     for where, row in rows:

@@ -162,14 +162,7 @@ def _imported_definitions(module: str) -> Iterator[Definition]:
 
 
 def source_definitions(tree: ast.Module) -> Iterator[Definition]:
-    r"""Yield a parsed module and its public classes, functions, methods and properties with a docstring, in order.
-
-    Examples
-    --------
-    >>> source = 'class A:\n  def f(self, x=1):\n    "Do f."'
-    >>> list(source_definitions(ast.parse(source)))
-    [Definition(name='A.f', kind='method', doc='Do f.')]
-    """
+    """Yield a parsed module and its public classes, functions, methods and properties with a docstring, in order."""
     doc = ast.get_docstring(tree)
     if doc:
         yield Definition("", "module", doc)
@@ -237,14 +230,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def builtin_definitions(module: ModuleType) -> Iterator[Definition]:
-    """Yield an imported module and its public classes, functions and methods written in C, by name.
-
-    Examples
-    --------
-    >>> import math
-    >>> next(d for d in builtin_definitions(math) if d.name == "gcd")
-    Definition(name='gcd', kind='function', doc='Greatest Common Divisor.')
-    """
+    """Yield an imported module and its public classes, functions and methods written in C, by name."""
     if module.__doc__:
         yield Definition("", "module", inspect.cleandoc(module.__doc__))
     for name, value in sorted(vars(module).items()):

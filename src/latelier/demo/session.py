@@ -48,21 +48,8 @@ def demo_folder() -> Path:
 def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, show_progress: bool = False) -> None:
     """Make the index in a temporary folder beside ``folder`` and rename it when it is complete.
 
-    Parameters
-    ----------
-    folder
-        Where the index will be.
-    documents
-        The docstrings of the standard library.
-    device
-        Where the model runs; None takes the best available device.
-    show_progress
-        Show a progress bar on standard error.
-
-    Raises
-    ------
-    StorageError
-        If the cache folder cannot be written.
+    `device`: where the model runs; None takes the best available device. `show_progress`: show a progress bar on
+    standard error. Raises `StorageError` if the cache folder cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -87,24 +74,11 @@ def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, 
 class Session:
     """The demo's model and index; makes the index if it does not exist, and records the time of each phase.
 
-    With the extra ``onnx`` it also exports the encoder, with which later sessions answer without torch.
-
-    Parameters
-    ----------
-    device
-        Where the model runs; None takes the best available device to index, and the CPU with an exported encoder.
-    on_first_run
-        Called with the number of documents and the folder before the index is made.
-    show_progress
-        Show a progress bar on standard error while the index is made.
-
-    Attributes
-    ----------
-    folder
-        The folder of the index.
-    seconds
-        Phase to seconds: ``"loading the model"``, ``"answering"``, and on the first run ``"reading docstrings"``,
-        ``"indexing"`` and, with the extra ``onnx``, ``"exporting the encoder"``.
+    With the extra ``onnx`` it also exports the encoder, with which later sessions answer without torch. `device`: where
+    the model runs; None takes the best available device to index, and the CPU with an exported encoder. `on_first_run`:
+    called with the number of documents and the folder before the index is made. `show_progress`: show a progress bar on
+    standard error while the index is made. `seconds`: phase to seconds: ``"loading the model"``, ``"answering"``, and
+    on the first run ``"reading docstrings"``, ``"indexing"`` and, with the extra ``onnx``, ``"exporting the encoder"``.
     """
 
     def __init__(

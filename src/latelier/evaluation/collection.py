@@ -155,13 +155,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """Return the file with the qrels of a split of a BEIR folder.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is none; the message lists the splits that there are.
-    """
+    """Return the file with the qrels of a split of a BEIR folder."""
     if not isinstance(split, str):
         raise InvalidArgumentError(f"received {describe(split)} as split; expected a name such as 'test'.")
     for candidate in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):

@@ -47,37 +47,10 @@ def randomization_test(differences: Sequence[float] | np.ndarray, trials: int = 
     If all ``2 ** n`` combinations of the signs of the `n` differences that are not zero are at most `trials`, it counts
     in all of them instead, and p is exact.
 
-    Parameters
-    ----------
-    differences
-        One number for each query, ``(queries,)``.
-    trials
-        Number of random combinations of signs.
-    seed
-        Seed of the signs: the same differences, trials and seed give the same p-value.
-
-    Returns
-    -------
-    float
-        The p-value; 1.0 if all differences are zero.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there are no differences, one is not finite, or `trials` or `seed` is out of range.
-
-    References
-    ----------
     M. D. Smucker, J. Allan, B. Carterette: A Comparison of Statistical Significance Tests for Information Retrieval
     Evaluation. CIKM 2007. Counting the observed combination as a trial (the two ``+ 1``) is due to B. Phipson,
-    G. K. Smyth: Permutation P-values Should Never Be Zero. 2010.
-
-    Examples
-    --------
-    >>> randomization_test([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])  # 2 of 64
-    0.03125
-    >>> round(randomization_test([0.5, -0.25] * 20), 2)
-    0.06
+    G. K. Smyth: Permutation P-values Should Never Be Zero. 2010. `differences`: one number for each query,
+    ``(queries,)``; `seed`: seed of the signs: the same differences, trials and seed give the same p-value.
     """
     values = _checked(differences)
     check_count("trials", trials)
@@ -97,24 +70,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     With ``p[1] <= ... <= p[m]`` the corrected value of ``p[i]`` is ``max over j <= i of min(1, (m - j + 1) * p[j])``.
     Rejecting those up to 0.05 keeps the probability of one or more false rejections among all tests below 0.05.
 
-    Parameters
-    ----------
-    p_values
-        One p-value for each test.
-
-    Returns
-    -------
-    list of float
-        The corrected values, in the order given.
-
-    References
-    ----------
     S. Holm: A Simple Sequentially Rejective Multiple Test Procedure. Scandinavian Journal of Statistics 6, 1979.
-
-    Examples
-    --------
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    `p_values`: one p-value for each test; returns: the corrected values, in the order given.
     """
     corrected = [0.0] * len(p_values)
     largest = 0.0
@@ -127,30 +84,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def paired_effect_size(differences: Sequence[float] | np.ndarray) -> float:
     """Return Cohen's d of paired values, ``mean(d) / sd(d)`` with ``n - 1`` in the standard deviation.
 
-    Parameters
-    ----------
-    differences
-        One number for each query, ``(queries,)``, at least two.
-
-    Returns
-    -------
-    float
-        0.0 if all differences are zero; infinite if they are all equal and not zero.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there are fewer than two differences, or one is not finite.
-
-    References
-    ----------
     J. Cohen: Statistical Power Analysis for the Behavioral Sciences, 1988 (there d' for paired observations, elsewhere
-    d_z). About 0.2 is called small, 0.5 medium and 0.8 large.
-
-    Examples
-    --------
-    >>> paired_effect_size([1.0, 2.0, 3.0])
-    2.0
+    d_z). About 0.2 is called small, 0.5 medium and 0.8 large. `differences`: one number for each query, ``(queries,)``,
+    at least two. Returns: 0.0 if all differences are zero; infinite if they are all equal and not zero.
     """
     values = _checked(differences)
     if len(values) < 2:
@@ -168,34 +104,10 @@ def bootstrap_interval(
 
     A resample has as many queries as were given, drawn with replacement.
 
-    Parameters
-    ----------
-    differences
-        One number for each query, ``(queries,)``.
-    confidence
-        Probability that the interval aims to cover the mean with, between 0 and 1.
-    seed
-        Seed of the resamples.
-
-    Returns
-    -------
-    tuple of float
-        Lower and upper end.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there are no differences, one is not finite, or another argument is out of range.
-
-    References
-    ----------
-    B. Efron, R. J. Tibshirani: An Introduction to the Bootstrap, 1993, section 13.3.
-
-    Examples
-    --------
-    >>> low, high = bootstrap_interval([0.0, 1.0] * 50)
-    >>> round(low, 1), round(high, 1)
-    (0.4, 0.6)
+    B. Efron, R. J. Tibshirani: An Introduction to the Bootstrap, 1993, section 13.3. `differences`: one number for each
+    query, ``(queries,)``; `confidence`: probability that the interval aims to cover the mean with, between 0 and 1;
+    returns: lower and upper end; raises `InvalidArgumentError` if there are no differences, one is not finite, or
+    another argument is out of range.
     """
     values = _checked(differences)
     if not 0.0 < confidence < 1.0:

@@ -31,15 +31,7 @@ _CHUNK = 2048
 def temporary_index(make: MakeIndex) -> Iterator[Index]:
     """Yield a new index in a temporary folder, which is removed afterwards.
 
-    Parameters
-    ----------
-    make
-        Makes the index in a folder: `Flat`, `IVF`, ``functools.partial(IVF, nbits=4)``, ...
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not callable, or returns something else than an index.
+    `make`: makes the index in a folder: `Flat`, `IVF`, ``functools.partial(IVF, nbits=4)``, .
     """
     if not callable(make):
         raise InvalidArgumentError(
@@ -57,14 +49,7 @@ def temporary_index(make: MakeIndex) -> Iterator[Index]:
 def fill_index(index: Index, documents: Iterable[tuple[str, str]], encode: Callable[[list[str]], Any]) -> None:
     """Encode texts and add them to an index, 2,048 at a time.
 
-    Parameters
-    ----------
-    index
-        The index.
-    documents
-        Ids and texts.
-    encode
-        Returns one ``(tokens, dim)`` matrix per text.
+    `encode`: returns one ``(tokens, dim)`` matrix per text.
     """
     remaining = iter(documents)
     while chunk := list(islice(remaining, _CHUNK)):
@@ -80,23 +65,8 @@ def search_index(
 ) -> dict[str, dict[str, float]]:
     """Return the run of queries.
 
-    Parameters
-    ----------
-    index
-        The index.
-    queries
-        Query id to text.
-    encode
-        Returns one ``(tokens, dim)`` matrix per text.
-    k
-        Documents per query.
-    options
-        Further arguments of the index's `search`.
-
-    Returns
-    -------
-    dict
-        Query id to document id to score.
+    `queries`: query id to text; `encode`: returns one ``(tokens, dim)`` matrix per text; `k`: documents per query;
+    `options`: further arguments of the index's `search`; returns: query id to document id to score.
     """
     if not queries:
         return {}
@@ -106,13 +76,6 @@ def search_index(
 
 def describe_index(make: MakeIndex, options: Mapping[str, Any]) -> dict[str, str | float]:
     """Return what makes an index and the options of its search as JSON values, for reports.
-
-    Parameters
-    ----------
-    make
-        Makes the index.
-    options
-        Arguments of the index's `search`.
 
     Examples
     --------
@@ -241,24 +204,9 @@ class RetrievalEvaluator(BaseEvaluator):
     ) -> dict[str, float]:
         """Measure a model.
 
-        Parameters
-        ----------
-        model
-            A `ColBERT`, or another multi-vector model of sentence-transformers.
-        output_path
-            Folder for the CSV file; None writes none.
-        epoch, steps
-            When the trainer calls, for the CSV file; -1 outside of training.
-
-        Returns
-        -------
-        dict
-            Metric, with the prefix, to value.
-
-        Raises
-        ------
-        StorageError
-            If the CSV file cannot be written.
+        `model`: a `ColBERT`, or another multi-vector model of sentence-transformers. `output_path`: folder for the CSV
+        file; None writes none. `epoch`, `steps`: when the trainer calls, for the CSV file; -1 outside of training.
+        Returns: metric, with the prefix, to value. Raises `StorageError` if the CSV file cannot be written.
         """
         options: dict[str, Any] = {"batch_size": self.batch_size, "show_progress_bar": self.show_progress}
         queries = {query: text for query, text in self.collection.queries.items() if self.collection.qrels.get(query)}

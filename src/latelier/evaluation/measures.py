@@ -120,15 +120,7 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
 
 
 def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) -> Evaluation:
-    """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller.
-
-    Parameters
-    ----------
-    run, qrels, measures
-        As in `evaluate`.
-    label
-        What messages call the run.
-    """
+    """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller."""
     ir_measures = _ir_measures()
     parsed = _parse_all(measures, ir_measures)
     check_evaluated(run, label.removeprefix("the "))
@@ -168,27 +160,8 @@ def default_measures(k: int) -> list[str]:
 def largest_cutoff(measures: Iterable[str] = DEFAULT_MEASURES) -> tuple[str, int] | None:
     """Return which measure needs the most documents of each query, and how many.
 
-    Parameters
-    ----------
-    measures
-        As in `evaluate`.
-
-    Returns
-    -------
-    tuple or None
-        Name and cutoff of the measure with the largest cutoff; None if no measure has a cutoff.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a measure is unknown.
-    MissingExtraError
-        If ir-measures is not installed.
-
-    Examples
-    --------
-    >>> largest_cutoff(["nDCG@10", "R@1000", "AP"])
-    ('R@1000', 1000)
+    `measures`: as in `evaluate`. Returns: name and cutoff of the measure with the largest cutoff; None if no measure
+    has a cutoff.
     """
     cutoffs = {name: measure.params.get("cutoff") for name, measure in _parse_all(measures, _ir_measures()).items()}
     return max(((name, cutoff) for name, cutoff in cutoffs.items() if cutoff), key=lambda pair: pair[1], default=None)

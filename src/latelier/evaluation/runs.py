@@ -171,25 +171,7 @@ def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
 def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable[str]) -> None:
     """Check what can be known of `write_run` before there is a run; nothing is written.
 
-    Parameters
-    ----------
-    path
-        The file.
-    queries, documents
-        Ids that the run may hold.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an id cannot be written in the format of the file.
-    StorageError
-        If the path is a folder, its folder does not exist, or it may not be written.
-
-    Examples
-    --------
-    >>> check_run_file("none/run.trec", ["q1"], ["d1"])
-    Traceback (most recent call last):
-    latelier.errors.StorageError: cannot write none/run.trec: there is no folder 'none'; make it, or name another file.
+    Raises `StorageError` if the path is a folder, its folder does not exist, or it may not be written.
     """
     path = as_path(path)
     if is_folder(path):

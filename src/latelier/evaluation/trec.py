@@ -50,22 +50,7 @@ _LISTED = 10
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line number (from 1) and the text of every line that is not blank.
 
-    ``.gz`` is decompressed, and a byte order mark dropped.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Yields
-    ------
-    tuple
-        ``(line number, text)``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the file cannot be read, or is not UTF-8.
+    ``.gz`` is decompressed, and a byte order mark dropped. Yields: ``(line number, text)``.
     """
     try:
         lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
@@ -94,15 +79,7 @@ def is_header(relevance: str) -> bool:
 class Problems:
     """The faulty lines found so far; `settle` raises one error or issues one warning about them.
 
-    Parameters
-    ----------
-    on_problem
-        ``"error"`` raises, ``"warn"`` issues a warning.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If ``on_problem`` is something else.
+    `on_problem`: ``"error"`` raises, ``"warn"`` issues a warning.
 
     Examples
     --------
@@ -257,12 +234,7 @@ def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
 def run_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, float]]:
     """Return the run that the lines of a TREC file hold.
 
-    Parameters
-    ----------
-    lines
-        Line numbers and lines.
-    source
-        The file's name in messages.
+    `source`: the file's name in messages.
 
     Examples
     --------
@@ -344,12 +316,7 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
 def qrels_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, int]]:
     """Return the qrels that the lines of a TREC file hold.
 
-    Parameters
-    ----------
-    lines
-        Line numbers and lines.
-    source
-        The file's name in messages.
+    `source`: the file's name in messages.
 
     Examples
     --------
@@ -369,21 +336,8 @@ def qrels_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str,
 def add_entry(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
     """Put one number into a run or qrels.
 
-    Parameters
-    ----------
-    table
-        The run or qrels, changed in place.
-    query, document
-        The ids.
-    value
-        The score or relevance.
-    place
-        File and line, for the message.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the document is there already for this query.
+    `table`: the run or qrels, changed in place; raises `InvalidArgumentError` if the document is there already for this
+    query.
     """
     row = table.setdefault(query, {})
     if document in row:
@@ -394,17 +348,7 @@ def add_entry(table: dict[str, dict[str, Any]], query: str, document: str, value
 def check_table(table: object, name: str) -> None:
     """Check that a run or qrels are ``{query id: {document id: number}}``.
 
-    Parameters
-    ----------
-    table
-        The run or the qrels.
-    name
-        What the message calls them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If they have another form.
+    Raises `InvalidArgumentError` if they have another form.
     """
     if not isinstance(table, Mapping):
         raise InvalidArgumentError(f"received {describe(table)} as {name}; expected {_TABLE}.")
@@ -415,17 +359,7 @@ def check_table(table: object, name: str) -> None:
 def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None:
     """Check what `check_table` checks, and that all ids are str.
 
-    Parameters
-    ----------
-    table
-        The run or the qrels.
-    name
-        What the message calls them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If they have another form, or an id is not a str.
+    Raises `InvalidArgumentError` if they have another form, or an id is not a str.
     """
     check_table(table, name)
     check_str_ids("query id", table, name)
@@ -434,20 +368,7 @@ def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None
 
 
 def check_scores(run: Run, label: str) -> None:
-    """Check that the documents of a run can be ranked.
-
-    Parameters
-    ----------
-    run
-        The run.
-    label
-        What the message calls it.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a score is NaN.
-    """
+    """Check that the documents of a run can be ranked."""
     for query, scores in run.items():
         for document, score in scores.items():
             if math.isnan(score):
@@ -459,19 +380,7 @@ def check_scores(run: Run, label: str) -> None:
 def check_str_ids(what: str, ids: Iterable[object], name: str) -> None:
     """Check that ids are str: the tools of evaluation take no others, and 1 and ``"1"`` would not match.
 
-    Parameters
-    ----------
-    what
-        What the message calls one of them.
-    ids
-        The ids.
-    name
-        What the message calls what holds them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If one is not a str.
+    `name`: what the message calls what holds them.
     """
     for id_ in ids:
         if not isinstance(id_, str):
@@ -498,15 +407,7 @@ def _check_row(row: object, name: str) -> None:
 def check_relevance(qrels: Qrels) -> None:
     """Check that each relevance is an integer, of whatever type, and not too large: see `relevance_fault`.
 
-    Parameters
-    ----------
-    qrels
-        Query id to document id to relevance, checked by `check_table`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If one is not.
+    `qrels`: query id to document id to relevance, checked by `check_table`.
     """
     for query, judged in qrels.items():
         for document, relevance in judged.items():
@@ -535,20 +436,7 @@ def relevance_fault(relevance: float) -> str | None:
 
 
 def check_trec_ids(what: str, ids: Iterable[str]) -> None:
-    """Check that ids can be written to a TREC file.
-
-    Parameters
-    ----------
-    what
-        What the message calls one of them.
-    ids
-        The ids.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If one is not a str, is empty, or has white space.
-    """
+    """Check that ids can be written to a TREC file."""
     for id_ in ids:
         if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
             raise InvalidArgumentError(

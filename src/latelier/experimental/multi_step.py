@@ -23,19 +23,9 @@ __all__ = ["DocumentSearches", "Merge", "MultiStepResult", "MultiStepRetriever",
 class DocumentSearches:
     """The hits of all searches so far, for each of some queries.
 
-    Parameters
-    ----------
-    index
-        The index; of documents stored as passages, only the best passage counts.
-    queries
-        Number of queries.
-
-    Attributes
-    ----------
-    hits
-        For each query the hits of each search, best first, with ids of documents.
-    parts
-        For each query the documents that were found; and the id of what was found last of each, in the index.
+    `index`: the index; of documents stored as passages, only the best passage counts. `hits`: for each query the hits
+    of each search, best first, with ids of documents. `parts`: for each query the documents that were found; and the id
+    of what was found last of each, in the index.
 
     Examples
     --------

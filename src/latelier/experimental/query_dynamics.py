@@ -29,19 +29,8 @@ _FORMAT_VERSION = "1"
 def write_module(path: PathLike, module: nn.Module, arguments: Mapping[str, Any]) -> None:
     """Write a module to a file, atomically.
 
-    Parameters
-    ----------
-    path
-        The file; an existing one is replaced.
-    module
-        The module.
-    arguments
-        The arguments of its constructor, JSON values.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written; an existing file is unchanged.
+    `path`: the file; an existing one is replaced. `arguments`: the arguments of its constructor, JSON values. Raises
+    `StorageError` if the file cannot be written; an existing file is unchanged.
     """
     path = as_path(path)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
@@ -58,20 +47,7 @@ def write_module(path: PathLike, module: nn.Module, arguments: Mapping[str, Any]
 
 
 def read_module(path: PathLike, cls: type[_Module]) -> _Module:
-    """Read a module that `write_module` wrote.
-
-    Parameters
-    ----------
-    path
-        The file.
-    cls
-        The module's class.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such file, or it holds something else, is damaged or of a newer version.
-    """
+    """Read a module that `write_module` wrote."""
     path = as_path(path)
     if not is_file(path):
         raise InvalidArgumentError(f"there is no file {str(path)!r}.")
@@ -367,19 +343,11 @@ class QueryDynamics(nn.Module):
 def _actions(query: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the action of each row and the similarity that goes with it.
 
-    Parameters
-    ----------
-    query
-        ``(b, query_rows, dim)``, padded with zeros.
-    tokens
-        The document's, ``(b, document_rows, dim)``, padded with zeros.
-
-    Returns
-    -------
-    tuple of Tensor
-        Vectors ``(b, query_rows + document_rows, dim)``: for a query row the token with the largest inner product, for
-        a document row its token. Inner products ``(b, query_rows + document_rows, 1)``: that of the pair, and the
-        largest one with a query row. Both are 0 for padding, and where the query or the document has no tokens.
+    `query`: ``(b, query_rows, dim)``, padded with zeros. `tokens`: the document's, ``(b, document_rows, dim)``, padded
+    with zeros. Returns: vectors ``(b, query_rows + document_rows, dim)``: for a query row the token with the largest
+    inner product, for a document row its token. Inner products ``(b, query_rows + document_rows, 1)``: that of the
+    pair, and the largest one with a query row. Both are 0 for padding, and where the query or the document has no
+    tokens.
     """
     is_query, is_token = query.abs().sum(-1) > 0, tokens.abs().sum(-1) > 0
     similarity = query @ tokens.transpose(1, 2)

@@ -45,18 +45,8 @@ _DEPTH_PER_HIT = 2
 class SearchMode(NamedTuple):
     """The checked arguments of a search that say how it uses vectors and keywords.
 
-    Attributes
-    ----------
-    name
-        ``"vectors"``, ``"keywords"``, ``"hybrid"`` or ``"rerank"``.
-    texts
-        The text of each query; empty for ``"vectors"``.
-    fusion
-        ``"relative"`` or ``"rrf"``.
-    weights
-        The weights of the vectors and the keywords.
-    depth
-        Documents that each side contributes.
+    `name`: ``"vectors"``, ``"keywords"``, ``"hybrid"`` or ``"rerank"``. `texts`: the text of each query; empty for
+    ``"vectors"``. `fusion`: ``"relative"`` or ``"rrf"``. `depth`: documents that each side contributes.
     """
 
     name: str
@@ -71,10 +61,7 @@ class SearchMode(NamedTuple):
     ) -> SearchMode:
         """Check the arguments of users, see `latelier.indexes.Index.search`.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If one of them is not accepted, or if texts are missing.
+        Raises `InvalidArgumentError` if one of them is not accepted, or if texts are missing.
 
         Examples
         --------

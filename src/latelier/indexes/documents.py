@@ -33,33 +33,10 @@ def pack(
 ) -> TokenEmbeddings:
     """Check, convert and pack the matrices of several documents or queries.
 
-    Parameters
-    ----------
-    items
-        One matrix ``(tokens, dim)`` each, or packed embeddings.
-    name
-        Returns the name of the item at a position, for an error message.
-    dtype
-        Floating type to convert to.
-    dim
-        The expected dim; ``None`` for that of the first item.
-
-    Returns
-    -------
-    TokenEmbeddings
-        numpy, of `dtype`; each has at least one token. Whether all numbers are finite is left to `check_finite`.
-
-    Raises
-    ------
-    EmbeddingsError
-        If an item has a wrong shape, dtype or dim, or no token; the message begins with its name.
-
-    Examples
-    --------
-    >>> import torch
-    >>> items = [[[1.0, 2.0]], torch.ones(3, 2, dtype=torch.bfloat16)]
-    >>> pack(items, "query {}".format, "float16", None)
-    TokenEmbeddings(2 texts, 4 tokens, dim=2, float16, numpy)
+    `items`: one matrix ``(tokens, dim)`` each, or packed embeddings. `name`: returns the name of the item at a
+    position, for an error message. `dtype`: floating type to convert to. `dim`: the expected dim; ``None`` for that of
+    the first item. Returns: numpy, of `dtype`; each has at least one token. Whether all numbers are finite is left to
+    `check_finite`.
     """
     if isinstance(items, TokenEmbeddings):
         source = _floats(items)
@@ -86,17 +63,7 @@ def pack(
 def check_finite(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings, name: Callable[[int], str]) -> None:
     """Raise an error for NaN, infinity and numbers beyond the range of the dtype that they were converted to.
 
-    Parameters
-    ----------
-    packed
-        What `pack` has made of `items`.
-    items, name
-        See `pack`.
-
-    Raises
-    ------
-    EmbeddingsError
-        If a number is not finite; the message begins with the name of the item.
+    `packed`: what `pack` has made of `items`; `items`, `name`: see `pack`.
     """
     finite = np.isfinite(packed.vectors)
     if finite.all():
@@ -197,26 +164,8 @@ class DocumentBatch(NamedTuple):
 class DocumentBatches:
     """The documents of one `add` or `update`, read batch by batch.
 
-    Parameters
-    ----------
-    ids, embeddings, texts, metadata
-        As the user gave them.
-    dtype
-        The floating type to convert vectors to.
-    batch_bytes
-        A batch ends when its vectors, texts and metadata reach this size.
-    show_progress
-        Show a progress bar on stderr.
-
-    Examples
-    --------
-    >>> matrices = (np.ones((n, 2)) for n in (1, 3))
-    >>> batches = DocumentBatches(["a", "b"], matrices, None, None)
-    >>> def encode(embeddings, into=None):
-    ...     return {"sums": embeddings.vectors.sum(axis=1)}
-    >>> [batch] = batches.read(None, encode)
-    >>> batch.lengths, batch.dim, batch.arrays
-    (array([1, 3]), 2, {'sums': array([2., 2., 2., 2.], dtype=float32)})
+    `batch_bytes`: a batch ends when its vectors, texts and metadata reach this size; `show_progress`: show a progress
+    bar on stderr.
     """
 
     def __init__(
@@ -260,28 +209,11 @@ class DocumentBatches:
     ) -> Iterator[DocumentBatch]:
         """Yield the batches; they can be read once.
 
-        Parameters
-        ----------
-        dim
-            The dim of the index; ``None`` takes the dim of the first document.
-        encode
-            Returns the token arrays of some vectors, which it may write to the places given as its second argument. It
-            is called for parts of a batch, so that only its results are held in memory.
-        are_finite
-            Whether token arrays show that all vectors were finite. If not, the vectors themselves are checked, which
-            reads them once more.
-
-        Yields
-        ------
-        DocumentBatch
-            With at least one document.
-
-        Raises
-        ------
-        EmbeddingsError
-            If a document's vectors cannot be stored; the message names its id.
-        InvalidArgumentError
-            If ids, embeddings, texts and metadata differ in number, or one of them cannot be stored.
+        `dim`: the dim of the index; ``None`` takes the dim of the first document. `encode`: returns the token arrays of
+        some vectors, which it may write to the places given as its second argument. It is called for parts of a batch,
+        so that only its results are held in memory. `are_finite`: whether token arrays show that all vectors were
+        finite. If not, the vectors themselves are checked, which reads them once more. Yields: with at least one
+        document.
         """
         documents = DocumentColumns([], [], [], [])
         lengths: list[np.ndarray] = []
@@ -346,16 +278,8 @@ class _Reader(NamedTuple):
     def read(self, given: _Given, arrays: _TokenArrays, batch_bytes: int, left: int | None) -> list[_Part]:
         """Read documents in parts, each by one thread, which writes its token arrays to their place in `arrays`.
 
-        Parameters
-        ----------
-        given
-            The documents.
-        arrays
-            The token arrays of the batch.
-        batch_bytes
-            The size of the vectors with which a batch ends.
-        left
-            The number of these documents and those after them; None if it is not known.
+        `batch_bytes`: the size of the vectors with which a batch ends. `left`: the number of these documents and those
+        after them; None if it is not known.
         """
         # More parts than threads, since some take longer than others and each is converted as a whole; a few documents
         # are not worth a thread.
@@ -437,16 +361,8 @@ class _TokenArrays:
     ) -> list[dict[str, np.ndarray]]:
         """Return where the arrays of some parts are to be written.
 
-        Parameters
-        ----------
-        layout
-            The arrays of no tokens.
-        tokens
-            The number of tokens of each part.
-        expected
-            About how many tokens are to come, these included; 0 if that is not known.
-        full
-            About how many tokens a full batch has.
+        `expected`: about how many tokens are to come, these included; 0 if that is not known. `full`: about how many
+        tokens a full batch has.
         """
         ends = self._tokens + np.cumsum(tokens)
         end = int(ends[-1])
@@ -568,27 +484,8 @@ def _split_packed(embeddings: TokenEmbeddings, batch_bytes: int) -> Iterator[Tok
 def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
     """Return the queries of a search, checked and packed as float32.
 
-    Parameters
-    ----------
-    queries
-        `TokenEmbeddings`, a sequence of matrices, or one matrix for one query.
-    dim
-        The dim of the index; ``None`` while it is empty.
-
-    Returns
-    -------
-    TokenEmbeddings
-        One matrix per query; for an empty index, of any dim.
-
-    Raises
-    ------
-    EmbeddingsError
-        If the queries are of a wrong type, shape, dtype or dim, or one has no token or holds NaN or infinity.
-
-    Examples
-    --------
-    >>> prepare_queries(np.ones((3, 2)), dim=2)
-    TokenEmbeddings(1 texts, 3 tokens, dim=2, float32, numpy)
+    `queries`: `TokenEmbeddings`, a sequence of matrices, or one matrix for one query. `dim`: the dim of the index;
+    ``None`` while it is empty. Returns: one matrix per query; for an empty index, of any dim.
     """
     _check_not_padded(queries)
     if is_array(queries):

@@ -35,23 +35,8 @@ def score_blocks(
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """Score some of many documents, block by block.
 
-    Parameters
-    ----------
-    vectors
-        The vectors of all documents.
-    positions
-        Which of them to score, ascending.
-    queries
-        The queries.
-    score
-        ``score(queries, documents)`` returns scores ``(queries, documents)``.
-    size
-        Maximum size of a block.
-
-    Yields
-    ------
-    tuple
-        Some of the positions, in order, and the scores of these documents.
+    `positions`: which of them to score, ascending; `score`: ``score(queries, documents)`` returns scores
+    ``(queries, documents)``; yields: some of the positions, in order, and the scores of these documents.
 
     Examples
     --------
@@ -104,19 +89,8 @@ _CHUNK = 256
 def measure_recall(index: Index, k: int, queries: int, searches: Sequence[SearchCall] = ()) -> list[CheckReport]:
     """Search with documents of the index as queries, and measure the share of hits that are among the exact best `k`.
 
-    Parameters
-    ----------
-    index
-        Any index; an empty one has recall 1.
-    k, queries
-        As for `Index.check`.
-    searches
-        The searches to measure, such as one per effort; by default only `index.search`.
-
-    Returns
-    -------
-    list of CheckReport
-        One report per search.
+    `index`: any index; an empty one has recall 1. `k`, `queries`: as for `Index.check`. `searches`: the searches to
+    measure, such as one per effort; by default only `index.search`. Returns: one report per search.
     """
     searches = searches or [index.search]
     ids = index.ids()

@@ -51,23 +51,11 @@ class _Place(NamedTuple):
 class GpuSearch:
     """Searches the vectors of an index on a device.
 
-    Parameters
-    ----------
-    device
-        The GPU.
-    decode
-        Returns the vectors of stored documents.
-    dtype
-        ``"float16"`` or ``"float32"``. Segments with norms too large for half precision are always held in float32.
-    queries_at_once
-        Number of queries scored together.
-    block
-        Maximum size of a block of documents scored together.
-    upload_numbers
-        Number of vector components that are decoded and copied to the device at a time.
-    copy_numbers
-        Number of vector components per copy, unless one segment has more: small segments share a copy, since launching
-        kernels for each of them would take longer than computing.
+    `dtype`: ``"float16"`` or ``"float32"``. Segments with norms too large for half precision are always held in
+    float32. `block`: maximum size of a block of documents scored together. `upload_numbers`: number of vector
+    components that are decoded and copied to the device at a time. `copy_numbers`: number of vector components per
+    copy, unless one segment has more: small segments share a copy, since launching kernels for each of them would take
+    longer than computing.
     """
 
     def __init__(

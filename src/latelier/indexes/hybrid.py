@@ -45,28 +45,7 @@ def fuse_scores(rankings: Sequence[Ranking], weights: Sequence[float], k: int) -
         weight * (s - a) / (b - a)
 
     or its weight if ``a = b``. A document that is missing in a ranking gets 0 from it, as the last one of it does.
-
-    Parameters
-    ----------
-    rankings
-        The rankings; each holds a document once.
-    weights
-        The weight of each ranking.
-    k
-        Maximum number of documents to return.
-
-    Returns
-    -------
-    Ranking
-        Scores from 0 to the sum of the weights.
-
-    Examples
-    --------
-    >>> vectors = Ranking(np.array([1, 2, 3]), np.array([9.0, 8.0, 5.0]))
-    >>> keywords = Ranking(np.array([3, 1]), np.array([4.0, 2.0]))
-    >>> fused = fuse_scores([vectors, keywords], (0.5, 0.5), k=2)
-    >>> fused.numbers, fused.scores
-    (array([1, 3]), array([0.5, 0.5]))
+    `rankings`: the rankings; each holds a document once. `k`: maximum number of documents to return.
     """
     return _weighted_sum([ranking.numbers for ranking in rankings], [_scaled(r.scores) for r in rankings], weights, k)
 
@@ -75,25 +54,7 @@ def fuse_ranks(rankings: Sequence[Ranking], weights: Sequence[float], k: int) ->
     """Reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009), with weights.
 
     A ranking gives the document at rank ``r = 1, 2, ...`` the score ``weight / (60 + r)``, and documents that are
-    missing in it 0. The paper has no weights.
-
-    Parameters
-    ----------
-    rankings, weights, k
-        As for `fuse_scores`.
-
-    Returns
-    -------
-    Ranking
-        Its scores are the sums.
-
-    Examples
-    --------
-    >>> vectors = Ranking(np.array([1, 2, 3]), np.array([9.0, 8.0, 5.0]))
-    >>> keywords = Ranking(np.array([3, 1]), np.array([4.0, 2.0]))
-    >>> fused = fuse_ranks([vectors, keywords], (1.0, 1.0), k=3)
-    >>> fused.numbers, fused.scores.round(4)
-    (array([1, 3, 2]), array([0.0325, 0.0323, 0.0161]))
+    missing in it 0. The paper has no weights. `rankings`, `weights`, `k`: as for `fuse_scores`.
     """
     reciprocals = [1 / (_RANK_CONSTANT + np.arange(1, len(ranking.numbers) + 1)) for ranking in rankings]
     return _weighted_sum([ranking.numbers for ranking in rankings], reciprocals, weights, k)
@@ -133,30 +94,10 @@ def rank_with_keywords(
 ) -> tuple[Snapshot, list[Ranking]]:
     """Search in one of the modes that use keywords.
 
-    Parameters
-    ----------
-    storage
-        The documents.
-    search
-        Searches by vectors; it scores every document of its parts if `TopK.k` is their number.
-    queries
-        The vectors of the queries, as users gave them; not used for ``"keywords"``.
-    k
-        Maximum number of documents per query.
-    mode
-        The mode and its arguments.
-    filter, parameters, timeout
-        See `Storage.select`.
-
-    Returns
-    -------
-    tuple
-        The snapshot that was searched, and the best documents of each query.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the numbers of queries and texts differ.
+    `search`: searches by vectors; it scores every document of its parts if `TopK.k` is their number. `queries`: the
+    vectors of the queries, as users gave them; not used for ``"keywords"``. `k`: maximum number of documents per query.
+    `filter`, `parameters`, `timeout`: see `Storage.select`. Returns: the snapshot that was searched, and the best
+    documents of each query.
     """
     # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the vectors.
     with storage.held():
@@ -186,16 +127,7 @@ def combine_sides(
 ) -> Ranking:
     """Return the best documents of one query from those that vectors and those that keywords have found.
 
-    Parameters
-    ----------
-    mode
-        ``"rerank"`` or ``"hybrid"``, and its arguments.
-    by_vectors, by_keywords
-        Up to `mode.depth` documents each; ``"rerank"`` needs none by vectors.
-    score
-        Returns the MaxSim scores of documents, given by number.
-    k
-        Maximum number of documents.
+    `by_vectors`, `by_keywords`: up to `mode.depth` documents each; ``"rerank"`` needs none by vectors.
     """
     if mode.name == "rerank":
         return Ranking.sorted(*score(by_keywords.numbers), k)
@@ -217,12 +149,7 @@ def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
 def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings | None:
     """Return the vectors of the queries of a search, packed; None for ``"keywords"``, which uses none.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If there are none, or not as many as the texts of a mode that needs both.
-    EmbeddingsError
-        See `latelier.indexes.documents.prepare_queries`.
+    Raises `EmbeddingsError`: see `latelier.indexes.documents.prepare_queries`.
     """
     if mode.name == "keywords":
         return None

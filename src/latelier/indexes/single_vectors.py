@@ -172,19 +172,7 @@ _SIGNS = 64
 
 
 class RandomBits:
-    """Random matrices from a seed, one after the other.
-
-    Parameters
-    ----------
-    seed
-        At least 0.
-
-    Examples
-    --------
-    >>> bits = RandomBits(0)
-    >>> bits.signs((2, 4)).tolist()
-    [[1, 1, 1, 1], [1, -1, 1, -1]]
-    """
+    """Random matrices from a seed, one after the other."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.PCG64(seed)

@@ -147,29 +147,10 @@ def plan_memory(
 ) -> MemoryReport:
     """Divide a budget.
 
-    Parameters
-    ----------
-    budget
-        In bytes; None keeps everything in memory.
-    tables
-        Size of what is always in memory.
-    arrays
-        Sizes of the arrays by name; those that gain most from being in memory come first.
-    in_memory
-        Whether the index has no files, so that all arrays are in memory.
-    needed
-        How many of them, from the first on, must be in memory also if there are files.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the budget is smaller than the least that is possible.
-
-    Examples
-    --------
-    >>> mb = 1_000_000
-    >>> plan_memory(60 * mb, 1 * mb, {"sign codes": 30 * mb, "codes": 90 * mb}).read
-    {'codes': 90000000}
+    `budget`: in bytes; None keeps everything in memory. `tables`: size of what is always in memory. `arrays`: sizes of
+    the arrays by name; those that gain most from being in memory come first. `in_memory`: whether the index has no
+    files, so that all arrays are in memory. `needed`: how many of them, from the first on, must be in memory also if
+    there are files.
     """
     working = least_working_memory()
     if budget is None:
@@ -225,23 +206,12 @@ class StoredIndex(Index):
 
     A write calls ``add -> _write -> DocumentBatches -> encode -> Transaction.insert`` and returns after its commit. A
     search calls ``search -> _find -> _search``; `_find` evaluates the filter first, and makes hits of the found
-    documents last.
-
-    Parameters
-    ----------
-    path
-        Folder of the index; ``None`` keeps it in memory.
-    configuration
-        Configuration of a new index; an existing index keeps its own, ``self._storage.configuration``.
-    read_only
-        Never write.
-    max_memory
-        The memory budget, as bytes or a text with a unit; see `latelier.indexes.stored`.
-    keywords, tokenizer
-        Whether a new index has a keyword index of its texts, and with which tokenizer; see `check_options`.
-    device
-        Device to search on. A GPU gets a copy of the vectors at the first search, and scores every document for every
-        query, many queries at a time. ``None`` or ``"cpu"`` searches with `_search`.
+    documents last. `path`: folder of the index; ``None`` keeps it in memory. `configuration`: configuration of a new
+    index; an existing index keeps its own, ``self._storage.configuration``. `read_only`: never write. `max_memory`: the
+    memory budget, as bytes or a text with a unit; see `latelier.indexes.stored`. `keywords`, `tokenizer`: whether a new
+    index has a keyword index of its texts, and with which tokenizer; see `check_options`. `device`: device to search
+    on. A GPU gets a copy of the vectors at the first search, and scores every document for every query, many queries at
+    a time. ``None`` or ``"cpu"`` searches with `_search`.
     """
 
     kind: ClassVar[str]

@@ -41,10 +41,7 @@ def is_single_id(ids: object) -> bool:
 def as_id(value: object) -> Id:
     """Return an id as plain ``str`` or ``int``.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If no document can have this id.
+    Raises `InvalidArgumentError` if no document can have this id.
     """
     if type(value) is int and value in INT64:  # the usual case takes a third of the time of the checks below
         return value
@@ -59,13 +56,7 @@ def as_id(value: object) -> Id:
 
 
 def as_ids(ids: object) -> list[Id]:
-    """Return one id or an iterable of ids as a list.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `ids` is neither, or no document can have one of the ids.
-    """
+    """Return one id or an iterable of ids as a list."""
     if is_single_id(ids):
         return [as_id(ids)]
     # Iterating over bytes gives integers, which are other ids.
@@ -76,13 +67,7 @@ def as_ids(ids: object) -> list[Id]:
 
 
 def as_prefixes(prefixes: object) -> list[str]:
-    """Return the beginnings of ids as a list.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If they are not an iterable of texts that are not empty.
-    """
+    """Return the beginnings of ids as a list."""
     if isinstance(prefixes, (str, bytes)) or not isinstance(prefixes, Iterable):
         raise InvalidArgumentError(f"received {describe(prefixes)} as prefixes; expected a list of beginnings of ids.")
     listed = list(prefixes)
@@ -98,10 +83,7 @@ def as_prefixes(prefixes: object) -> list[str]:
 def check_text(text: object, id: Id) -> str | None:
     """Return the text of the document `id` as plain ``str``, or None.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it cannot be stored.
+    Raises `InvalidArgumentError` if it cannot be stored.
     """
     if text is None:
         return None
@@ -112,13 +94,7 @@ def check_text(text: object, id: Id) -> str | None:
 
 
 def as_key(key: object, what: str) -> str:
-    """Return a metadata key, or the name of a setting, as plain ``str``; `what` names its owner in an error.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not a string, or empty, or not valid Unicode.
-    """
+    """Return a metadata key, or the name of a setting, as plain ``str``; `what` names its owner in an error."""
     if isinstance(key, str) and key and is_unicode(key):
         return plain_str(key)
     raise InvalidArgumentError(f"{what} has the key {key!r}; keys are str, not empty and valid Unicode.")
@@ -127,10 +103,8 @@ def as_key(key: object, what: str) -> str:
 def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
     """Return a value as exact JSON; `what` names it in an error, and `levels` limits the depth of lists and dicts.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If JSON cannot hold the value, or would silently change it, or it is nested too deeply.
+    Raises `InvalidArgumentError` if JSON cannot hold the value, or would silently change it, or it is nested too
+    deeply.
 
     Examples
     --------
@@ -155,10 +129,7 @@ def duplicate_ids(ids: Iterable[Id], problem: str) -> DuplicateIdError:
 def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
     """Check that all of `ids` were found in the index.
 
-    Raises
-    ------
-    UnknownIdError
-        If some were not; the message names them.
+    Raises `UnknownIdError` if some were not; the message names them.
     """
     unknown = [id for id in dict.fromkeys(ids) if id not in found]
     if unknown:

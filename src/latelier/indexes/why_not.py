@@ -42,15 +42,7 @@ _ID_PARAMETER = "latelier_document"
 
 
 class Condition:
-    """One expression of a filter, and the values of its own parameters.
-
-    Parameters
-    ----------
-    expression
-        As the user gave it.
-    parameters
-        A tuple with the values of its ``?``, or the user's dict.
-    """
+    """One expression of a filter, and the values of its own parameters."""
 
     def __init__(self, expression: str, parameters: Parameters) -> None:
         self.expression, self.parameters = expression, parameters
@@ -74,10 +66,7 @@ class Condition:
 def split_filter(filter: str | Sequence[str] | None, parameters: Parameters) -> list[Condition]:
     """Return the expressions of a filter, each with its parameters.
 
-    Parameters
-    ----------
-    filter, parameters
-        As in `Index.search`; they fit each other.
+    `filter`, `parameters`: as in `Index.search`; they fit each other.
 
     Examples
     --------
@@ -124,17 +113,7 @@ def filter_arguments(conditions: Sequence[Condition]) -> dict[str, Any]:
 
 
 def filter_cause(index: Index, id: Id, excluding: Sequence[Condition], among: int) -> Cause:
-    """Return the cause: the expressions that exclude a document, and its values of the fields that they name.
-
-    Parameters
-    ----------
-    index, id
-        A document of the index.
-    excluding
-        The conditions that it does not meet.
-    among
-        Number of all conditions.
-    """
+    """Return the cause: the expressions that exclude a document, and its values of the fields that they name."""
     record = index.get([id])[0]
     stored = {fold_name(key): value for key, value in reversed(record.metadata.items())} | {"id": id}
     names = list(dict.fromkeys(name for each in excluding for name in each.fields if name not in ("text", "metadata")))
@@ -158,12 +137,8 @@ _NEAR = 3
 class StageLoss(NamedTuple):
     """Where an approximate search lost a document.
 
-    Attributes
-    ----------
-    cause
-        The stage, as a cause.
-    parameter, value, most
-        The search parameter of that stage, its value in this search, and the highest one that makes a difference.
+    `cause`: the stage, as a cause; `parameter`, `value`, `most`: the search parameter of that stage, its value in this
+    search, and the highest one that makes a difference.
     """
 
     cause: Cause
@@ -175,13 +150,9 @@ class StageLoss(NamedTuple):
 class ApproximateStages(NamedTuple):
     """What an approximate index says about its searches.
 
-    Attributes
-    ----------
-    find_loss
-        ``find_loss(query, id, arguments)`` returns where a search lost a document that the filter selects; None if it
-        scored the document.
-    wider
-        Arguments of a search that lead to more and more documents; the last ones lead to all.
+    `find_loss`: ``find_loss(query, id, arguments)`` returns where a search lost a document that the filter selects;
+    None if it scored the document. `wider`: arguments of a search that lead to more and more documents; the last ones
+    lead to all.
     """
 
     find_loss: Callable[[Any, Id, Mapping[str, Any]], StageLoss | None]
@@ -193,18 +164,8 @@ def find_causes(
 ) -> WhyNotReport:
     """Return why one search does not find a document; see `Index.why_not`.
 
-    Parameters
-    ----------
-    index
-        Any index; all reads should see one commit, see `Index.snapshot`.
-    query
-        One query.
-    id
-        The document.
-    arguments
-        All arguments of `index.search` but the query, `k` and `filter` included.
-    stages
-        For an approximate index.
+    `index`: any index; all reads should see one commit, see `Index.snapshot`. `arguments`: all arguments of
+    `index.search` but the query, `k` and `filter` included.
     """
     id, k = as_id(id), check_count("k", arguments["k"])
     packed = prepare_queries(query, index.dim)
@@ -230,16 +191,8 @@ def find_causes(
 def without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
     """Return the report of a document that the filter excludes.
 
-    Parameters
-    ----------
-    inner
-        The report of the search without the expressions that exclude the document.
-    report
-        That of the search, without causes.
-    cause
-        Names the expressions.
-    relaxed
-        The arguments of the filter without them.
+    `inner`: the report of the search without the expressions that exclude the document; `report`: that of the search,
+    without causes; `relaxed`: the arguments of the filter without them.
     """
     changes = [Change({**relaxed, **change.arguments}) for change in inner.changes]
     return replace(
@@ -343,14 +296,8 @@ class _Miss:
 def smallest_value(finds: Callable[[int], bool], value: int, most: int) -> int | None:
     """Return the smallest number above `value` for which `finds` is true, if it stays true from there on.
 
-    Parameters
-    ----------
-    finds
-        Called about ``2 * log2(number / value)`` times.
-    value
-        A number for which `finds` is false.
-    most
-        The largest number to try; None is returned if `finds` is false for it and the others that are tried.
+    `finds`: called about ``2 * log2(number / value)`` times. `value`: a number for which `finds` is false. `most`: the
+    largest number to try; None is returned if `finds` is false for it and the others that are tried.
 
     Examples
     --------
@@ -384,13 +331,7 @@ def not_stored_cause(id: Id, ids: Sequence[Id]) -> Cause:
 
 
 def near_ids(id: Id, ids: Sequence[Id]) -> list[Id]:
-    """Return up to three ids like one that is not stored: of the other type, in other case, or spelled alike.
-
-    Examples
-    --------
-    >>> near_ids("1", [0, 1, 2]), near_ids("Moon", ["moon", "sun"])
-    ([1], ['moon'])
-    """
+    """Return up to three ids like one that is not stored: of the other type, in other case, or spelled alike."""
     folded = str(id).strip().casefold()
     same = [each for each in ids if str(each).strip().casefold() == folded]
     if same or len(ids) > _MOST_COMPARED:

@@ -44,19 +44,8 @@ _KEYS = (ID_KEY, SCORE_KEY, START_KEY, END_KEY)
 def find_documents(retriever: Retriever, query: str, **options: Any) -> Sequence[Result]:
     """Search for one query, whose documents are to have ids that differ as str.
 
-    Parameters
-    ----------
-    retriever
-        Searches.
-    query
-        One query: frameworks do not check that it is a text.
-    **options
-        Arguments of `latelier.retrieve.Retriever.search`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the query is not a text, or as `check_ids` and `Retriever.search` do.
+    `query`: one query: frameworks do not check that it is a text; `**options`: arguments of
+    `latelier.retrieve.Retriever.search`.
 
     Examples
     --------
@@ -76,17 +65,10 @@ def find_documents(retriever: Retriever, query: str, **options: Any) -> Sequence
 def place_metadata(result: Result) -> dict[str, Any]:
     """Return a document's metadata, with its exact id and the place of its passage.
 
-    Parameters
-    ----------
-    result
-        A hit.
-
-    Returns
-    -------
-    dict
-        The stored metadata; ``latelier_id``, an int or a str, while ids of other packages are str; and of a passage
-        ``latelier_start`` and ``latelier_end``, in characters. Stored values of these keys and of ``latelier_score``
-        are left out: they are of an earlier search, whose documents were indexed with all their metadata.
+    Returns: the stored metadata; ``latelier_id``, an int or a str, while ids of other packages are str; and of a
+    passage ``latelier_start`` and ``latelier_end``, in characters. Stored values of these keys and of
+    ``latelier_score`` are left out: they are of an earlier search, whose documents were indexed with all their
+    metadata.
 
     Examples
     --------
@@ -101,15 +83,7 @@ def place_metadata(result: Result) -> dict[str, Any]:
 def result_text(result: Result) -> str:
     """Return the text of a document.
 
-    Parameters
-    ----------
-    result
-        A hit.
-
-    Raises
-    ------
-    LatelierError
-        If the index has no text of it.
+    Raises `LatelierError` if the index has no text of it.
 
     Examples
     --------
@@ -126,16 +100,6 @@ def result_text(result: Result) -> str:
 
 def check_ids(results: Sequence[Result]) -> None:
     """Check that the ids of documents differ as str, which is what other packages compare.
-
-    Parameters
-    ----------
-    results
-        The hits of one query.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there are, say, documents 7 and ``"7"``.
 
     Examples
     --------
@@ -222,10 +186,7 @@ class OpenedRetriever:
 class RerankingModel:
     """What a user gives as the model of a reranker. A copy loads its own, also one of `pickle`.
 
-    Parameters
-    ----------
-    model, device, options
-        As for `latelier.retrieve.model.given_model`.
+    `model`, `device`, `options`: as for `latelier.retrieve.model.given_model`.
 
     Examples
     --------
@@ -255,20 +216,7 @@ class RerankingModel:
 def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:
     """Merge arguments of `latelier.retrieve.Retriever.search`; later ones replace earlier ones.
 
-    Parameters
-    ----------
-    *levels
-        From general to special; None has no arguments. A ``filter`` comes with its own ``parameters``.
-
-    Returns
-    -------
-    dict
-        The arguments.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If one is not a dict.
+    `*levels`: from general to special; None has no arguments. A ``filter`` comes with its own ``parameters``.
 
     Examples
     --------
@@ -294,22 +242,7 @@ def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:
 def add_filter(options: Mapping[str, Any], condition: SqlCondition | None) -> dict[str, Any]:
     """Add a condition to the filter of a search, so that both have to hold.
 
-    Parameters
-    ----------
-    options
-        Arguments of `latelier.retrieve.Retriever.search`.
-    condition
-        The condition, or None.
-
-    Returns
-    -------
-    dict
-        The arguments.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the filter of the options has named parameters, which a condition cannot be added to.
+    `options`: arguments of `latelier.retrieve.Retriever.search`; returns: the arguments.
 
     Examples
     --------
@@ -332,12 +265,7 @@ def add_filter(options: Mapping[str, Any], condition: SqlCondition | None) -> di
 class SharedFolder:
     """A folder that a `Retriever` has filled, which several threads search. A copy opens it by itself.
 
-    Parameters
-    ----------
-    path
-        The folder.
-    options
-        Arguments of `Retriever.open`.
+    `options`: arguments of `Retriever.open`.
     """
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
@@ -353,10 +281,7 @@ class SharedFolder:
     def opened(self) -> Iterator[Retriever]:
         """Return the retriever, which stays open within the ``with`` block.
 
-        Raises
-        ------
-        LatelierError
-            As `Retriever.open` does.
+        Raises `LatelierError`: as `Retriever.open` does.
         """
         with self._changed:
             if self._retriever is None:

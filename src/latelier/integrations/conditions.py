@@ -44,16 +44,6 @@ class SqlCondition(NamedTuple):
 def metadata_field(*keys: str) -> SqlCondition:
     """Return a metadata value by its key, or by the keys of nested dicts.
 
-    Parameters
-    ----------
-    *keys
-        The keys, from the outside in.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a key cannot be part of a filter.
-
     Examples
     --------
     >>> metadata_field("year").sql
@@ -73,12 +63,7 @@ def metadata_field(*keys: str) -> SqlCondition:
 def equals(field: SqlCondition, value: Any) -> SqlCondition:
     """Return whether a field has a value; None: whether it is missing or null.
 
-    Parameters
-    ----------
-    field
-        The field.
-    value
-        A number, a text, a bool, None, or a list or dict.
+    `value`: a number, a text, a bool, None, or a list or dict.
 
     Examples
     --------
@@ -95,10 +80,8 @@ def equals(field: SqlCondition, value: Any) -> SqlCondition:
 def in_order(field: SqlCondition, operator: Literal["<", "<=", ">", ">="], value: float | str) -> SqlCondition:
     r"""Return whether a field is of the type of a value, number or text, and below or above it.
 
-    Parameters
-    ----------
-    field, operator, value
-        What to compare. Without the check of the type, SQL would have every text above every number.
+    `field`, `operator`, `value`: what to compare. Without the check of the type, SQL would have every text above every
+    number.
 
     Examples
     --------
@@ -113,15 +96,7 @@ def in_order(field: SqlCondition, operator: Literal["<", "<=", ">", ">="], value
 def one_of(field: SqlCondition, values: Sequence[Any]) -> SqlCondition:
     """Return whether a field has one of some values.
 
-    Parameters
-    ----------
-    field, values
-        The field, and values as of `equals`.
-
-    Examples
-    --------
-    >>> one_of(metadata_field("lang"), ["en", "de"])
-    SqlCondition(sql='"lang" IN (?, ?)', parameters=('en', 'de'))
+    `field`, `values`: the field, and values as of `equals`.
     """
     plain = [dump_json(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
     given = [value for value in plain if value is not None]
@@ -131,11 +106,6 @@ def one_of(field: SqlCondition, values: Sequence[Any]) -> SqlCondition:
 
 def holds_element(field: SqlCondition, value: Any) -> SqlCondition:
     """Return whether a list holds a value, or a text holds a part.
-
-    Parameters
-    ----------
-    field, value
-        The field, and a number or a text.
 
     Examples
     --------
@@ -158,30 +128,12 @@ def holds_element(field: SqlCondition, value: Any) -> SqlCondition:
 
 
 def is_empty(field: SqlCondition) -> SqlCondition:
-    r"""Return whether a field is missing, null, an empty text or an empty list.
-
-    Parameters
-    ----------
-    field
-        The field.
-
-    Examples
-    --------
-    >>> is_empty(metadata_field("tags")).sql
-    'ifnull("tags", \'\') IN (\'\', \'[]\')'
-    """
+    """Return whether a field is missing, null, an empty text or an empty list."""
     return SqlCondition(f"ifnull({field.sql}, '') IN ('', '[]')", field.parameters)
 
 
 def combine(operator: Literal["AND", "OR"], conditions: Sequence[SqlCondition]) -> SqlCondition:
     """Return whether all conditions hold, or one does.
-
-    Parameters
-    ----------
-    operator
-        ``"AND"`` or ``"OR"``.
-    conditions
-        At least one.
 
     Examples
     --------
@@ -197,11 +149,6 @@ def combine(operator: Literal["AND", "OR"], conditions: Sequence[SqlCondition]) 
 
 def negate(condition: SqlCondition) -> SqlCondition:
     """Return whether a condition does not hold, which includes documents without its field.
-
-    Parameters
-    ----------
-    condition
-        The condition.
 
     Examples
     --------

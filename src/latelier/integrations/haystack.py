@@ -49,31 +49,12 @@ _COMPARISONS = ("==", "!=", ">", ">=", "<", "<=", "in", "not in")
 def haystack_filter(filters: Mapping[str, Any], *, passages: bool = False) -> SqlCondition:
     """Translate filters, in the form that Haystack documents for document stores.
 
-    Parameters
-    ----------
-    filters
-        A comparison, ``{"field", "operator", "value"}``, or a logical operation, ``{"operator", "conditions"}``. A date
-        or datetime, or a text that begins with a year and ``-`` and that `datetime.fromisoformat` reads, is compared as
-        a point in time, to the millisecond; one without a time zone is in UTC. The field ``id`` is that of the
-        document, whose ids are str in Haystack: ``"7"`` is also the document 7 of the index.
-    passages
-        Whether the index has passages of documents.
-
-    Returns
-    -------
-    SqlCondition
-        The condition; documents without the field of a comparison fulfil ``!=`` and ``not in`` only.
-
-    Raises
-    ------
-    haystack.errors.FilterError
-        If they have another form, or a value that the operator does not compare.
-
-    Examples
-    --------
-    >>> german = {"field": "meta.lang", "operator": "==", "value": "de"}
-    >>> haystack_filter({"operator": "NOT", "conditions": [german]})
-    SqlCondition(sql='(ifnull("lang" = ?, 0) = 0)', parameters=('de',))
+    `filters`: a comparison, ``{"field", "operator", "value"}``, or a logical operation, ``{"operator", "conditions"}``.
+    A date or datetime, or a text that begins with a year and ``-`` and that `datetime.fromisoformat` reads, is compared
+    as a point in time, to the millisecond; one without a time zone is in UTC. The field ``id`` is that of the document,
+    whose ids are str in Haystack: ``"7"`` is also the document 7 of the index. `passages`: whether the index has
+    passages of documents. Returns: the condition; documents without the field of a comparison fulfil ``!=`` and
+    ``not in`` only. Raises `FilterError` if they have another form, or a value that the operator does not compare.
     """
     if not isinstance(filters, Mapping):
         raise FilterError(f"received {describe(filters)} as filters; expected a dict.")

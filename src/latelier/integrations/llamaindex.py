@@ -49,27 +49,8 @@ except ImportError as error:
 def llamaindex_filter(filters: MetadataFilters) -> SqlCondition | None:
     """Translate filters, which may be nested.
 
-    Parameters
-    ----------
-    filters
-        The filters. Of a list, ``any``, ``all`` and ``contains`` compare the elements, and of a text its parts.
-        ``text_match_insensitive`` ignores the case of ASCII letters.
-
-    Returns
-    -------
-    SqlCondition or None
-        None if there is no filter.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If they are not `MetadataFilters`, or a value does not fit its operator.
-
-    Examples
-    --------
-    >>> recent = MetadataFilter(key="year", operator=">=", value=2020)
-    >>> llamaindex_filter(MetadataFilters(filters=[recent])).parameters
-    (2020,)
+    `filters`: the filters. Of a list, ``any``, ``all`` and ``contains`` compare the elements, and of a text its parts.
+    ``text_match_insensitive`` ignores the case of ASCII letters. Returns: None if there is no filter.
     """
     if not isinstance(filters, MetadataFilters):
         raise InvalidArgumentError(

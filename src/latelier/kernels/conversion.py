@@ -116,19 +116,10 @@ def convert_meanwhile(
 ) -> Callable[[ir.Value], None]:
     """Return the ``meanwhile`` of a multiplication: converts the next rows, and prefetches those after them.
 
-    Parameters
-    ----------
-    builder
-        Emits the instructions.
-    kinds
-        The conversions to emit: `FLOAT16` and `BFLOAT16`, or one of `INT8` and `WIDE_INT8`.
-    numbers
-        What the next rows hold: one of `kinds`, or `WORDS`, which are not converted.
-    count
-        How many numbers to convert in one step of the multiplication, a multiple of 8.
-    places
-        Addresses of the next rows, of the buffer that they are written to, and of the rows to prefetch, each of them
-        contiguous.
+    `kinds`: the conversions to emit: `FLOAT16` and `BFLOAT16`, or one of `INT8` and `WIDE_INT8`; `numbers`: what the
+    next rows hold: one of `kinds`, or `WORDS`, which are not converted; `count`: how many numbers to convert in one
+    step of the multiplication, a multiple of 8; `places`: addresses of the next rows, of the buffer that they are
+    written to, and of the rows to prefetch, each of them contiguous.
     """
     source, target, ahead = places
     is_kind = [builder.icmp_signed("==", numbers, constant(kind)) for kind in kinds]
@@ -187,16 +178,9 @@ widen_bytes = _convert(_UINT8)
 def convert_rows(rows: int, count: int, row: tuple[int, int, int], out: np.ndarray) -> None:
     """Convert up to as many rows as `out` has; missing rows are copies of the last one.
 
-    Parameters
-    ----------
-    rows
-        Address of the rows, which are contiguous.
-    count
-        Number of rows, at least 1.
-    row
-        What a row holds (`WORDS`, `FLOAT16`, `BFLOAT16`, `INT8` or `WIDE_INT8`), how many numbers, and its bytes.
-    out
-        ``(n, words)`` int32, written up to the length of a row; the rest should be zeros.
+    `rows`: address of the rows, which are contiguous. `count`: number of rows, at least 1. `row`: what a row holds
+    (`WORDS`, `FLOAT16`, `BFLOAT16`, `INT8` or `WIDE_INT8`), how many numbers, and its bytes. `out`: ``(n, words)``
+    int32, written up to the length of a row; the rest should be zeros.
     """
     kind, numbers, row_bytes = row
     for r in range(len(out)):

@@ -44,19 +44,10 @@ NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
 class Documents(NamedTuple):
     """Documents to score, at their addresses in memory, which the caller keeps alive.
 
-    Parameters
-    ----------
-    addresses
-        Address of each document's rows ``(tokens, dim)``: ``(documents,)`` int64.
-    lengths
-        Number of rows of each document, ``(documents,)`` int64.
-    kind
-        What a row holds: `WORDS`, words of the same type as those of the queries; or `FLOAT16` or `BFLOAT16`, which are
-        widened to float32, the type of the queries then.
-    numbers
-        How many of them.
-    row_bytes
-        Bytes per row.
+    `addresses`: address of each document's rows ``(tokens, dim)``, ``(documents,)`` int64. `lengths`: number of rows of
+    each document, ``(documents,)`` int64. `kind`: what a row holds: `WORDS`, words of the same type as those of the
+    queries; or `FLOAT16` or `BFLOAT16`, which are widened to float32, the type of the queries then. `row_bytes`: bytes
+    per row.
     """
 
     addresses: np.ndarray
@@ -69,12 +60,7 @@ class Documents(NamedTuple):
 class Queries(NamedTuple):
     """Queries to score.
 
-    Parameters
-    ----------
-    packed
-        From `pack_queries`.
-    offsets
-        ``(queries + 1,)`` int64.
+    `packed`: from `pack_queries`; `offsets`: ``(queries + 1,)`` int64.
     """
 
     packed: np.ndarray
@@ -144,24 +130,8 @@ _max_of_tile, _max_of_group = _max_of(True), _max_of(False)
 def pack_queries(vectors: np.ndarray) -> np.ndarray:
     """Arrange query tokens as the kernel reads them: groups of 16 tokens, word by word, zeros where tokens are missing.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32, or bfloat16 as int16 with an even dim.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(groups, words, 16)`` float32, or int32, each two bfloat16; a multiple of `STEP` words, the last of them zeros
-        if need be.
-
-    Examples
-    --------
-    >>> pack_queries(np.array([[1, 2, 3], [4, 5, 6]], dtype="float32"))[0, :, :3]
-    array([[1., 4., 0.],
-           [2., 5., 0.],
-           [3., 6., 0.],
-           [0., 0., 0.]], dtype=float32)
+    `vectors`: ``(tokens, dim)`` float32, or bfloat16 as int16 with an even dim. Returns: ``(groups, words, 16)``
+    float32, or int32, each two bfloat16; a multiple of `STEP` words, the last of them zeros if need be.
     """
     words = vectors if vectors.dtype == np.float32 else np.ascontiguousarray(vectors).view(np.int32)
     tokens, dim = words.shape
@@ -183,20 +153,11 @@ def score_range(
 ) -> None:
     """Score documents against queries.
 
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    documents, queries
-        `Documents` and `Queries`, as plain tuples.
-    scores
-        ``(queries, n)`` float32, written in place. A document without tokens gets minus infinity from every query; a
-        query without tokens gets 0 from every other document.
-    positions
-        ``(query_tokens, n)`` int32, written in place: position of the best token in the document (the first of equal
-        ones), -1 for a document without tokens; or `NO_POSITIONS`.
-    column
-        Column of the first document in `scores` and `positions`.
+    `isa`: `InstructionSet.argument`. `documents`, `queries`: `Documents` and `Queries`, as plain tuples. `scores`:
+    ``(queries, n)`` float32, written in place. A document without tokens gets minus infinity from every query; a query
+    without tokens gets 0 from every other document. `positions`: ``(query_tokens, n)`` int32, written in place:
+    position of the best token in the document (the first of equal ones), -1 for a document without tokens; or
+    `NO_POSITIONS`. `column`: column of the first document in `scores` and `positions`.
     """
     addresses, lengths, kind, numbers, row_bytes = documents
     packed, query_offsets = queries
@@ -260,12 +221,7 @@ def _maxima(
 class Packed(NamedTuple):
     """Texts one after the other.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32.
-    offsets
-        ``(texts + 1,)`` int64.
+    `vectors`: ``(tokens, dim)`` float32; `offsets`: ``(texts + 1,)`` int64.
     """
 
     vectors: np.ndarray
@@ -284,20 +240,9 @@ def add_query_gradients(
 ) -> None:
     """Add up the gradients of the tokens of queries ``first`` to ``last - 1``.
 
-    Parameters
-    ----------
-    gradients
-        Gradients of the scores, ``(queries, documents)`` float32.
-    positions
-        ``(query_tokens, documents)`` int32: each document's best token, -1 if it has no token.
-    documents
-        `Packed`, as a plain tuple.
-    query_offsets
-        ``(queries + 1,)``.
-    out
-        ``(query_tokens, dim)`` float32; the gradients are added to it.
-    first, last
-        The range of queries.
+    `gradients`: gradients of the scores, ``(queries, documents)`` float32. `positions`: ``(query_tokens, documents)``
+    int32: each document's best token, -1 if it has no token. `documents`: `Packed`, as a plain tuple. `query_offsets`:
+    ``(queries + 1,)``. `out`: ``(query_tokens, dim)`` float32; the gradients are added to it.
     """
     vectors, offsets = documents
     for q in range(first, last):
@@ -322,18 +267,9 @@ def add_document_gradients(
 ) -> None:
     """Add up the gradients of the tokens of documents ``first`` to ``last - 1``.
 
-    Parameters
-    ----------
-    gradients, positions
-        As in `add_query_gradients`.
-    queries
-        `Packed`, as a plain tuple.
-    document_offsets
-        ``(documents + 1,)``.
-    out
-        ``(document_tokens, dim)`` float32; the gradients are added to it.
-    first, last
-        The range of documents: no two ranges touch the same row of `out`.
+    `gradients`, `positions`: as in `add_query_gradients`. `queries`: `Packed`, as a plain tuple. `document_offsets`:
+    ``(documents + 1,)``. `out`: ``(document_tokens, dim)`` float32; the gradients are added to it. `first`, `last`: the
+    range of documents: no two ranges touch the same row of `out`.
     """
     vectors, offsets = queries
     for d in range(first, last):

@@ -40,20 +40,10 @@ _VARIABLE = "LATELIER_KERNELS"
 class InstructionSet:
     """An instruction set, and what the kernels for it are made of.
 
-    Parameters
-    ----------
-    name
-        As in the environment variable ``LATELIER_KERNELS``.
-    number
-        An integer from 1, unique and never reused: the cache on disk tells compiled kernels apart by it.
-    features
-        The processor features it needs, by LLVM's names.
-    multiply_bytes
-        Emits the multiplication of integers, see `latelier.kernels.multiply`.
-    wide_rows
-        Whether `multiply_bytes` takes rows of 16-bit numbers rather than of bytes, as the one of `multiply.pairs` does.
-    tile
-        Sums of `float_maxsim` that are computed together.
+    `number`: an integer from 1, unique and never reused: the cache on disk tells compiled kernels apart by it;
+    `features`: the processor features it needs, by LLVM's names; `multiply_bytes`: emits the multiplication of
+    integers, see `latelier.kernels.multiply`; `wide_rows`: whether `multiply_bytes` takes rows of 16-bit numbers rather
+    than of bytes, as the one of `multiply.pairs` does; `tile`: sums of `float_maxsim` that are computed together.
     """
 
     name: str
@@ -108,16 +98,6 @@ def instruction_set() -> InstructionSet:
     """Return the instruction set that kernels are to use: the best one that the processor supports.
 
     The environment variable ``LATELIER_KERNELS`` forces another by its name, to compare them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the variable names an instruction set that is unknown, or that this processor does not support.
-
-    Examples
-    --------
-    >>> instruction_set().name in INSTRUCTION_SETS
-    True
     """
     return _choose(os.environ.get(_VARIABLE))
 
@@ -136,13 +116,7 @@ def _choose(name: str | None) -> InstructionSet:
 
 @cache
 def supported() -> tuple[InstructionSet, ...]:
-    """Return the instruction sets that this processor can run, the best one first.
-
-    Examples
-    --------
-    >>> supported()[-1].name
-    'generic'
-    """
+    """Return the instruction sets that this processor can run, the best one first."""
     return tuple(known for known in INSTRUCTION_SETS.values() if known.is_supported)
 
 

@@ -24,14 +24,7 @@ __all__ = ["Documents", "Queries", "emit_maxima", "pack_queries", "score_range"]
 class Documents(NamedTuple):
     """Documents to score.
 
-    Parameters
-    ----------
-    codes
-        ``(tokens, dim)`` int8.
-    scales
-        ``(tokens,)`` float32.
-    offsets
-        ``(documents + 1,)`` int64.
+    `codes`: ``(tokens, dim)`` int8; `scales`: ``(tokens,)`` float32; `offsets`: ``(documents + 1,)`` int64.
     """
 
     codes: np.ndarray
@@ -42,16 +35,9 @@ class Documents(NamedTuple):
 class Queries(NamedTuple):
     """Queries as the kernel reads them.
 
-    Parameters
-    ----------
-    packed
-        Groups of 16 tokens ``(groups, words, 16, 4)`` int8, zeros where tokens or dims are missing.
-    start
-        ``(groups, 16)`` int32: minus what shifting the document codes by 128 adds to each sum.
-    scales
-        ``(query_tokens,)`` float32.
-    offsets
-        ``(queries + 1,)`` int64.
+    `packed`: groups of 16 tokens ``(groups, words, 16, 4)`` int8, zeros where tokens or dims are missing; `start`:
+    ``(groups, 16)`` int32: minus what shifting the document codes by 128 adds to each sum; `scales`:
+    ``(query_tokens,)`` float32; `offsets`: ``(queries + 1,)`` int64.
     """
 
     packed: np.ndarray
@@ -73,30 +59,13 @@ def emit_maxima(
 ) -> list[ir.Value]:
     """Emit ``best[g, lane] = max(best[g, lane], scales[r] * <rows[r], groups[g, lane]>)`` for eight rows.
 
-    Parameters
-    ----------
-    builder
-        Emits the instructions.
-    isa
-        The numba type of `InstructionSet.argument`.
-    places
-        Addresses of the rows ``(8, words * 4)``, as `InstructionSet.multiply_bytes` takes them, of their scales
-        ``(8,)`` float32 and of the maxima ``(groups, 16)`` float32.
-    groups
-        Addresses of sixteen packed query tokens ``(words, 16, 4)`` and of their starting sums ``(16,)`` int32.
-    words
-        Words of four bytes in a row.
-    meanwhile
-        Emits what else to do for each word, from the number of the word.
-    lanes
-        The query tokens from this one on are zeros, in each group.
-    widened
-        Whether the query tokens are int16, which only instruction sets with wide rows multiply; otherwise int8.
-
-    Returns
-    -------
-    list of ir.Value
-        The sixteen scaled products of each row: all rows of the first group, then of the next.
+    `isa`: the numba type of `InstructionSet.argument`. `places`: addresses of the rows ``(8, words * 4)``, as
+    `InstructionSet.multiply_bytes` takes them, of their scales ``(8,)`` float32 and of the maxima ``(groups, 16)``
+    float32. `groups`: addresses of sixteen packed query tokens ``(words, 16, 4)`` and of their starting sums ``(16,)``
+    int32. `words`: words of four bytes in a row. `meanwhile`: emits what else to do for each word, from the number of
+    the word. `lanes`: the query tokens from this one on are zeros, in each group. `widened`: whether the query tokens
+    are int16, which only instruction sets with wide rows multiply; otherwise int8. Returns: the sixteen scaled products
+    of each row: all rows of the first group, then of the next.
     """
     rows, scales, best = places
     multiply = instruction_set_of(isa).multiply_lanes(lanes)
@@ -158,26 +127,7 @@ _raise_maxima_of_tile, _raise_maxima_of_group = _raise_maxima_of(True), _raise_m
 def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> Queries:
     """Arrange query tokens as the kernel reads them.
 
-    Parameters
-    ----------
-    codes
-        ``(query_tokens, dim)`` int8.
-    scales, offsets
-        As in `Queries`.
-
-    Returns
-    -------
-    Queries
-        The packed queries.
-
-    Examples
-    --------
-    >>> codes = np.array([[1, 2, 3], [0, 0, -1]], dtype="int8")
-    >>> queries = pack_queries(codes, np.ones(2, dtype="float32"), np.array([0, 2]))
-    >>> queries.packed.shape, queries.packed[0, 0, :2].tolist()
-    ((1, 4, 16, 4), [[1, 2, 3, 0], [0, 0, -1, 0]])
-    >>> queries.start[0, :2].tolist()
-    [-768, 128]
+    `codes`: ``(query_tokens, dim)`` int8; `scales`, `offsets`: as in `Queries`.
     """
     tokens, dim = codes.shape
     groups, words = -(-tokens // LANES), -(-dim // (4 * STEP)) * STEP
@@ -192,18 +142,9 @@ def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> 
 def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, scores: np.ndarray, column: int) -> None:
     """Score documents against queries.
 
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    documents
-        `Documents`, as a plain tuple.
-    queries
-        From `pack_queries`, as a plain tuple.
-    scores
-        ``(queries, n)`` float32, written in place.
-    column
-        Column of the first document in `scores`.
+    `isa`: `InstructionSet.argument`; `documents`: `Documents`, as a plain tuple; `queries`: from `pack_queries`, as a
+    plain tuple; `scores`: ``(queries, n)`` float32, written in place; `column`: column of the first document in
+    `scores`.
     """
     codes, scales, offsets = documents
     packed, start, query_scales, query_offsets = queries

@@ -36,28 +36,10 @@ __all__ = ["cgutils", "intrinsic", "ir", "kernel", "llvm", "numba", "register_ji
 def kernel(*fastmath: str, inner: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function when it is first called.
 
-    Parameters
-    ----------
-    *fastmath
-        Transformations of floating-point code that LLVM may make, by LLVM's names: ``"contract"`` (fused
-        multiply-add), ``"reassoc"`` (sums in another order). None by default.
-    inner
-        Only other kernels call it: it is compiled into each of them, which takes a third less time. Called from Python,
-        it is interpreted.
-
-    Returns
-    -------
-    callable
-        A decorator for numeric code on numpy arrays.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> @kernel()
-    ... def total(values):
-    ...     return values.sum()
-    >>> total(np.arange(4))
-    6
+    `*fastmath`: transformations of floating-point code that LLVM may make, by LLVM's names: ``"contract"`` (fused
+    multiply-add), ``"reassoc"`` (sums in another order). None by default. `inner`: only other kernels call it: it is
+    compiled into each of them, which takes a third less time. Called from Python, it is interpreted. Returns: a
+    decorator for numeric code on numpy arrays.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
     options |= {"no_cpython_wrapper": inner, "no_cfunc_wrapper": True}

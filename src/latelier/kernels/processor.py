@@ -20,15 +20,7 @@ _WITH_DOT_PRODUCT = ("apple-m", "neoverse-", "cortex-a76")
 def has_features(*names: str) -> bool:
     """Return whether the processor has all of these features and numba may use them.
 
-    Parameters
-    ----------
-    *names
-        Features by LLVM's names, such as ``"avx2"`` or ``"neon"``.
-
-    Examples
-    --------
-    >>> has_features(), has_features("no such feature")
-    (True, False)
+    `*names`: features by LLVM's names, such as ``"avx2"`` or ``"neon"``.
     """
     import numba
 

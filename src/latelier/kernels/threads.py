@@ -51,22 +51,9 @@ _LIMIT = threading.local()
 def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_per_token: int) -> None:
     """Call ``function(first, last)`` for ranges that cover all documents, in several threads if there is enough work.
 
-    Parameters
-    ----------
-    function
-        Works on documents ``first`` to ``last - 1``. Threads gain time only if it releases the interpreter lock.
-    offsets
-        ``(documents + 1,)``: ranges have about the same number of tokens.
-    work_per_token
-        Multiplications per token, of float32; four of bytes count as one, as one instruction does four times as many.
-
-    Examples
-    --------
-    >>> seen = []
-    >>> offsets = np.array([0, 4, 4, 9])
-    >>> for_ranges(lambda first, last: seen.append((first, last)), offsets, 128)
-    >>> seen
-    [(0, 3)]
+    `function`: works on documents ``first`` to ``last - 1``. Threads gain time only if it releases the interpreter
+    lock. `offsets`: ``(documents + 1,)``: ranges have about the same number of tokens. `work_per_token`:
+    multiplications per token, of float32; four of bytes count as one, as one instruction does four times as many.
     """
     documents = len(offsets) - 1
     tokens = int(offsets[-1] - offsets[0])
@@ -81,20 +68,8 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
 def for_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
     """Call a function once for each item, in several threads if there are several items.
 
-    Parameters
-    ----------
-    function
-        Threads gain time only if it releases the interpreter lock. Where several threads call it, each call may use one
-        thread.
-    items
-        What it is called with.
-
-    Examples
-    --------
-    >>> found = {}
-    >>> for_each(lambda number: found.update({number: number**2}), [3, 4])
-    >>> sorted(found.items())
-    [(3, 9), (4, 16)]
+    `function`: threads gain time only if it releases the interpreter lock. Where several threads call it, each call may
+    use one thread.
     """
     left = deque(items)
     threads = min(allowed_threads(), len(left))
@@ -136,12 +111,6 @@ def limited_threads(most: int) -> Iterator[None]:
     """Let the calling thread compute with at most `most` threads inside the block, itself included.
 
     It limits what takes its number of threads from this module: kernels, and exported encoders.
-
-    Examples
-    --------
-    >>> with limited_threads(1):
-    ...     allowed_threads()
-    1
     """
     before = getattr(_LIMIT, "most", sys.maxsize)
     _LIMIT.most = max(1, min(most, before))
@@ -211,12 +180,7 @@ def wait_for_preparations(seconds: float) -> None:
     """Wait for the threads that prepare kernels, which a fork has to do.
 
     A child that is forked meanwhile inherits the locks that they hold, of imports and of numba's compiler, and no
-    thread of it releases them.
-
-    Parameters
-    ----------
-    seconds
-        How long to wait at most.
+    thread of it releases them. `seconds`: how long to wait at most.
     """
     end = time.monotonic() + seconds
     for thread in list(_threads):
@@ -227,18 +191,7 @@ def wait_for_preparations(seconds: float) -> None:
 class FirstUse:
     """Decides between numpy and the kernels for each search of one kind of index.
 
-    Parameters
-    ----------
-    most_work
-        Searches with more work than this use the kernels at once.
-
-    Examples
-    --------
-    >>> first_use = FirstUse(most_work=100)
-    >>> def prepare():
-    ...     print("compiling")
-    >>> first_use.is_over(50, prepare), first_use.is_over(101, prepare)
-    (False, True)
+    `most_work`: searches with more work than this use the kernels at once.
     """
 
     def __init__(self, most_work: int) -> None:
@@ -250,14 +203,10 @@ class FirstUse:
     def is_over(self, work: int, prepare: Callable[[], object]) -> bool:
         """Return whether a search uses the kernels; from the second search on, a thread prepares them.
 
-        Parameters
-        ----------
-        work
-            The work of the search, in the unit of `most_work`.
-        prepare
-            Compiles or loads the kernels, for example by the same search. It runs in a thread that the process waits
-            for when it ends, so that the compiled kernels are on disk for the next one. Its errors are dropped: the
-            next search uses the kernels, and raises them again.
+        `work`: the work of the search, in the unit of `most_work`. `prepare`: compiles or loads the kernels, for
+        example by the same search. It runs in a thread that the process waits for when it ends, so that the compiled
+        kernels are on disk for the next one. Its errors are dropped: the next search uses the kernels, and raises them
+        again.
         """
         if self._is_over or work > self._most_work:
             self._is_over = True

@@ -23,23 +23,11 @@ def pool_documents(
 ) -> int:
     """Cluster each document's tokens and write the unit mean of each cluster.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32, contiguous.
-    offsets
-        ``(documents + 1,)`` int64 into ``vectors``.
-    pooled_offsets
-        ``(documents + 1,)`` int64 into ``pooled``: the number of clusters of each document.
-    protected
-        Number of rows at the start of each document that are not clustered; they are neither read nor written.
-    pooled
-        ``(clusters, dim)`` float32, zeros; written in place, clusters in the order of their first tokens.
-
-    Returns
-    -------
-    int
-        The first document with a mean of infinite or NaN length, -1 if there is none.
+    `vectors`: ``(tokens, dim)`` float32, contiguous. `offsets`: ``(documents + 1,)`` int64 into ``vectors``.
+    `pooled_offsets`: ``(documents + 1,)`` int64 into ``pooled``: the number of clusters of each document. `protected`:
+    number of rows at the start of each document that are not clustered; they are neither read nor written. `pooled`:
+    ``(clusters, dim)`` float32, zeros; written in place, clusters in the order of their first tokens. Returns: the
+    first document with a mean of infinite or NaN length, -1 if there is none.
 
     Examples
     --------
@@ -80,19 +68,11 @@ def cluster_documents(
 ) -> None:
     """Cluster each document's tokens.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32, contiguous.
-    offsets
-        ``(documents + 1,)`` int64 into ``vectors``.
-    clusters
-        ``(documents,)`` int64: the number of clusters of each document, from 1 to its number of tokens; not read for
-        a document without tokens.
-    weights
-        ``(tokens,)`` float32, positive: a token of weight ``w`` counts as ``w`` equal tokens. ``(0,)``: all have 1.
-    labels
-        ``(tokens,)`` int64, written: each token's cluster, numbered per document in the order of their first tokens.
+    `vectors`: ``(tokens, dim)`` float32, contiguous. `offsets`: ``(documents + 1,)`` int64 into ``vectors``.
+    `clusters`: ``(documents,)`` int64: the number of clusters of each document, from 1 to its number of tokens; not
+    read for a document without tokens. `weights`: ``(tokens,)`` float32, positive: a token of weight ``w`` counts as
+    ``w`` equal tokens. ``(0,)``: all have 1. `labels`: ``(tokens,)`` int64, written: each token's cluster, numbered per
+    document in the order of their first tokens.
 
     Examples
     --------

@@ -83,19 +83,8 @@ class MiniBatches(NamedTuple):
 def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatches) -> TokenEmbeddings:
     """Embed the rows of features in mini-batches of similar length; all their tensors must be ``(rows, tokens)``.
 
-    Parameters
-    ----------
-    model
-        A late-interaction model, or a wrapper around one.
-    features
-        The features; not modified.
-    mini_batches
-        Limits of a pass.
-
-    Returns
-    -------
-    TokenEmbeddings
-        The scored tokens of each row, in the order of the rows, with gradients; at least float32.
+    `model`: a late-interaction model, or a wrapper around one. `features`: the features; not modified. Returns: the
+    scored tokens of each row, in the order of the rows, with gradients; at least float32.
     """
     on_cpu = features["input_ids"].device.type == "cpu"
     used = used_positions(features).cpu()  # once: each mini-batch would wait for a GPU again
@@ -145,14 +134,9 @@ def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Te
 class EmbeddedBatch(NamedTuple):
     """A batch of ``b`` queries with ``n`` documents each, packed: no padding is stored or scored.
 
-    Parameters
-    ----------
-    queries
-        ``b`` texts, with gradients, at least float32.
-    documents
-        ``b * n`` texts, grouped by query.
-    query_keys, document_keys
-        ``(b,)`` and ``(b * n,)`` int64 hashes of the texts' token ids; None if the features hold no token ids.
+    `queries`: ``b`` texts, with gradients, at least float32. `documents`: ``b * n`` texts, grouped by query.
+    `query_keys`, `document_keys`: ``(b,)`` and ``(b * n,)`` int64 hashes of the texts' token ids; None if the features
+    hold no token ids.
     """
 
     queries: TokenEmbeddings
@@ -174,28 +158,11 @@ def embed_batch(
 ) -> EmbeddedBatch:
     """Embed queries and documents, and group the documents by query.
 
-    Parameters
-    ----------
-    model
-        A late-interaction model, or a wrapper (data parallel, compiled) around one.
-    sentence_features
-        Features of the ``b`` queries, then of the documents in any number of dicts: those with ``b`` rows hold one
-        document of each query, those with ``b * m`` rows hold ``m``, the documents of one query next to each other.
-    warn_once
-        Called with a message if the features look like a mistake but can be used.
-    mini_batches
-        Limits of a forward pass.
-
-    Returns
-    -------
-    EmbeddedBatch
-        The documents of each query in the order of the dicts.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there are no documents, one of the features is not a dict, is empty or has token ids without an attention
-        mask, or its number of rows is not a multiple of the number of queries.
+    `model`: a late-interaction model, or a wrapper (data parallel, compiled) around one; `sentence_features`: features
+    of the ``b`` queries, then of the documents in any number of dicts: those with ``b`` rows hold one document of each
+    query, those with ``b * m`` rows hold ``m``, the documents of one query next to each other; `warn_once`: called with
+    a message if the features look like a mistake but can be used; returns: the documents of each query in the order of
+    the dicts.
     """
     mini_batches = MiniBatches() if mini_batches is None else mini_batches
     columns = _read_columns(model, sentence_features, warn_once)
@@ -322,16 +289,8 @@ ScoreMetric: TypeAlias = Callable[..., Tensor]
 class LossOptions(NamedTuple):
     """Options that all losses share.
 
-    Parameters
-    ----------
-    size_average
-        Mean over the queries of the batch; False sums.
-    dims
-        Numbers of dimensions to train for, see `truncated`; None: the model's own.
-    gather_across_devices
-        Use the documents of all processes as negatives.
-    mini_batches
-        Limits of a forward pass.
+    `size_average`: mean over the queries of the batch; False sums. `dims`: numbers of dimensions to train for, see
+    `truncated`; None: the model's own. `gather_across_devices`: use the documents of all processes as negatives.
     """
 
     size_average: bool = True
@@ -365,22 +324,7 @@ class WarnOnce:
 
 
 class Loss(nn.Module, ABC):
-    """A loss over the token vectors of queries and their documents.
-
-    Parameters
-    ----------
-    model
-        A late-interaction model.
-    score_metric
-        Function that scores queries against documents.
-    options
-        The options that all losses share.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the model is not a multi-vector model, `score_metric` is not callable, or an option is out of range.
-    """
+    """A loss over the token vectors of queries and their documents."""
 
     def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: LossOptions) -> None:
         super().__init__()

@@ -58,13 +58,7 @@ _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # l
 
 
 def min_max_normalize(scores: Tensor) -> Tensor:
-    """Map each row ``(b, n)`` onto 0 ... 1: ``(s - min) / (max - min + 1e-8)``.
-
-    Examples
-    --------
-    >>> min_max_normalize(torch.tensor([[10.0, 14.0, 11.0]]))
-    tensor([[0.0000, 1.0000, 0.2500]])
-    """
+    """Map each row ``(b, n)`` onto 0 ... 1: ``(s - min) / (max - min + 1e-8)``."""
     low, high = scores.min(dim=1, keepdim=True).values, scores.max(dim=1, keepdim=True).values
     return (scores - low) / (high - low + _EPSILON)
 
@@ -72,25 +66,11 @@ def min_max_normalize(scores: Tensor) -> Tensor:
 def row_weights(scores: Tensor, rounding: float) -> Tensor:
     """Return a weight for each row: less than 1 if its scores hardly differ by more than rounding.
 
-    Parameters
-    ----------
-    scores
-        ``(b, n)``, before they are normalised.
-    rounding
-        Largest difference of two scores that rounding alone can make, relative to the scores; see `relative_rounding`.
-
-    Returns
-    -------
-    torch.Tensor
-        ``(b,)``, without gradient: with ``size`` the largest absolute score of a row, ``tolerance = rounding * size``
-        and ``full = max(size / 256, 2 * tolerance)``, the weight is ``(max - min - tolerance) / (full - tolerance)``,
-        clipped to 0 ... 1. NaN for rows with NaN or infinite scores, so that these show in the loss.
-
-    Examples
-    --------
-    >>> scores = torch.tensor([[10.0, 10.001], [10.0, 10.02], [10.0, 12.0]])
-    >>> row_weights(scores, rounding=1e-3)
-    tensor([0.0000, 0.3427, 1.0000])
+    `scores`: ``(b, n)``, before they are normalised. `rounding`: largest difference of two scores that rounding alone
+    can make, relative to the scores; see `relative_rounding`. Returns: ``(b,)``, without gradient: with ``size`` the
+    largest absolute score of a row, ``tolerance = rounding * size`` and ``full = max(size / 256, 2 * tolerance)``, the
+    weight is ``(max - min - tolerance) / (full - tolerance)``, clipped to 0 ... 1. NaN for rows with NaN or infinite
+    scores, so that these show in the loss.
     """
     scores = scores.detach()
     span = scores.amax(dim=1) - scores.amin(dim=1)
@@ -111,21 +91,8 @@ def relative_rounding(scores: torch.dtype, vectors: torch.dtype, dim: int, token
     * ``2 eps / sqrt(dim)`` of the dtype of the vectors: their ``dim`` numbers are rounded independently, so a product
       is off by ``1 / sqrt(dim)`` of their error; the factor 2 allows for the rounding inside the encoder.
 
-    Parameters
-    ----------
-    scores, vectors
-        The dtype in which the score metric returned the scores, and that in which the vectors were computed.
-    dim
-        Dimensions of a vector.
-    tokens
-        Tokens of the longest query.
-
-    Examples
-    --------
-    >>> print(f"{relative_rounding(torch.float32, torch.float32, 128, 32):.1e}")
-    1.9e-05
-    >>> print(f"{relative_rounding(torch.float32, torch.bfloat16, 128, 32):.1e}")
-    1.4e-03
+    `scores`, `vectors`: the dtype in which the score metric returned the scores, and that in which the vectors were
+    computed; `tokens`: tokens of the longest query.
     """
     sums = torch.promote_types(scores, torch.float32)
     of_sums = (dim + tokens) * torch.finfo(sums).eps
@@ -134,16 +101,7 @@ def relative_rounding(scores: torch.dtype, vectors: torch.dtype, dim: int, token
 
 
 def computing_dtype(model: nn.Module, device_type: str) -> torch.dtype:
-    """Return the dtype of lowest precision among the model's weights and, if it is on, autocast.
-
-    Examples
-    --------
-    >>> computing_dtype(nn.Linear(2, 2), "cpu")
-    torch.float32
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     computing_dtype(nn.Linear(2, 2), "cpu")
-    torch.bfloat16
-    """
+    """Return the dtype of lowest precision among the model's weights and, if it is on, autocast."""
     used = {parameter.dtype for parameter in model.parameters()}
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         used.add(torch.get_autocast_dtype(device_type))
@@ -153,10 +111,7 @@ def computing_dtype(model: nn.Module, device_type: str) -> torch.dtype:
 def read_scores(labels: Any, scores: Tensor) -> Tensor:
     """Return the teacher's scores as a tensor of the shape, dtype and device of the student's `scores`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If there are no labels, or they have another shape, NaN or infinity.
+    Raises `InvalidArgumentError` if there are no labels, or they have another shape, NaN or infinity.
 
     Examples
     --------
@@ -178,11 +133,6 @@ def read_scores(labels: Any, scores: Tensor) -> Tensor:
 
 def as_numbers(labels: Any) -> Tensor:
     """Return labels as a tensor of real numbers.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If they are anything else.
 
     Examples
     --------

@@ -30,16 +30,8 @@ class _Keys(NamedTuple):
 class GatheredDocuments(NamedTuple):
     """The documents that each query of this process is scored against.
 
-    Parameters
-    ----------
-    documents
-        Documents of all processes, by rank.
-    keys
-        Keys that are equal for equal texts; None if the features hold no token ids.
-    first
-        Position of this process's first document.
-    queries
-        Number of queries of all processes.
+    `keys`: keys that are equal for equal texts; None if the features hold no token ids. `first`: position of this
+    process's first document.
     """
 
     documents: TokenEmbeddings
@@ -56,12 +48,8 @@ def _world_size() -> int:
 def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredDocuments:
     """Gather the documents of all processes, or take those of this process.
 
-    Parameters
-    ----------
-    batch
-        The batch of this process; processes may have batches of different sizes.
-    across_devices
-        Whether to gather from other processes. All of them have to call this.
+    `batch`: the batch of this process; processes may have batches of different sizes. `across_devices`: whether to
+    gather from other processes. All of them have to call this.
     """
     keys = None
     if batch.query_keys is not None and batch.document_keys is not None:
@@ -100,20 +88,10 @@ def false_negatives(
 ) -> Tensor:
     """Return which documents must not count as negatives of a query.
 
-    Parameters
-    ----------
-    batch, gathered
-        The queries, and the documents of the columns.
-    positives
-        ``(b,)``, the column of each query's positive.
-    are_positives
-        ``(columns,)`` bool: which documents are the positive of a query, of this process or another one.
-
-    Returns
-    -------
-    torch.Tensor
-        ``(b, columns)`` bool, on the device of the queries' vectors: true for a text that equals the query's positive,
-        and for the positive of another row with the same query. False everywhere if there are no keys.
+    `positives`: ``(b,)``, the column of each query's positive. `are_positives`: ``(columns,)`` bool: which documents
+    are the positive of a query, of this process or another one. Returns: ``(b, columns)`` bool, on the device of the
+    queries' vectors: true for a text that equals the query's positive, and for the positive of another row with the
+    same query. False everywhere if there are no keys.
     """
     device = batch.queries.device
     columns, positives = torch.arange(len(gathered.documents), device=device), positives.to(device)

@@ -64,17 +64,7 @@ _LOOP_OPTIONS = {"show_progress_bar", "convert_to_numpy", "device", "pool", "chu
 def one_name(spellings: Mapping[str, Any], what: str) -> Any:
     """Return the value of an argument that has several names and must be given under exactly one of them.
 
-    Parameters
-    ----------
-    spellings
-        The value given under each name; None if it was not given.
-    what
-        What the argument is, for the error message.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the argument was given under no name, or under several.
+    `spellings`: the value given under each name; None if it was not given.
 
     Examples
     --------
@@ -125,11 +115,6 @@ def check(method: str, given: Iterable[str], known: Iterable[str], function: Cal
 def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None, default: Any = "query") -> Any:
     """Return ``"query"`` or ``"document"`` from its three spellings, or a default if none is given.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the task is unknown, or the spellings contradict each other.
-
     Examples
     --------
     >>> resolve_task(None, False, None), resolve_task(None, None, None)
@@ -150,16 +135,8 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
 def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: int, raw: bool = False) -> int | None:
     """Return how many of the first numbers of each vector to keep; None for all.
 
-    Parameters
-    ----------
-    truncate_dim
-        The number asked for; None for the default.
-    default
-        The model's own `truncate_dim`.
-    embedding_size
-        Dimensions of the model's vectors.
-    raw
-        Whether features are returned, which are not truncated.
+    `truncate_dim`: the number asked for; None for the default. `default`: the model's own `truncate_dim`. `raw`:
+    whether features are returned, which are not truncated.
     """
     if truncate_dim is None:
         return default
@@ -199,17 +176,7 @@ def prompt_errors(prompt_name: Any, prompts: Mapping[str, Any]) -> Iterator[None
 def chosen(values: Iterable[Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of sentence-transformers' `encode` that have another value than its default.
 
-    Parameters
-    ----------
-    values
-        Values of the options in `_ENCODE_DEFAULTS`, in that order.
-    others
-        Options without a default.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a flag is not one, `chunk_size` no positive integer, or `token_pooling` no pooling of sentence-transformers.
+    `values`: values of the options in `_ENCODE_DEFAULTS`, in that order; `others`: options without a default.
     """
     named = dict(zip(_ENCODE_DEFAULTS, values, strict=True))
     for name in ("show_progress_bar", "normalize_embeddings"):
@@ -233,14 +200,7 @@ def has_loop_options(options: Iterable[str]) -> bool:
 def check_delegated_dtype(compute_dtype: str, options: Iterable[str], task: str) -> None:
     """Raise an error for half precision and int8 if sentence-transformers encodes: it takes the dtype of the weights.
 
-    Parameters
-    ----------
-    compute_dtype
-        The dtype asked for.
-    options
-        The chosen options, which the message names.
-    task
-        ``"query"`` or ``"document"``.
+    `options`: the chosen options, which the message names; `task`: ``"query"`` or ``"document"``.
     """
     if compute_dtype in ("bfloat16", "float16", "int8"):
         reason = ", ".join(sorted(set(options) - _LOOP_OPTIONS)) or f"a {task} of this model"

@@ -41,13 +41,6 @@ def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
 
     Where arguments are handed on to transformers, or code of the model is trusted, only errors about the format of a
     file are: others may be of the arguments or of the code.
-
-    Parameters
-    ----------
-    name
-        Name or folder of the model.
-    options
-        Arguments of the loader.
     """
     try:
         yield
@@ -66,19 +59,9 @@ def check_modules(name: str, modules: Sequence[Any]) -> None:
     """Raise an error if the loader found no modules, or has made an empty tokenizer, for which all words are [UNK].
 
     transformers does so where a folder has no files of its tokenizer. An encoder may have more embeddings than its
-    tokenizer has tokens, and a tokenizer may need no files: only both are a fault.
-
-    Parameters
-    ----------
-    name
-        Name or folder of the model; the tokenizer of a name is not looked at.
-    modules
-        What was loaded.
-
-    Raises
-    ------
-    ModelLoadError
-        If modules or the files of the tokenizer are missing.
+    tokenizer has tokens, and a tokenizer may need no files: only both are a fault. `name`: name or folder of the model;
+    the tokenizer of a name is not looked at. Raises `ModelLoadError` if modules or the files of the tokenizer are
+    missing.
     """
     if not modules:
         raise ModelLoadError(name, FileNotFoundError("its modules.json lists no modules."))
@@ -127,21 +110,8 @@ def save_for_pylate(
 ) -> None:
     """Write a folder that PyLate 1.6 loads with equal embeddings: modules, tokenizer and four JSON files.
 
-    A model without a head is written with the identity as its head, since PyLate would add a random one.
-
-    Parameters
-    ----------
-    model
-        The model.
-    path
-        The folder.
-    model_name, create_model_card, train_datasets, safe_serialization
-        As in `sentence_transformers.MultiVectorEncoder.save`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If PyLate has no setting for something in the model; the message names all such things.
+    A model without a head is written with the identity as its head, since PyLate would add a random one. `model_name`,
+    `create_model_card`, `train_datasets`, `safe_serialization`: as in `sentence_transformers.MultiVectorEncoder.save`.
     """
     config = _describe(model)
     encoder: Any = model[0]

@@ -207,16 +207,8 @@ class Overrides(MultiVectorEncoder):
 def embed_texts(model: Any, texts: str | Iterable[str], task: str, *, truncation: bool = True) -> Tensor:
     """Return token vectors ``(n, max_length, dim)``; rows of padding and of tokens that are not scored are zero.
 
-    Parameters
-    ----------
-    model
-        A `ColBERT`; its `truncate_dim` applies.
-    texts
-        One text or many.
-    task
-        ``"query"`` or ``"document"``.
-    truncation
-        As in `ColBERT.encode`.
+    `model`: a `ColBERT`; its `truncate_dim` applies. `task`: ``"query"`` or ``"document"``. `truncation`: as in
+    `ColBERT.encode`.
     """
     length = max_length(model, task)
     if not isinstance(texts, Iterable):

@@ -35,17 +35,8 @@ _ARGUMENTS = ("heads", "dim_head", "hidden_dim")
 def compress_documents(model: MultiVectorEncoder, num_vectors: int, arguments: Mapping[str, Any]) -> None:
     """Add an `AttentionPooling` to a model, before its last normalisation.
 
-    Parameters
-    ----------
-    model
-        The model, changed in place.
-    num_vectors, arguments
-        Arguments of the `AttentionPooling`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the model pools its documents already, or there is no such argument.
+    `model`: the model, changed in place; raises `InvalidArgumentError` if the model pools its documents already, or
+    there is no such argument.
     """
     check("compress_documents", arguments, {"num_vectors", *_ARGUMENTS})
     if has_pooling(model, "document"):
@@ -67,13 +58,7 @@ def has_pooling(model: Iterable[nn.Module], task: str) -> bool:
 
 
 def find_pooling(model: Iterable[nn.Module]) -> AttentionPooling:
-    """Return the `AttentionPooling` of a model.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it has none.
-    """
+    """Return the `AttentionPooling` of a model."""
     for module in model:
         if isinstance(module, AttentionPooling):
             return module
@@ -100,13 +85,7 @@ _NAME = "latelier_recorded"
 
 
 class Recorder:
-    """Keeps the attention weights of an encoder's last layer.
-
-    Parameters
-    ----------
-    layers
-        Number of layers of the encoder.
-    """
+    """Keeps the attention weights of an encoder's last layer."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
@@ -116,16 +95,8 @@ class Recorder:
     def received(self, mask: Tensor) -> Tensor:
         """Return the mean attention that each token received in the last forward pass, and forget it.
 
-        Parameters
-        ----------
-        mask
-            Bool ``(n, tokens)``: the tokens that are not padding.
-
-        Returns
-        -------
-        Tensor
-            ``(n, tokens)`` float32: the mean over heads and over the tokens that attend, times their number. Its mean
-            over a text's tokens is 1.
+        `mask`: bool ``(n, tokens)``: the tokens that are not padding. Returns: ``(n, tokens)`` float32: the mean over
+        heads and over the tokens that attend, times their number. Its mean over a text's tokens is 1.
         """
         weights, self._weights = self._weights, None
         if weights is None or weights.shape != (*mask.shape, mask.shape[1]):
@@ -167,30 +138,8 @@ def _attend(
 def recorded_attention(model: MultiVectorEncoder) -> Iterator[Recorder]:
     """Record the attention of a model's encoder in the forward passes inside the block.
 
-    Parameters
-    ----------
-    model
-        The model; its encoder computes with another attention function inside the block.
-
-    Yields
-    ------
-    Recorder
-        What the last forward pass has recorded.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the attention of the encoder cannot be read.
-
-    Examples
-    --------
-    >>> from latelier.models import ColBERT
-    >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
-    >>> features = model.tokenize("a sweet pear", is_query=False)
-    >>> with torch.no_grad(), recorded_attention(model) as recorder:
-    ...     _ = model(features)
-    >>> recorder.received(torch.ones(1, 5).bool()).round(decimals=1)
-    tensor([[2.7000, 0.4000, 0.6000, 1.1000, 0.2000]])
+    `model`: the model; its encoder computes with another attention function inside the block. Yields: what the last
+    forward pass has recorded.
     """
     encoder = model[0]
     config = getattr(encoder.model, "config", None) if isinstance(encoder, Transformer) else None

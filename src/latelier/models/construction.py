@@ -48,18 +48,10 @@ __all__ = [
 class LoadedModules(NamedTuple):
     """What sentence-transformers made of a checkpoint.
 
-    Parameters
-    ----------
-    name
-        Name or folder of the checkpoint.
-    modules
-        The pipeline. Around a model without a head, sentence-transformers adds a random one.
-    has_modules_json
-        Whether the checkpoint lists its modules, as dense models and those of PyLate do.
-    inserts_markers
-        Whether its settings name markers to insert as tokens, as those of PyLate and Stanford's ColBERT do.
-    has_saved_head
-        Whether a linear layer was among the listed modules.
+    `modules`: the pipeline. Around a model without a head, sentence-transformers adds a random one. `has_modules_json`:
+    whether the checkpoint lists its modules, as dense models and those of PyLate do. `inserts_markers`: whether its
+    settings name markers to insert as tokens, as those of PyLate and Stanford's ColBERT do. `has_saved_head`: whether a
+    linear layer was among the listed modules.
     """
 
     name: str
@@ -107,23 +99,8 @@ def orthogonal_weight(out_features: int, in_features: int) -> torch.Tensor:
     """Return a random matrix with orthonormal rows (orthonormal columns where it is taller than wide).
 
     Projecting to random orthonormal directions preserves inner products on average (Johnson-Lindenstrauss). The seed is
-    fixed: the same shape gives the same matrix in every call and on every machine.
-
-    Parameters
-    ----------
-    out_features, in_features
-        Shape of the matrix.
-
-    Returns
-    -------
-    torch.Tensor
-        ``(out_features, in_features)`` float32.
-
-    Examples
-    --------
-    >>> weight = orthogonal_weight(2, 3)
-    >>> torch.allclose(weight @ weight.T, torch.eye(2), atol=1e-6)
-    True
+    fixed: the same shape gives the same matrix in every call and on every machine. Returns:
+    ``(out_features, in_features)`` float32.
     """
     weight = torch.empty(out_features, in_features)
     torch.nn.init.orthogonal_(weight, generator=torch.Generator().manual_seed(0))
@@ -135,18 +112,6 @@ class SecondMoment:
 
     PCA without centring: the leading eigenvectors of the second moment preserve inner products best (Eckart-Young), and
     MaxSim consists of inner products. Subtracting a mean would need a bias in the projection.
-
-    Parameters
-    ----------
-    dim
-        Dimension of the vectors.
-
-    Examples
-    --------
-    >>> moment = SecondMoment(2)
-    >>> moment.add(torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
-    >>> moment.directions(1).abs()
-    tensor([[1., 0.]])
     """
 
     def __init__(self, dim: int) -> None:
@@ -170,21 +135,8 @@ class SecondMoment:
 def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, show_progress_bar: bool) -> None:
     """Set the weight of the model's last linear layer to the principal directions of that layer's inputs.
 
-    Parameters
-    ----------
-    model
-        A model whose last `Dense` is the projection to fit.
-    texts
-        Documents, read batch by batch.
-    batch_size
-        Texts per batch.
-    show_progress_bar
-        Show a progress bar on standard error.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the texts have fewer tokens than the projection has dimensions.
+    `model`: a model whose last `Dense` is the projection to fit; `batch_size`: texts per batch; `show_progress_bar`:
+    show a progress bar on standard error.
     """
     position, projection = [(i, module) for i, module in enumerate(model) if isinstance(module, Dense)][-1]
     moment = SecondMoment(projection.in_features)
@@ -217,23 +169,11 @@ class Construction:
     """Builds a pipeline around an encoder that has none, and remembers what it has built.
 
     A plain object: a model stores it before ``nn.Module.__init__``, when a module would break `nn.Sequential`.
-
-    Parameters
-    ----------
-    recipe
-        What to build.
-    embedding_size
-        Dimensions asked for; None for the default of a new head.
-    given_prompts
-        Names of the prompts that the caller gave, which are left unchanged.
-    is_fresh
-        Whether the pipeline was built here; a late-interaction checkpoint has its own.
-    needs_fit
-        Whether its PCA projection is still to be fitted.
-    has_saved_head
-        Whether the checkpoint had a linear layer.
-    has_new_tokens
-        Whether markers were added to the vocabulary.
+    `recipe`: what to build. `embedding_size`: dimensions asked for; None for the default of a new head.
+    `given_prompts`: names of the prompts that the caller gave, which are left unchanged. `is_fresh`: whether the
+    pipeline was built here; a late-interaction checkpoint has its own. `needs_fit`: whether its PCA projection is still
+    to be fitted. `has_saved_head`: whether the checkpoint had a linear layer. `has_new_tokens`: whether markers were
+    added to the vocabulary.
     """
 
     recipe: Recipe
@@ -268,23 +208,8 @@ class Construction:
     ) -> tuple[Any, Any]:
         """Build the recipe around what sentence-transformers has loaded, unless that is a late-interaction model.
 
-        Parameters
-        ----------
-        name
-            Name or folder of the checkpoint.
-        loaded
-            Modules, and their arguments, which are returned unchanged.
-        has_modules_json
-            Whether the checkpoint lists its modules.
-        markers
-            The markers that the checkpoint's settings name.
-        prompts
-            The model's prompts, changed in place.
-
-        Returns
-        -------
-        tuple
-            Modules, and their arguments.
+        `loaded`: modules, and their arguments, which are returned unchanged; `has_modules_json`: whether the checkpoint
+        lists its modules; `prompts`: the model's prompts, changed in place; returns: modules, and their arguments.
         """
         modules, module_kwargs = loaded
         if self.is_fresh:
@@ -318,24 +243,10 @@ class Construction:
     ) -> list[nn.Module]:
         """Return the pipeline of a new late-interaction model, in sentence-transformers' own modules.
 
-        Parameters
-        ----------
-        transformer
-            The encoder; markers are added to its vocabulary.
-        heads
-            Trained linear layers of a dense model, applied to every token here. They take the place of a learned head.
-        prompts
-            The model's prompts; markers are put before them.
-
-        Returns
-        -------
-        list of torch.nn.Module
-            Encoder, heads, scoring mask, normalisation: a saved folder loads in plain sentence-transformers.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a projection that is not learned would have more dimensions than its input.
+        `transformer`: the encoder; markers are added to its vocabulary. `heads`: trained linear layers of a dense
+        model, applied to every token here. They take the place of a learned head. `prompts`: the model's prompts;
+        markers are put before them. Returns: encoder, heads, scoring mask, normalisation: a saved folder loads in plain
+        sentence-transformers.
         """
         self.is_fresh = True
         self.has_saved_head = bool(heads)
@@ -369,13 +280,7 @@ class Construction:
     def fit_projection(
         self, model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, show_progress_bar: bool
     ) -> None:
-        """Fit the PCA projection of the model built here, as `fit_pca` does.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the model has no PCA projection, or the texts have too few tokens.
-        """
+        """Fit the PCA projection of the model built here, as `fit_pca` does."""
         if self.recipe.projection != "pca" or not self.is_fresh:
             raise InvalidArgumentError('this model has no PCA projection; make one with from_dense(projection="pca").')
         fit_pca(model, texts, batch_size, show_progress_bar)
@@ -520,14 +425,9 @@ def check_lengths(
 def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int | None, recipe: Recipe | None) -> None:
     """Set the length caps: those given, else those of the checkpoint, else the defaults of a recipe.
 
-    Parameters
-    ----------
-    model
-        The model; one that does not start with an encoder (``modules=[...]``) is left unchanged.
-    query, document
-        The caps asked for; None for those that the model has.
-    recipe
-        What the model was built by; None for a checkpoint, which has lengths of its own.
+    `model`: the model; one that does not start with an encoder (``modules=[...]``) is left unchanged. `query`,
+    `document`: the caps asked for; None for those that the model has. `recipe`: what the model was built by; None for a
+    checkpoint, which has lengths of its own.
     """
     encoder = model[0] if len(model) else None
     if not isinstance(encoder, (Transformer, TextEncoder)):

@@ -81,23 +81,10 @@ _UNPOOLED_OUTPUTS = Pooling()
 class OutputForm:
     """The form in which a call of `encode` returns token vectors.
 
-    Parameters
-    ----------
-    packed
-        `TokenEmbeddings` rather than a list.
-    precision
-        Name of a dtype; None keeps the dtype that the model computed in.
-    numpy
-        Arrays rather than tensors.
-    raw
-        sentence-transformers' own features (``output_value=None``), returned unchanged.
-    pooling
-        How to pool the vectors; with weights from the encoder's attention, the encoding loop has pooled them already.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `packed` is not a flag, the precision is unknown, or the form cannot hold it.
+    `packed`: `TokenEmbeddings` rather than a list. `precision`: name of a dtype; None keeps the dtype that the model
+    computed in. `numpy`: arrays rather than tensors. `raw`: sentence-transformers' own features
+    (``output_value=None``), returned unchanged. `pooling`: how to pool the vectors; with weights from the encoder's
+    attention, the encoding loop has pooled them already.
     """
 
     packed: bool = False
@@ -145,14 +132,8 @@ class OutputForm:
     def convert(self, encoded: Any, dim: int, single: bool) -> Any:
         """Return the embeddings of all texts in this form.
 
-        Parameters
-        ----------
-        encoded
-            A list of ``(tokens, dim)`` tensors or arrays, or `TokenEmbeddings`.
-        dim
-            Their dimension, needed where there are no texts.
-        single
-            Whether one text was given rather than a list.
+        `encoded`: a list of ``(tokens, dim)`` tensors or arrays, or `TokenEmbeddings`; `dim`: their dimension, needed
+        where there are no texts; `single`: whether one text was given rather than a list.
         """
         if self._pools and len(encoded):
             encoded = self._pool(_join(encoded))
@@ -208,12 +189,7 @@ def check_compute_dtype(compute_dtype: Any) -> None:
 def check_weights(model: Any, compute_dtype: str | None) -> None:
     """Raise an error for a dtype that a model's weights rule out: autocast starts from float32.
 
-    Parameters
-    ----------
-    model
-        The model.
-    compute_dtype
-        One of `COMPUTE_DTYPES`, or None. ``"auto"`` follows the weights.
+    `compute_dtype`: one of `COMPUTE_DTYPES`, or None. ``"auto"`` follows the weights.
     """
     if compute_dtype in (None, "auto", "int8"):
         return
@@ -259,22 +235,10 @@ def inference(
 ) -> Iterator[None]:
     """Compute without gradients, on a CPU with the model's backend.
 
-    Parameters
-    ----------
-    model
-        The model.
-    device
-        Where it computes.
-    dtype
-        The dtype to compute in: one of `COMPUTE_DTYPES` but ``"auto"``; None for that of the weights.
-    reads_attention
-        Whether the encoder's attention is recorded, which takes torch whatever the backend is.
-
-    Raises
-    ------
-    InvalidArgumentError
-        For ``"int8"`` on another device, or with another backend than ONNX Runtime; for another dtype that the weights
-        rule out.
+    `dtype`: the dtype to compute in: one of `COMPUTE_DTYPES` but ``"auto"``; None for that of the weights.
+    `reads_attention`: whether the encoder's attention is recorded, which takes torch whatever the backend is. Raises
+    `InvalidArgumentError` for ``"int8"`` on another device, or with another backend than ONNX Runtime; for another
+    dtype that the weights rule out.
     """
     check_weights(model, dtype)
     if dtype == "int8" and device.type != "cpu":
@@ -318,24 +282,7 @@ _templates: WeakKeyDictionary[Any, dict[tuple[str, str | None], dict[str, Any] |
 def tokenize_window(model: MultiVectorEncoder, texts: list[str], prompt: str | None, task: str) -> dict[str, Any]:
     """Return the features of texts, as `ColBERT.preprocess` does.
 
-    Parameters
-    ----------
-    model
-        The model.
-    texts
-        The texts.
-    prompt
-        What to put before each; None for the model's own prompt.
-    task
-        ``"query"`` or ``"document"``.
-
-    Examples
-    --------
-    >>> from latelier.models import ColBERT
-    >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
-    >>> features = tokenize_window(model, ["a pear"] * 32, None, "document")
-    >>> features["input_ids"].shape, sorted(features)
-    (torch.Size([32, 4]), ['attention_mask', 'input_ids', 'modality', 'task', 'token_type_ids'])
+    `prompt`: what to put before each; None for the model's own prompt. `task`: ``"query"`` or ``"document"``.
     """
     if (1 < len(texts) < _LEAST_TEXTS) or not _pads_at_the_right(model, task):
         return model.preprocess(texts, prompt=prompt, task=task)
@@ -428,30 +375,12 @@ _DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
 class Job:
     """How to encode texts.
 
-    Parameters
-    ----------
-    task
-        ``"query"`` or ``"document"``.
-    prompt
-        What to put before each text; None for the model's own prompt.
-    batch_size
-        Maximum number of texts of full length in a batch; a batch of shorter texts may have as many tokens. Without
-        padding, on a GPU, full length is 2,048 tokens at least.
-    compute_dtype
-        The dtype to compute in, or ``"auto"``.
-    truncate_dim
-        How many of the first numbers of each vector to keep; None for all.
-    save_to_cpu
-        Move each batch to the CPU when it is done.
-    device
-        Where to compute.
-    pooling
-        How to pool documents; the loop of this module does it only where the encoder's attention gives the weights.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `compute_dtype` is unknown, or the prompt is not a text.
+    `task`: ``"query"`` or ``"document"``. `prompt`: what to put before each text; None for the model's own prompt.
+    `batch_size`: maximum number of texts of full length in a batch; a batch of shorter texts may have as many tokens.
+    Without padding, on a GPU, full length is 2,048 tokens at least. `compute_dtype`: the dtype to compute in, or
+    ``"auto"``. `truncate_dim`: how many of the first numbers of each vector to keep; None for all. `save_to_cpu`: move
+    each batch to the CPU when it is done. `device`: where to compute. `pooling`: how to pool documents; the loop of
+    this module does it only where the encoder's attention gives the weights.
     """
 
     task: str
@@ -490,27 +419,10 @@ def encode_rows(
 ) -> Any:
     """Encode inputs: texts by the loop of this module, other inputs and options by sentence-transformers' loop.
 
-    Parameters
-    ----------
-    model
-        The model.
-    rows
-        The inputs.
-    job
-        How to encode; the device and the prompt's name are resolved here.
-    prompt_name
-        Name of the prompt if `job` has none; None for the prompt of the task.
-    form
-        What the result will be converted to.
-    options
-        Options of sentence-transformers that are not at their defaults.
-    truncation
-        False raises an error for a text that would be truncated.
-
-    Returns
-    -------
-    list or TokenEmbeddings
-        Token vectors of each input, or `TokenEmbeddings` if `form.works_on_packed`.
+    `job`: how to encode; the device and the prompt's name are resolved here. `prompt_name`: name of the prompt if `job`
+    has none; None for the prompt of the task. `form`: what the result will be converted to. `options`: options of
+    sentence-transformers that are not at their defaults. `truncation`: False raises an error for a text that would be
+    truncated. Returns: token vectors of each input, or `TokenEmbeddings` if `form.works_on_packed`.
     """
     if job.prompt is None and prompt_name is None and job.task in model.prompts:
         prompt_name = job.task
@@ -562,21 +474,7 @@ def encode_chunk(model: MultiVectorEncoder, texts: list[str], job: Job, device: 
 def stream(model: MultiVectorEncoder, texts: Iterable[str], job: Job, form: OutputForm, shown: bool) -> Iterator[Any]:
     """Return an iterator over the embedding of each text, or `TokenEmbeddings` of each window, as `form` says.
 
-    Parameters
-    ----------
-    model, job
-        As in `packed_windows`.
-    texts
-        The texts; each is checked when it is read.
-    form
-        What the iterator yields.
-    shown
-        Whether to show a progress bar.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the batch size is not a positive integer, or `texts` is not an iterable of texts.
+    `model`, `job`: as in `packed_windows`. `texts`: the texts; each is checked when it is read.
     """
     check_count("batch_size", job.batch_size)
     checked = checked_stream(texts)
@@ -597,23 +495,9 @@ def packed_windows(
 ) -> Iterator[TokenEmbeddings]:
     """Encode texts into one `TokenEmbeddings` on the CPU per window.
 
-    Parameters
-    ----------
-    model
-        The model.
-    texts
-        The texts, read in the caller's thread, one window ahead.
-    job
-        How to encode. The device and the prompt are the model's own.
-    precision
-        As in `ColBERT.encode`.
-    bar
-        Progress bar to update.
-
-    Yields
-    ------
-    TokenEmbeddings
-        `WINDOW` texts, the last time the remaining ones.
+    `texts`: the texts, read in the caller's thread, one window ahead. `job`: how to encode. The device and the prompt
+    are the model's own. `precision`: as in `ColBERT.encode`. `bar`: progress bar to update. Yields: `WINDOW` texts, the
+    last time the remaining ones.
     """
     if encodes_by_budget(model):
         job = replace(job, prompt=model.prompts.get(job.task), device=model.device)
@@ -635,21 +519,8 @@ def packed_windows(
 def encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, bar: Any = None) -> Iterator[Window]:
     """Encode texts without gradients, window by window; memory is bounded by the window.
 
-    Parameters
-    ----------
-    model
-        The model.
-    texts
-        The texts, read in the caller's thread, one window ahead.
-    job
-        How to encode.
-    bar
-        Progress bar to update.
-
-    Returns
-    -------
-    iterator of Window
-        `WINDOW` texts each, the last time the remaining ones.
+    `texts`: the texts, read in the caller's thread, one window ahead; `job`: how to encode; `bar`: progress bar to
+    update; returns: `WINDOW` texts each, the last time the remaining ones.
     """
     windows = _encode_windows(model, texts, job, bar)
     return windows_on_host(windows) if job.save_to_cpu and job.device.type == "cuda" else windows

@@ -55,19 +55,10 @@ _ABANDONED_SECONDS = 24 * 3600
 def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]) -> None:
     """Write an export beside its place, then rename it: another process finds a whole one or none.
 
-    What killed processes have left beside it is removed after a day.
-
-    Parameters
-    ----------
-    folder
-        Its place. What is there is replaced, unless another process has just put a whole export there.
-    write
-        Writes the files into the folder that it is called with, and returns what else to describe, as JSON.
-
-    Raises
-    ------
-    OSError
-        If the files cannot be written, or a process that has them open keeps them from being replaced.
+    What killed processes have left beside it is removed after a day. `folder`: its place. What is there is replaced,
+    unless another process has just put a whole export there. `write`: writes the files into the folder that it is
+    called with, and returns what else to describe, as JSON. Raises `OSError` if the files cannot be written, or a
+    process that has them open keeps them from being replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)
@@ -90,15 +81,7 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
 
 
 class ExportLoadError(ModelLoadError):
-    """An export could not be found or read.
-
-    Parameters
-    ----------
-    folder
-        The folder of the export, or the file in it.
-    reason
-        What is wrong with it.
-    """
+    """An export could not be found or read."""
 
     def __init__(self, folder: str, reason: Exception) -> None:
         described = str(reason) if isinstance(reason, OSError) else f"{type(reason).__name__}: {reason}"
@@ -113,12 +96,8 @@ def read_description(folder: Path) -> dict[str, Any]:
     """Return the description of an export, after comparing its files with it.
 
     A file with the size and the time of modification that it was written with is not read; others must have their
-    checksum, such as those of a copied folder.
-
-    Raises
-    ------
-    ModelLoadError
-        If there is none, it has another format, or a file is missing or damaged.
+    checksum, such as those of a copied folder. Raises `ModelLoadError` if there is none, it has another format, or a
+    file is missing or damaged.
     """
     path = folder / DESCRIPTION_FILE
     try:
@@ -215,26 +194,9 @@ class OnnxEncoder:
     """A transformer as exported by `latelier.models.onnx`: token ids in, last hidden state out.
 
     Inputs of few tokens are computed by the calling thread alone: waking other threads for each product takes longer
-    than a query. So are all inputs where the calling thread may use no other, see
-    `latelier.kernels.threads.limited_threads`. Idle threads sleep rather than spin, so that on a busy machine two
-    threads are not slower than one.
-
-    Parameters
-    ----------
-    folder
-        The folder with `GRAPH_FILE` and `WEIGHTS_FILE`.
-
-    Attributes
-    ----------
-    width
-        Dimensions of the hidden states.
-
-    Raises
-    ------
-    MissingExtraError
-        If ONNX Runtime is not installed.
-    ModelLoadError
-        If the files are missing or damaged.
+    than a query. Idle threads sleep rather than spin, so that on a busy machine two threads are not slower than one.
+    `folder`: the folder with `GRAPH_FILE` and `WEIGHTS_FILE`; `width`: dimensions of the hidden states; raises
+    `ModelLoadError` if the files are missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -252,15 +214,9 @@ class OnnxEncoder:
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray | None) -> np.ndarray:
         """Return the last hidden state, ``(n, length, dim)`` float32.
 
-        Parameters
-        ----------
-        input_ids, attention_mask, token_type_ids
-            ``(n, length)`` int64; types that are None are zeros.
-
-        Raises
-        ------
-        ModelLoadError
-            If the graph cannot compute these inputs, such as token ids that its table of embeddings does not have.
+        `input_ids`, `attention_mask`, `token_type_ids`: ``(n, length)`` int64; types that are None are zeros. Raises
+        `ModelLoadError` if the graph cannot compute these inputs, such as token ids that its table of embeddings does
+        not have.
         """
         given: dict[str, Any] = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         if token_type_ids is None:
@@ -600,14 +556,7 @@ def _ids(listed: Any) -> np.ndarray:
 def _read_heads(path: Path, activations: Any, width: int) -> list[_Head]:
     """Read the linear layers of an export; `KeyError`, `TypeError` or `ValueError` if they are damaged.
 
-    Parameters
-    ----------
-    path
-        Their file.
-    activations
-        The name of each layer's activation.
-    width
-        Dimensions of the input of the first layer.
+    `width`: dimensions of the input of the first layer.
     """
     if not isinstance(activations, list):
         raise ValueError(f"the activations of its layers are {describe(activations)}; expected a list.")

@@ -68,12 +68,7 @@ def varlen_kernel() -> Callable[..., Any] | None:
 def packed_attention(config: Any, packing: Packing) -> Iterator[None]:
     """Let an encoder attend within the texts of a packed row inside the block, in this thread.
 
-    Parameters
-    ----------
-    config
-        The configuration of the encoder, whose attention is ``"sdpa"``.
-    packing
-        The texts.
+    `config`: the configuration of the encoder, whose attention is ``"sdpa"``.
     """
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
@@ -107,21 +102,9 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attend within packed texts; where none are packed, as transformers does by default.
 
-    Parameters
-    ----------
-    module
-        The attention module.
-    query, key, value
-        ``(1, heads, tokens, dim of a head)``.
-    attention_mask
-        None for packed texts.
-    **options
-        ``scaling``; ``sliding_window``, one more than the distance that a token sees to either side.
-
-    Returns
-    -------
-    tuple
-        ``(1, tokens, heads, dim of a head)``, and no weights.
+    `query`, `key`, `value`: ``(1, heads, tokens, dim of a head)``. `attention_mask`: None for packed texts.
+    `**options`: ``scaling``; ``sliding_window``, one more than the distance that a token sees to either side. Returns:
+    ``(1, tokens, heads, dim of a head)``, and no weights.
     """
     packing, attend = _packing.get(), varlen_kernel()
     if packing is None or attend is None:
@@ -173,27 +156,9 @@ def is_unpadded(
 
     They are on a GPU with bfloat16, if the model computes in half precision, its encoder is BERT, ModernBERT, RoBERTa
     or XLM-RoBERTa with their own attention, no module pools tokens, and random texts have the same vectors both ways.
-
-    Parameters
-    ----------
-    model
-        The model.
-    features
-        The features of a window.
-    task
-        ``"query"`` or ``"document"``.
-    device
-        Where it computes.
-    dtype
-        The dtype of autocast; None for that of the weights.
-    encode_padded
-        Encodes features of texts of this task with padding: returns the ``(tokens, dim)`` vectors of all scored
-        tokens, and which those are.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If ``LATELIER_UNPADDED`` is set to anything but 0 or 1.
+    `task`: ``"query"`` or ``"document"``. `dtype`: the dtype of autocast; None for that of the weights.
+    `encode_padded`: encodes features of texts of this task with padding: returns the ``(tokens, dim)`` vectors of all
+    scored tokens, and which those are.
     """
     if not _is_on() or not _has_kernel(model, device, dtype) or not _can_pack(model):
         return False
@@ -209,13 +174,7 @@ def is_unpadded(
 
 
 def packed_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
-    """Yield the positions of texts, in order, in batches of at most `max_tokens` tokens, or of one longer text.
-
-    Examples
-    --------
-    >>> list(packed_batches(np.array([3, 4, 9, 1]), max_tokens=8))
-    [array([0, 1]), array([2]), array([3])]
-    """
+    """Yield the positions of texts, in order, in batches of at most `max_tokens` tokens, or of one longer text."""
     ends = np.cumsum(lengths)
     start, before = 0, 0
     while start < len(ends):
@@ -229,23 +188,7 @@ def encode_unpadded(
 ) -> Batch:
     """Encode some texts of a window, without waiting for the device.
 
-    Parameters
-    ----------
-    model
-        A model for which `is_unpadded` holds.
-    features
-        The features of the window, on the CPU.
-    rows
-        Positions of the texts.
-    task
-        ``"query"`` or ``"document"``.
-    device
-        Where to compute.
-
-    Returns
-    -------
-    Batch
-        The texts, on the device.
+    `model`: a model for which `is_unpadded` holds; `task`: ``"query"`` or ``"document"``; `device`: where to compute.
     """
     index = torch.from_numpy(rows)
     used = features["attention_mask"][index].bool()

@@ -42,22 +42,8 @@ _SECONDS = 10  # to answer a first request
 def resolve_name(model_name_or_path: str) -> str:
     """Return a folder for the default model if the extra 'demo' is installed, and any other name unchanged.
 
-    The package of that extra holds the weights that the hub serves, so that nothing is downloaded.
-
-    Parameters
-    ----------
-    model_name_or_path
-        A folder or a name on the Hugging Face hub.
-
-    Returns
-    -------
-    str
-        What to load.
-
-    Examples
-    --------
-    >>> resolve_name("./my-model")
-    './my-model'
+    The package of that extra holds the weights that the hub serves, so that nothing is downloaded. Returns: what to
+    load.
     """
     if model_name_or_path not in (DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1]) or Path(model_name_or_path).exists():
         return model_name_or_path
@@ -87,12 +73,8 @@ def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
 def check_name(name: str) -> None:
     """Check that a name is that of a folder with a model, or may be that of a model on the hub; nothing is loaded.
 
-    The loader asks the hub for any name that is no folder, and calls a folder without a model a damaged model.
-
-    Raises
-    ------
-    ModelLoadError
-        If there is no such folder and no model on the hub can have the name, or the folder holds no model.
+    The loader asks the hub for any name that is no folder, and calls a folder without a model a damaged model. Raises
+    `ModelLoadError` if there is no such folder and no model on the hub can have the name, or the folder holds no model.
 
     Examples
     --------
@@ -131,13 +113,7 @@ def saving(path: object) -> Iterator[str]:
     """Yield a folder to save a model to, whose files are moved to the one that is meant when all are written.
 
     A model that stands there stays whole until then. The folder is inside that one, so that nothing has to be copied.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the path cannot be that of a folder.
-    StorageError
-        If the folder cannot be written.
+    Raises `StorageError` if the folder cannot be written.
     """
     folder = as_path(path, "the folder")
     if is_file(folder):

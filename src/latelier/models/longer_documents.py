@@ -14,22 +14,7 @@ __all__ = ["document_length", "encode_up_to"]
 
 
 def document_length(model: ColBERT, text: str) -> int | None:
-    """Return the number of tokens of a whole document, markers included; None if it is more than the model reads.
-
-    Parameters
-    ----------
-    model
-        The model.
-    text
-        The document.
-
-    Examples
-    --------
-    >>> from latelier.models import load
-    >>> model = load("all-MiniLM-L6-v2", device="cpu")
-    >>> document_length(model, "a pear"), document_length(model, "a pear " * 999)
-    (4, None)
-    """
+    """Return the number of tokens of a whole document, markers included; None if it is more than the model reads."""
     prompt = model.prompts.get("document") or ""
     with tokenizer_lock(model.tokenizer):
         count = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
@@ -40,14 +25,7 @@ def document_length(model: ColBERT, text: str) -> int | None:
 def encode_up_to(model: ColBERT, text: str, max_length: int) -> np.ndarray:
     """Return the token vectors of one document that is truncated to another length, ``(tokens, dim)`` float32.
 
-    Parameters
-    ----------
-    model
-        The model.
-    text
-        The document.
-    max_length
-        Maximum number of tokens, markers included.
+    `max_length`: maximum number of tokens, markers included.
 
     Examples
     --------

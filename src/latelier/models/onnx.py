@@ -90,20 +90,9 @@ _SHAPES = ((1, 9), (3, 17), (2, 70))
 def export_float32(encoder: nn.Module, folder: Path) -> None:
     """Write `GRAPH_FILE` and `WEIGHTS_FILE` of a transformer, and compare them with it.
 
-    Parameters
-    ----------
-    encoder
-        The transformer: its forward takes the inputs `INPUTS` or some of them, and returns a ``last_hidden_state``. It
-        is copied, in float32, and not changed.
-    folder
-        Where to write; it must exist.
-
-    Raises
-    ------
-    MissingExtraError
-        If a package that exporting needs is missing.
-    LatelierError
-        If the transformer cannot be exported, or its export computes something else.
+    `encoder`: the transformer: its forward takes the inputs `INPUTS` or some of them, and returns a
+    ``last_hidden_state``. It is copied, in float32, and not changed. `folder`: where to write; it must exist. Raises
+    `LatelierError` if the transformer cannot be exported, or its export computes something else.
     """
     try:
         import onnx  # noqa: F401
@@ -130,14 +119,8 @@ def export_float32(encoder: nn.Module, folder: Path) -> None:
 def quantize_int8(source: Path, folder: Path) -> None:
     """Write an export whose products with weights are of int8: one scale per column of weights, and one per input.
 
-    Weights have 7 bits: without VNNI instructions, x86 adds two products in 16 bits, which 8 bits overflow.
-
-    Parameters
-    ----------
-    source
-        Folder of the float32 export.
-    folder
-        Where to write; it must exist.
+    Weights have 7 bits: without VNNI instructions, x86 adds two products in 16 bits, which 8 bits overflow. `source`:
+    folder of the float32 export. `folder`: where to write; it must exist.
     """
     try:
         import onnx
@@ -251,18 +234,10 @@ def _fused_attention(
 ) -> tuple[Tensor, None]:
     """Attention of `transformers.AttentionInterface`, for tracing only.
 
-    Parameters
-    ----------
-    module
-        The attention module.
-    query, key, value
-        ``(n, heads, length, dim of a head)``; keys and values may have fewer heads.
-    attention_mask
-        ``(n, 1, length, length)``, added to the scores.
-    scaling
-        Factor of the scores; default ``dim ** -0.5``.
-    softcap, **unused
-        A limit of the scores is not supported; other options change nothing without gradients.
+    `query`, `key`, `value`: ``(n, heads, length, dim of a head)``; keys and values may have fewer heads.
+    `attention_mask`: ``(n, 1, length, length)``, added to the scores. `scaling`: factor of the scores; default
+    ``dim ** -0.5``. `softcap`, `**unused`: a limit of the scores is not supported; other options change nothing without
+    gradients.
     """
     if softcap is not None:
         raise LatelierError("its attention has a softcap.")
@@ -298,18 +273,7 @@ logger = logging.getLogger(__name__)
 
 
 def encoder_fingerprint(encoder: Any) -> str:
-    """Return a hash of a transformer's weights and configuration, and of what exports them.
-
-    Parameters
-    ----------
-    encoder
-        The transformer.
-
-    Returns
-    -------
-    str
-        32 hexadecimal digits.
-    """
+    """Return a hash of a transformer's weights and configuration, and of what exports them."""
     config = {**encoder.config.to_dict(), "_name_or_path": None, "transformers_version": transformers.__version__}
     kind = (type(encoder).__module__, type(encoder).__qualname__)
     digest = hashlib.sha256(repr((EXPORT_VERSION, torch.__version__, kind)).encode())
@@ -328,19 +292,8 @@ def has_adapters(encoder: nn.Module) -> bool:
 def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> Path:
     """Return the folder of a transformer's export, made if there is none, it is damaged, or others can write it.
 
-    Parameters
-    ----------
-    encoder
-        The transformer.
-    compute_dtype
-        ``"float32"`` or ``"int8"``.
-    fingerprint
-        Its `encoder_fingerprint`.
-
-    Raises
-    ------
-    StorageError
-        If the cache folder cannot be written.
+    `compute_dtype`: ``"float32"`` or ``"int8"``; `fingerprint`: its `encoder_fingerprint`; raises `StorageError` if the
+    cache folder cannot be written.
     """
     folder = cache_folder() / "onnx" / f"{fingerprint}-{compute_dtype}"
     if is_own(folder) and is_whole(folder):
@@ -368,25 +321,9 @@ def exported_session(encoder: nn.Module, compute_dtype: str) -> OnnxEncoder | No
     """Return the session of a transformer's export, which is made if there is no export of these weights yet.
 
     Weights that have changed since the first call are not exported again, as they may change in each step of a
-    training.
-
-    Parameters
-    ----------
-    encoder
-        The transformer, on the CPU.
-    compute_dtype
-        ``"float32"`` or ``"int8"``.
-
-    Returns
-    -------
-    OnnxEncoder or None
-        None if the weights have changed, the transformer has adapters, is compiled, or has a hook or a replaced forward
-        inside.
-
-    Raises
-    ------
-    LatelierError
-        If the transformer cannot be exported.
+    training. `compute_dtype`: ``"float32"`` or ``"int8"``; returns: None if the weights have changed, the transformer
+    has adapters, is compiled, or has a hook or a replaced forward inside; raises `LatelierError` if the transformer
+    cannot be exported.
     """
     exports = _exports.get(encoder)
     if exports is None:
@@ -406,16 +343,9 @@ def onnx_forward(encoder: nn.Module, session: OnnxEncoder, heads: Iterable[nn.Li
     """Run a session in place of a transformer's forward inside the block.
 
     It replaces it for the calling thread. With gradients, under autocast, for inputs other than a padded batch, and in
-    threads outside such a block, the transformer computes itself.
-
-    Parameters
-    ----------
-    encoder
-        The transformer.
-    session
-        The session of its export, which returns float32 whatever the dtype of the weights is.
-    heads
-        The linear layers after it. Those of another dtype multiply in float32 too.
+    threads outside such a block, the transformer computes itself. `session`: the session of its export, which returns
+    float32 whatever the dtype of the weights is. `heads`: the linear layers after it. Those of another dtype multiply
+    in float32 too.
     """
     forwards: dict[nn.Module, Callable[..., Any]] = {encoder: _OnnxForward(encoder, session)}
     forwards |= {each: partial(_in_float32, each) for each in heads if each.weight.dtype != torch.float32}
@@ -510,24 +440,7 @@ _choices: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 def check_backend(backend: Any, device: Any) -> Any:
     """Check the backend and the device that a model is to be loaded with.
 
-    Parameters
-    ----------
-    backend
-        ``"torch"``, ``"onnx"`` or ``"auto"``.
-    device
-        The device asked for, or None.
-
-    Returns
-    -------
-    str, torch.device or None
-        The device; ``"cpu"`` if none was asked for and the backend is ``"onnx"``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such backend, or ``"onnx"`` is to compute elsewhere than on the CPU.
-    MissingExtraError
-        If ONNX Runtime is asked for and not installed.
+    Returns: the device; ``"cpu"`` if none was asked for and the backend is ``"onnx"``.
     """
     check_choice("backend", backend, _BACKENDS)
     if backend != "onnx":
@@ -546,21 +459,10 @@ def check_backend(backend: Any, device: Any) -> Any:
 def cpu_forwards(model: Any, compute_dtype: str, reads_attention: bool = False) -> Iterator[None]:
     """Encode on the CPU inside the block with the model's backend: patched forwards, or ONNX Runtime.
 
-    Parameters
-    ----------
-    model
-        The model; its ``cpu_backend`` is ``"torch"`` where it has none.
-    compute_dtype
-        ``"float32"``; ``"int8"``; or ``"autocast"``, for which torch computes in the dtype of its autocast.
-    reads_attention
-        Whether the encoder's attention is recorded. ONNX Runtime does not return it, so torch computes.
-
-    Raises
-    ------
-    InvalidArgumentError
-        For ``"int8"`` with torch, or where attention is recorded.
-    LatelierError
-        For ``"int8"`` if the weights have changed since the model was first used, or it has hooks or adapters inside.
+    `model`: the model; its ``cpu_backend`` is ``"torch"`` where it has none. `compute_dtype`: ``"float32"``;
+    ``"int8"``; or ``"autocast"``, for which torch computes in the dtype of its autocast. `reads_attention`: whether the
+    encoder's attention is recorded. ONNX Runtime does not return it, so torch computes. Raises `LatelierError` for
+    ``"int8"`` if the weights have changed since the model was first used, or it has hooks or adapters inside.
     """
     backend = getattr(model, "cpu_backend", "torch")
     if compute_dtype == "int8" and (backend not in ("onnx", "auto") or not _is_installed()):

@@ -41,19 +41,9 @@ def pool_weighted(
 ) -> int:
     """Cluster each document's tokens and write the unit weighted mean of each cluster.
 
-    Parameters
-    ----------
-    vectors, offsets, pooled_offsets, protected, pooled
-        As in `latelier.kernels.ward.pool_documents`.
-    weights
-        ``(tokens,)`` float32, not negative.
-    cluster
-        `label_by_ward` or `label_by_centroids`.
-
-    Returns
-    -------
-    int
-        The first document with a mean of infinite or NaN length, -1 if there is none.
+    `vectors`, `offsets`, `pooled_offsets`, `protected`, `pooled`: as in `latelier.kernels.ward.pool_documents`;
+    `weights`: ``(tokens,)`` float32, not negative; `cluster`: `label_by_ward` or `label_by_centroids`; returns: the
+    first document with a mean of infinite or NaN length, -1 if there is none.
     """
     for d in range(len(offsets) - 1):
         rows = vectors[offsets[d] + protected : offsets[d + 1]]
@@ -113,15 +103,7 @@ _MERGING = 256
 class Pooling:
     """Into how many vectors documents are pooled, and how.
 
-    Parameters
-    ----------
-    pool_factor, num_vectors, method, protected_tokens
-        As in `pool_tokens`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a value is out of range, or values contradict each other.
+    `pool_factor`, `num_vectors`, `method`, `protected_tokens`: as in `pool_tokens`.
     """
 
     pool_factor: int = 1

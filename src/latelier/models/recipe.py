@@ -37,14 +37,8 @@ __all__ = [
 class Inputs(NamedTuple):
     """Inputs in one flat list.
 
-    Parameters
-    ----------
-    rows
-        The inputs.
-    group_sizes
-        Number of inputs in each group (the candidates of a query); None if there were no groups.
-    single
-        Whether one input was given rather than a list.
+    `group_sizes`: number of inputs in each group (the candidates of a query); None if there were no groups. `single`:
+    whether one input was given rather than a list.
     """
 
     rows: list[Any]
@@ -63,24 +57,8 @@ def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
     """Return the inputs of `ColBERT.encode` as a flat list.
 
     A list of lists holds groups, as in PyLate. Two texts that the encoder reads as one input are a tuple, as in
-    sentence-transformers.
-
-    Parameters
-    ----------
-    given
-        One input, a list of them, or a list of groups.
-    is_single
-        Whether an argument is one input rather than a list.
-
-    Returns
-    -------
-    Inputs
-        The inputs, and the sizes of their groups.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If only some of the rows are groups, or a row is neither a text nor any other kind of input.
+    sentence-transformers. `is_single`: whether an argument is one input rather than a list; raises
+    `InvalidArgumentError` if only some of the rows are groups, or a row is neither a text nor any other kind of input.
 
     Examples
     --------
@@ -220,14 +198,8 @@ UNTRAINED = Recipe(query_marker="", document_marker="", query_expansion=False, s
 def untrained_recipe(projection: Any, size: int | None, others: Mapping[str, Any]) -> Recipe:
     """Return `UNTRAINED` with a projection.
 
-    Parameters
-    ----------
-    projection
-        None, ``"orthogonal"`` or ``"pca"``.
-    size
-        The dimensions after it that were asked for, or None.
-    others
-        Further arguments of `ColBERT.from_dense`, which has no recipe.
+    `size`: the dimensions after it that were asked for, or None; `others`: further arguments of `ColBERT.from_dense`,
+    which has no recipe.
     """
     check_choice("projection", projection, ["orthogonal", "pca"], optional=True)
     if projection is None and size is not None:

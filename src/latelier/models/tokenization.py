@@ -88,10 +88,7 @@ def check_features(model: MultiVectorEncoder, features: Mapping[str, Any], task:
 def scored_tokens(model: MultiVectorEncoder, features: dict[str, Any]) -> list[str]:
     """Return the tokens of the first text that have a vector in its embedding, after the model's skiplist.
 
-    Raises
-    ------
-    LatelierError
-        If the model pools texts of this task.
+    Raises `LatelierError` if the model pools texts of this task.
     """
     scored = features["input_ids"][0][_scored(model, features)]
     return list(model.tokenizer.convert_ids_to_tokens(scored.tolist()))
@@ -100,26 +97,9 @@ def scored_tokens(model: MultiVectorEncoder, features: dict[str, Any]) -> list[s
 def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str) -> list[tuple[int, int] | None]:
     """Return the range of the text's characters that each of its scored tokens stands for.
 
-    Parameters
-    ----------
-    model
-        The model.
-    features
-        Those of the text alone.
-    text
-        The text.
-
-    Returns
-    -------
-    list of (int, int) or None
-        As in `latelier.models.tokens.text_ranges`; None for added mask tokens too, and for all tokens if the
-        tokenizer gives no offsets: it is not of the package tokenizers, or the encoder reads something else than the
-        prompt and the text.
-
-    Raises
-    ------
-    LatelierError
-        If the model pools texts of this task.
+    Returns: as in `latelier.models.tokens.text_ranges`; None for added mask tokens too, and for all tokens if the
+    tokenizer gives no offsets: it is not of the package tokenizers, or the encoder reads something else than the prompt
+    and the text. Raises `LatelierError` if the model pools texts of this task.
     """
     ids, added = features["input_ids"][0], features.get("query_expansion_positions")
     real = features["attention_mask"][0].bool() if added is None else ~added[0].bool()

@@ -24,21 +24,10 @@ __all__ = ["Offsets", "text_ranges", "token_starts", "tokenizer_lock", "tokenize
 def text_ranges(offsets: Iterable[tuple[int, int]], prompt: str, text: str) -> list[tuple[int, int] | None]:
     r"""Return the range of characters of a text that each token stands for.
 
-    Parameters
-    ----------
-    offsets
-        First character of each token and the one after its last, in ``prompt + text``, as tokenizers count them.
-    prompt
-        What stands before the text.
-    text
-        The text.
-
-    Returns
-    -------
-    list of (int, int) or None
-        First character and the one after the last, in `text`, without white space at the ends and with the combining
-        marks that follow. None for tokens that stand for no character of the text: special tokens and those of the
-        prompt.
+    `offsets`: first character of each token and the one after its last, in ``prompt + text``, as tokenizers count them.
+    Returns: first character and the one after the last, in `text`, without white space at the ends and with the
+    combining marks that follow. None for tokens that stand for no character of the text: special tokens and those of
+    the prompt.
 
     Examples
     --------
@@ -74,23 +63,8 @@ if hasattr(os, "register_at_fork"):
 def tokenizer_lock(tokenizer: Any) -> AbstractContextManager[Any]:
     """Return the lock of a tokenizer, to be held during a call.
 
-    Parameters
-    ----------
-    tokenizer
-        A tokenizer of transformers; None for a model without one, which needs no lock.
-
-    Returns
-    -------
-    context manager
-        Entered by one thread at a time.
-
-    Examples
-    --------
-    >>> from latelier.models import train_tokenizer
-    >>> tokenizer = train_tokenizer(["low lower lowest"], 200)
-    >>> with tokenizer_lock(tokenizer):
-    ...     print(len(tokenizer("low", truncation=False)["input_ids"]))
-    3
+    `tokenizer`: a tokenizer of transformers; None for a model without one, which needs no lock. Returns: entered by one
+    thread at a time.
     """
     if tokenizer is None:
         return nullcontext()
@@ -109,20 +83,7 @@ def token_starts(offsets: Offsets, texts: Sequence[str]) -> list[np.ndarray]:
     """Return the position of the first character of each token, ascending, one array per text.
 
     Texts of more than 131,072 characters are tokenised in pieces that end at white space, which limits the memory.
-
-    Parameters
-    ----------
-    offsets
-        Tokenises texts, see `tokenizer_offsets`.
-    texts
-        The texts.
-
-    Examples
-    --------
-    >>> def words(texts):
-    ...     return [[(0, 4), (5, 9)] for _ in texts]
-    >>> token_starts(words, ["pear tart"])
-    [array([0, 5])]
+    `offsets`: tokenises texts, see `tokenizer_offsets`.
     """
     pieces = [_pieces(text) for text in texts]
     tokenized = iter(offsets([piece for each in pieces for _, piece in each]))
@@ -139,13 +100,7 @@ def token_starts(offsets: Offsets, texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def tokenizer_offsets(tokenizer: Any) -> Offsets:
-    """Return the function that `token_starts` needs of a tokenizer of transformers.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is a tokenizer without offsets, written in Python.
-    """
+    """Return the function that `token_starts` needs of a tokenizer of transformers."""
     if not getattr(tokenizer, "is_fast", False):
         raise InvalidArgumentError(
             f"the model's tokenizer is a {type(tokenizer).__name__}, which does not say where its tokens are in a "

@@ -76,15 +76,8 @@ _LARGEST_FILE = 2**24
 def check_plain(folder: Path) -> None:
     """Raise an error for a model's folder that holds more than a text encoder in safetensors.
 
-    Parameters
-    ----------
-    folder
-        The folder that will be loaded: for a model on the hub, its snapshot.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If anything else is found; the message says in which file.
+    `folder`: the folder that will be loaded: for a model on the hub, its snapshot. Raises `InvalidArgumentError` if
+    anything else is found; the message says in which file.
     """
     _check_top(folder)
     if not (folder / "modules.json").exists():
@@ -284,26 +277,9 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
 def load_untrusted(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
     """Load a model that a file names, not the user: only from safetensors, and only if it contains no code.
 
-    Parameters
-    ----------
-    name
-        An absolute path or a name on the hub; a name is never taken for a relative path.
-    device
-        As in `ColBERT`.
-    **options
-        Further parameters of `ColBERT`, such as lengths, and ``revision``.
-
-    Returns
-    -------
-    ColBERT
-        The model.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the name is neither, or the folder holds anything else.
-    ModelLoadError
-        If there is no such model, or it is damaged.
+    `name`: an absolute path or a name on the hub; a name is never taken for a relative path. `device`: as in `ColBERT`.
+    `**options`: further parameters of `ColBERT`, such as lengths, and ``revision``. Raises `ModelLoadError` if there is
+    no such model, or it is damaged.
     """
     try:
         folder = _find(name, options.pop("revision", None))

@@ -19,15 +19,8 @@ __all__ = ["Batch", "Window", "embeddings_on_host", "start_copy", "windows_on_ho
 def start_copy(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Start to copy tensors to host memory.
 
-    Parameters
-    ----------
-    tensors
-        Tensors on one device. Those of a CUDA device are copied in the order of its work, without waiting for it.
-
-    Returns
-    -------
-    callable
-        Waits for the copies, and returns them.
+    `tensors`: tensors on one device. Those of a CUDA device are copied in the order of its work, without waiting for
+    it.
     """
     if not tensors or tensors[0].device.type != "cuda":
         return lambda: [tensor.cpu() for tensor in tensors]

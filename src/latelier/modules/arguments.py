@@ -43,12 +43,7 @@ _OPTIONAL_FLAGS = ("added_proj_bias", "context_pre_only")
 def show_arguments(module: nn.Module, arguments: Mapping[str, Any]) -> str:
     """Return the constructor's arguments that differ from their defaults, as ``name=value, ...``.
 
-    Parameters
-    ----------
-    module
-        The module, whose class has the defaults.
-    arguments
-        Its arguments by name.
+    `module`: the module, whose class has the defaults.
     """
     defaults = inspect.signature(type(module).__init__).parameters
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value != defaults[name].default)
@@ -100,17 +95,7 @@ def _check_divisors(given: dict[str, Any]) -> None:
 def check_tensor(name: str, value: object) -> None:
     """Check that an input is a tensor.
 
-    Parameters
-    ----------
-    name
-        The input's name, for the message.
-    value
-        What was given.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not a tensor.
+    `name`: the input's name, for the message.
     """
     if not isinstance(value, Tensor):
         raise InvalidArgumentError(

@@ -24,11 +24,6 @@ class LSTMStep(nn.Module):
 
     Names, shapes and initial values of the parameters are those of ``nn.LSTM(input_size, hidden_size)``.
 
-    Parameters
-    ----------
-    input_size, hidden_size
-        Channels of the inputs and of the hidden state.
-
     Examples
     --------
     >>> import torch
@@ -60,12 +55,7 @@ class LSTMStep(nn.Module):
     def forward(self, inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the hidden and the cell state, ``(1, b, hidden_size)`` each, after one position.
 
-        Parameters
-        ----------
-        inputs
-            ``(b, input_size)``.
-        state
-            Hidden and cell state before it, ``(1, b, hidden_size)`` each.
+        `inputs`: ``(b, input_size)``; `state`: hidden and cell state before it, ``(1, b, hidden_size)`` each.
         """
         before = state[0].squeeze(0), state[1].squeeze(0)
         hidden, cell = torch.lstm_cell(
@@ -77,19 +67,8 @@ class LSTMStep(nn.Module):
 def make_mlp(sizes: Sequence[int], norm: Callable[[int], nn.Module], activation: nn.Module) -> nn.Sequential:
     """Return ``linear, norm, activation, linear, norm, activation, ..., linear``.
 
-    Parameters
-    ----------
-    sizes
-        Channels: of the input, of each hidden layer, of the output.
-    norm
-        Function that returns the norm of a number of channels.
-    activation
-        Activation function, one instance after every norm.
-
-    Returns
-    -------
-    nn.Sequential
-        The layers: ``(..., sizes[0])`` to ``(..., sizes[-1])``.
+    `sizes`: channels: of the input, of each hidden layer, of the output; `activation`: activation function, one
+    instance after every norm; returns: the layers, ``(..., sizes[0])`` to ``(..., sizes[-1])``.
 
     Examples
     --------
@@ -110,13 +89,7 @@ class ResidualBlock(nn.Module):
     """Residual block of He et al. (2016): ``act(norm(conv(act(norm(conv(x))))) + x)``.
 
     Names and shapes of the parameters are those of ``ding.torch_utils.ResBlock(res_type="basic", bias=False)``.
-
-    Parameters
-    ----------
-    channels
-        Channels of input and output.
-    activation
-        Activation function, used in both places.
+    `activation`: activation function, used in both places.
 
     Examples
     --------

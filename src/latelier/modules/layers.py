@@ -118,12 +118,7 @@ _QK_NORMS = ("layer_norm", "fp32_layer_norm", "layer_norm_across_heads", "rms_no
 class Float32LayerNorm(nn.LayerNorm):
     """Layer norm without weights, computed in float32 at least, whatever the dtype of its input.
 
-    Parameters
-    ----------
-    channels
-        Size of the last dimension.
-    eps
-        Added to the variance.
+    `eps`: added to the variance.
     """
 
     def __init__(self, channels: int, eps: float) -> None:
@@ -135,13 +130,7 @@ class Float32LayerNorm(nn.LayerNorm):
 
 
 class L2Norm(nn.Module):
-    """Scale the last dimension to unit length, ``x / max(||x||, eps)``.
-
-    Parameters
-    ----------
-    eps
-        The least divisor.
-    """
+    """Scale the last dimension to unit length, ``x / max(||x||, eps)``."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -159,14 +148,8 @@ class L2Norm(nn.Module):
 class SpatialNorm(nn.Module):
     """Group norm of an image, ``norm(x) * conv_y(z) + conv_b(z)``, conditioned on a second image ``z``.
 
-    Zheng et al., 2022, MoVQ, https://arxiv.org/abs/2209.09002.
-
-    Parameters
-    ----------
-    channels
-        Channels of the normalised image, a multiple of 32.
-    condition_channels
-        Channels of the second image.
+    Zheng et al., 2022, MoVQ, https://arxiv.org/abs/2209.09002. `channels`: channels of the normalised image, a multiple
+    of 32; `condition_channels`: channels of the second image.
     """
 
     def __init__(self, channels: int, condition_channels: int) -> None:

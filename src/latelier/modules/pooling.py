@@ -25,30 +25,11 @@ __all__ = ["AttentionPooling", "ward_clusters"]
 def ward_clusters(vectors: Tensor, mask: Tensor, weights: Tensor, num_clusters: int) -> Tensor:
     """Cluster the tokens of each document by Ward's method on distances ``1 - cosine``, on the CPU.
 
-    Parameters
-    ----------
-    vectors
-        ``(documents, tokens, dim)`` of length 1, on any device.
-    mask
-        Bool ``(documents, tokens)``: the tokens to cluster.
-    weights
-        ``(documents, tokens)``, positive: a token of weight ``w`` counts as ``w`` equal tokens. Other weights, such as
-        the NaN of a training that diverges, count as 1.
-    num_clusters
-        Number of clusters of each document; a document with fewer tokens has one for each.
-
-    Returns
-    -------
-    Tensor
-        ``(documents, tokens)`` int64 without gradient: each token's cluster, numbered in the order of their first
-        tokens; -1 where the mask is False.
-
-    Examples
-    --------
-    >>> vectors = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [1.0, 0.0]]])
-    >>> mask = torch.tensor([[True, True, True, False]])
-    >>> ward_clusters(vectors, mask, torch.ones(1, 4), 2)
-    tensor([[ 0,  1,  1, -1]])
+    `vectors`: ``(documents, tokens, dim)`` of length 1, on any device. `mask`: bool ``(documents, tokens)``: the tokens
+    to cluster. `weights`: ``(documents, tokens)``, positive: a token of weight ``w`` counts as ``w`` equal tokens.
+    Other weights, such as the NaN of a training that diverges, count as 1. `num_clusters`: number of clusters of each
+    document; a document with fewer tokens has one for each. Returns: ``(documents, tokens)`` int64 without gradient:
+    each token's cluster, numbered in the order of their first tokens; -1 where the mask is False.
     """
     lengths = mask.sum(dim=1).cpu().numpy()
     offsets = lengths_to_offsets(lengths)

@@ -192,17 +192,8 @@ class RotaryPositions(nn.Module):
 def rotate(hidden_states: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate each pair of neighbouring channels: ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``.
 
-    Parameters
-    ----------
-    hidden_states
-        ``(..., l, dim)``; computed in float32 at least.
-    table
-        Cosines and sines, as from `RotaryPositions.table`, broadcast to ``(..., l, dim)``.
-
-    Returns
-    -------
-    Tensor
-        Of the shape and dtype of `hidden_states`.
+    `hidden_states`: ``(..., l, dim)``; computed in float32 at least. `table`: cosines and sines, as from
+    `RotaryPositions.table`, broadcast to ``(..., l, dim)``. Returns: of the shape and dtype of `hidden_states`.
     """
     cos, sin = table
     dtype = torch.promote_types(hidden_states.dtype, torch.float32)

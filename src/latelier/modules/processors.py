@@ -283,12 +283,9 @@ class ExplicitProcessor(Processor):
     ) -> Any:
         """Compute what `Attention.forward` returns; with the probabilities, if asked for.
 
-        Parameters
-        ----------
-        attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb
-            As in `Processor`.
-        return_probabilities
-            Return ``(output, probabilities)``, the second of shape ``(b, heads, queries, keys)``.
+        `attn`, `hidden_states`, `encoder_hidden_states`, `attention_mask`, `temb`, `image_rotary_emb`: as in
+        `Processor`; `return_probabilities`: return ``(output, probabilities)``, the second of shape
+        ``(b, heads, queries, keys)``.
         """
         heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb)
         probabilities = self._probabilities(attn, heads)

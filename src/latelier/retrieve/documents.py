@@ -51,30 +51,9 @@ def _begins_with_heading(text: str, title: str) -> bool:
 def parse_documents(documents: Any) -> Iterator[InputDocument]:
     """Yield documents while the iterable is read; the error for an invalid document names its position.
 
-    Parameters
-    ----------
-    documents
-        An iterable of texts, of ``(id, text)`` pairs, or of records: dicts with ``"text"``, optionally ``"id"`` (or
-        BEIR's ``"_id"``) and ``"title"``, which is put before the text. All other keys are metadata; a dict under
-        ``"metadata"`` is merged into it.
-
-    Yields
-    ------
-    InputDocument
-        Id, text and metadata of one document.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an item is none of these, its text is empty, or JSON cannot hold its metadata.
-
-    Examples
-    --------
-    >>> record = {"_id": 7, "title": "Paris", "text": "Capital.", "year": 2024}
-    >>> for document in parse_documents([("a", "Rome."), record]):
-    ...     print(document)
-    InputDocument(id='a', text='Rome.', metadata={}, title='')
-    InputDocument(id=7, text='Capital.', metadata={'year': 2024}, title='Paris')
+    `documents`: an iterable of texts, of ``(id, text)`` pairs, or of records: dicts with ``"text"``, optionally
+    ``"id"`` (or BEIR's ``"_id"``) and ``"title"``, which is put before the text. All other keys are metadata; a dict
+    under ``"metadata"`` is merged into it.
     """
     if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
         raise InvalidArgumentError(
@@ -128,11 +107,6 @@ def _parse_record(record: dict[str, Any]) -> InputDocument:
 def merge_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a record, those of a dict under ``"metadata"`` among them.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If there is something else under ``"metadata"``, or a field is in both.
-
     Examples
     --------
     >>> merge_metadata({"year": 2024, "metadata": {"lang": "en"}})
@@ -171,16 +145,9 @@ _FIRST_RECORDS = 100
 class DocumentFields(NamedTuple):
     r"""The names of the fields that documents are made of.
 
-    Attributes
-    ----------
-    id
-        Field of the id; None: ``id`` or ``_id``, if there is one.
-    text
-        Fields of the text, which are joined by line ends; none: ``text``.
-    title
-        Field of the title; None: ``title``, if there is one.
-    metadata
-        Fields of the metadata; None: all others.
+    `id`: field of the id; None: ``id`` or ``_id``, if there is one. `text`: fields of the text, which are joined by
+    line ends; none: ``text``. `title`: field of the title; None: ``title``, if there is one. `metadata`: fields of the
+    metadata; None: all others.
 
     Examples
     --------
@@ -220,13 +187,7 @@ class DocumentFields(NamedTuple):
         return tuple(dict.fromkeys([*single, *self.text, *(self.metadata or ())]))
 
     def check_names(self, found: Iterable[str], where: str) -> None:
-        """Check that all named fields are among those of a table or of some records.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If one is not; the message lists what there is.
-        """
+        """Check that all named fields are among those of a table or of some records."""
         known = list(dict.fromkeys(found))
         unknown = [name for name in (*self.names, *self.text_names) if name not in known]
         if unknown:
@@ -237,14 +198,7 @@ class DocumentFields(NamedTuple):
             )
 
     def select(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a record with the keys ``id``, ``title``, ``text`` and ``metadata``, as `parse_document` takes it.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a field of the id or the text is missing, one of several fields of the text is not a text, or
-            `merge_metadata` raises it.
-        """
+        """Return a record with the keys ``id``, ``title``, ``text`` and ``metadata``, as `parse_document` takes it."""
         rest = dict(record)
         selected: dict[str, Any] = {}
         for name in (self.id, *self.text):
@@ -263,13 +217,7 @@ class DocumentFields(NamedTuple):
         return selected
 
     def checked_records(self, records: Iterable[tuple[int, T]], source: str) -> Iterator[tuple[int, T]]:
-        """Yield numbered records, after a check that each named field is in one of the first hundred.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a field is in none of them.
-        """
+        """Yield numbered records, after a check that each named field is in one of the first hundred."""
         remaining = iter(records)
         first = list(itertools.islice(remaining, _FIRST_RECORDS))
         if first and self.are_named:
@@ -281,10 +229,7 @@ class DocumentFields(NamedTuple):
 def as_fields(id: Any, text: Any, title: Any, metadata: Any) -> DocumentFields:
     """Return the fields that a user names: single names, or for text and metadata several.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If a name is not a text or is empty, or one field is to be two things.
+    Raises `InvalidArgumentError` if a name is not a text or is empty, or one field is to be two things.
 
     Examples
     --------

@@ -54,15 +54,9 @@ _BEGINS = ("Ġ", "▁")
 class TokenizedText(NamedTuple):
     """A text and its tokens that have a vector.
 
-    Parameters
-    ----------
-    text
-        The text, as it was given.
-    tokens
-        Its tokens, one per row of the embedding.
-    ranges
-        For each token the first character that it stands for and the one after the last; None for tokens that stand
-        for none, such as special tokens.
+    `text`: the text, as it was given. `tokens`: its tokens, one per row of the embedding. `ranges`: for each token the
+    first character that it stands for and the one after the last; None for tokens that stand for none, such as special
+    tokens.
     """
 
     text: str
@@ -83,28 +77,8 @@ def group_words(
 ) -> tuple[Word, ...]:
     """Join the tokens of a text into words.
 
-    Parameters
-    ----------
-    text
-        The text and its tokens.
-    special
-        The tokenizer's special tokens; each is a word of its own.
-    marks_begin
-        Whether the tokenizer marks the first token of a word rather than all others.
-    join
-        Returns the text that a list of tokens forms.
-
-    Returns
-    -------
-    tuple of Word
-        In order; every token belongs to one word.
-
-    Examples
-    --------
-    >>> text = TokenizedText("figs", ["fig", "##s"], [(0, 3), (3, 4)])
-    >>> join = lambda tokens: "".join(tokens).replace("##", "")
-    >>> group_words(text, [], False, join)
-    (Word(text='figs', positions=(0, 1), range=(0, 4)),)
+    `special`: the tokenizer's special tokens; each is a word of its own. `marks_begin`: whether the tokenizer marks the
+    first token of a word rather than all others. Returns: in order; every token belongs to one word.
     """
     groups: list[list[int]] = []
     for position, token in enumerate(text.tokens):
@@ -410,23 +384,7 @@ def explain_alignment(
 ) -> Explanation:
     """Build the explanation of an alignment from the tokens of the query and of the document.
 
-    Parameters
-    ----------
-    id
-        The document's id.
-    alignment
-        The alignment of the query with the document.
-    query, document
-        The texts and their tokens, one per row of their embeddings.
-    special
-        The tokenizer's special tokens.
-    join
-        Returns the word that a list of tokens forms.
-
-    Returns
-    -------
-    Explanation
-        The terms of the score by token, by word and by characters.
+    `query`, `document`: the texts and their tokens, one per row of their embeddings.
     """
     matches = tuple(
         TokenMatch(token, document.tokens[position], int(position), float(similarity))
@@ -471,30 +429,9 @@ def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Exp
 def explain_documents(model: QueryModel, index: Index, query: str, ids: Sequence[Id]) -> list[Explanation]:
     """Explain the scores of some documents for one query, which is encoded once.
 
-    Parameters
-    ----------
-    model
-        The model that filled the index.
-    index
-        The index.
-    query
-        One query.
-    ids
-        Documents of the index; of one that is stored as passages, the best passage is explained.
-
-    Returns
-    -------
-    list of Explanation
-        The terms of the score of each document.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the query is not a text, or empty, or no document can have one of the ids.
-    UnknownIdError
-        If a document is not in the index.
-    LatelierError
-        If a document was stored without its text, or its tokens were pooled.
+    `ids`: documents of the index; of one that is stored as passages, the best passage is explained. Raises
+    `UnknownIdError` if a document is not in the index. Raises `LatelierError` if a document was stored without its
+    text, or its tokens were pooled.
     """
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
@@ -527,14 +464,8 @@ def _explain(
 def best_part(index: Index, query: Any, id: Id) -> Id:
     """Return the id under which the index stores a document, or the best of its passages for a query.
 
-    Parameters
-    ----------
-    index
-        The index.
-    query
-        Vectors of the query, ``(tokens, dim)``.
-    id
-        Id of the document; one that is not in the index is returned as it is.
+    `query`: vectors of the query, ``(tokens, dim)``. `id`: id of the document; one that is not in the index is returned
+    as it is.
     """
     parts = StoredDocuments(index).parts(id)
     if len(parts) <= 1:

@@ -38,17 +38,7 @@ MOST_COLUMNS = 60
 def shown_columns(explanation: Explanation, most: int = MOST_COLUMNS) -> list[int]:
     """Return the positions of at most `most` document tokens: those that add most to the score, and their neighbours.
 
-    Parameters
-    ----------
-    explanation
-        The explanation.
-    most
-        Maximum number of positions; of a shorter document all are returned.
-
-    Returns
-    -------
-    list of int
-        In ascending order.
+    `most`: maximum number of positions; of a shorter document all are returned. Returns: in ascending order.
     """
     count = len(explanation.document_tokens)
     if count <= most:
@@ -123,13 +113,7 @@ summary { cursor: pointer; margin: 1em 0 }
 
 
 def page(explanation: Explanation) -> str:
-    """Return a page of HTML that needs no other file: see `Explanation.to_html`.
-
-    Parameters
-    ----------
-    explanation
-        The explanation.
-    """
+    """Return a page of HTML that needs no other file: see `Explanation.to_html`."""
     shown = shown_columns(explanation)
     parts = [
         Markup(f"<h1>{_title(explanation)}</h1>"),
@@ -153,13 +137,7 @@ def page(explanation: Explanation) -> str:
 
 
 def notebook_cell(explanation: Explanation) -> str:
-    """Return what a notebook shows for an explanation: its title, the highlighted text and the heat map.
-
-    Parameters
-    ----------
-    explanation
-        The explanation.
-    """
+    """Return what a notebook shows for an explanation: its title, the highlighted text and the heat map."""
     heat_map = _heat_map(explanation, shown_columns(explanation))
     title = Markup(f"<p>{_title(explanation)}</p>")
     return fragment(title, _highlighted(explanation), heat_map, style=_STYLE)
@@ -265,19 +243,7 @@ _DOTS, _NOTEBOOK_DOTS = 150, 80  # per inch, of a picture
 def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     """Draw the heat map of an explanation: see `Explanation.figure`.
 
-    Parameters
-    ----------
-    explanation
-        The explanation.
-    ax
-        Where to draw; None: a new figure.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `ax` is no axes.
-    MissingExtraError
-        If matplotlib is not installed.
+    `ax`: where to draw; None: a new figure.
     """
     figure_class = _figure_class()
     if ax is not None and not hasattr(ax, "imshow"):
@@ -313,19 +279,7 @@ def draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
 def picture(explanation: Explanation, format: str) -> bytes:
     """Return the contents of a file with the heat map.
 
-    Parameters
-    ----------
-    explanation
-        The explanation.
-    format
-        A format of matplotlib, such as ``"png"``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If matplotlib has no such format.
-    MissingExtraError
-        If matplotlib is not installed.
+    `format`: a format of matplotlib, such as ``"png"``.
     """
     figure = draw(explanation, None)
     formats = figure.canvas.get_supported_filetypes()

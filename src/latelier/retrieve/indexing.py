@@ -63,10 +63,7 @@ __all__ = [
 class PendingDocuments(StoredDocuments):
     """Stored documents, and those between `begin` and `end`.
 
-    Parameters
-    ----------
-    index, has_passages
-        As for `StoredDocuments`.
+    `index`, `has_passages`: as for `StoredDocuments`.
 
     Examples
     --------
@@ -112,24 +109,10 @@ class RowIds:
     """The ids of new documents, or of their passages, as `latelier.indexes.Index.add` takes them.
 
     An index reads the ids of a write after it has become the only writer. Numbers that are in the index by then are
-    replaced by those after its largest one, so nothing has to be encoded again.
-
-    Parameters
-    ----------
-    ids
-        The ids of the rows.
-    documents
-        The ids of their documents.
-    numbers
-        Those that documents without an id got, ascending.
-    stored
-        The documents of the index, without those that are not stored yet.
-
-    Raises
-    ------
-    DuplicateIdError
-        While it is read, if a document that is stored as passages is in the index by now: the ids of its new passages
-        may differ from those of the old ones, so the index itself would take both.
+    replaced by those after its largest one, so nothing has to be encoded again. `numbers`: those that documents without
+    an id got, ascending; `stored`: the documents of the index, without those that are not stored yet; raises
+    `DuplicateIdError` while it is read, if a document that is stored as passages is in the index by now: the ids of its
+    new passages may differ from those of the old ones, so the index itself would take both.
 
     Examples
     --------
@@ -205,30 +188,11 @@ def document_chunks(
 ) -> Iterator[DocumentChunk]:
     """Parse documents and yield them in chunks, with ids that the index accepts.
 
-    Parameters
-    ----------
-    documents
-        As in `parse_documents`.
-    stored
-        The documents of the index that will store them.
-    size
-        Documents per chunk; there are fewer if their texts take more than 64 MB.
-    on_existing
-        For an id that is in the index: raise an error, replace the stored document, or skip the new one.
-    progress
-        A progress bar, updated by the number of documents that are skipped.
-
-    Yields
-    ------
-    DocumentChunk
-        Up to `size` documents; chunks of which all documents are skipped are left out.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a document is invalid; the message names its position.
-    DuplicateIdError
-        If an id is given twice, in one chunk or in two, or is in the index already.
+    `documents`: as in `parse_documents`. `size`: documents per chunk; there are fewer if their texts take more than 64
+    MB. `on_existing`: for an id that is in the index: raise an error, replace the stored document, or skip the new one.
+    `progress`: a progress bar, updated by the number of documents that are skipped. Yields: up to `size` documents;
+    chunks of which all documents are skipped are left out. Raises `DuplicateIdError` if an id is given twice, in one
+    chunk or in two, or is in the index already.
     """
     check_count("chunk_size", size)
     parsed = enumerate(parse_documents(documents))
@@ -321,15 +285,7 @@ def encoding_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size:
 
     A text of maximum length, with L tokens, takes about ``4 * L * (8 * hidden + 2 * intermediate + heads * L)`` bytes
     while one layer computes, and ``4 * L * dim`` bytes as vectors. At least one text is encoded, whatever the budget.
-
-    Parameters
-    ----------
-    index
-        The index; without a memory budget, nothing is lowered.
-    model
-        Its model.
-    batch_size, chunk_size
-        As the user gives them.
+    `index`: the index; without a memory budget, nothing is lowered.
     """
     if not isinstance(index, StoredIndex) or index.memory.budget is None:
         return batch_size, chunk_size
@@ -379,22 +335,11 @@ class _Document(NamedTuple):
 class Filling:
     """The options of adding documents to an index.
 
-    Parameters
-    ----------
-    on_existing
-        What to do with a document if its id is in the index: raise an error, replace it, or skip the new one.
-    batch_size
-        Texts of maximum length per batch.
-    chunk_size
-        Documents, or passages, per transaction. A document with more passages than that is one transaction.
-    show_progress
-        Whether to show a progress bar.
-    passages, pool_factor, precision
-        As the user gives them, see `Retriever.add`.
-    workers
-        Processes that encode, or their number; None: this process does.
-    skip_unchanged
-        Whether documents that are stored with the same text and metadata are left as they are.
+    `on_existing`: what to do with a document if its id is in the index: raise an error, replace it, or skip the new
+    one. `batch_size`: texts of maximum length per batch. `chunk_size`: documents, or passages, per transaction. A
+    document with more passages than that is one transaction. `passages`, `pool_factor`, `precision`: as the user gives
+    them, see `Retriever.add`. `workers`: processes that encode, or their number; None: this process does.
+    `skip_unchanged`: whether documents that are stored with the same text and metadata are left as they are.
     """
 
     on_existing: OnExisting
@@ -410,21 +355,8 @@ class Filling:
     def run(self, model: QueryModel, index: Index, documents: Iterable[Any]) -> None:
         """Encode documents and store them.
 
-        Parameters
-        ----------
-        model
-            The model of the index.
-        index
-            The index.
-        documents
-            As in `latelier.retrieve.documents.parse_documents`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If an option is invalid or does not fit the index, or a document is invalid.
-        DuplicateIdError
-            If an id is given twice, or is in the index already and `on_existing` is ``"raise"``.
+        `documents`: as in `latelier.retrieve.documents.parse_documents`; raises `DuplicateIdError` if an id is given
+        twice, or is in the index already and `on_existing` is ``"raise"``.
         """
         check_count("batch_size", self.batch_size)
         check_count("chunk_size", self.chunk_size)
@@ -550,15 +482,7 @@ def _encode_ahead(
 
 
 class _DocumentBar:
-    """A progress bar of documents, updated by the number of rows that are done.
-
-    Parameters
-    ----------
-    bar
-        The bar.
-    documents, rows
-        Number of documents, and of the rows that they are stored in.
-    """
+    """A progress bar of documents, updated by the number of rows that are done."""
 
     def __init__(self, bar: Any, documents: int, rows: int) -> None:
         self._bar, self._documents, self._rows = bar, documents, rows

@@ -105,10 +105,7 @@ class ModelIdentity(NamedTuple):
     def stored_in(cls, index: Index) -> ModelIdentity | None:
         """Return the identity of the model that filled an index; None if no retriever filled it.
 
-        Raises
-        ------
-        IndexFormatError
-            If the stored identity is malformed, or has options that may not be stored.
+        Raises `IndexFormatError` if the stored identity is malformed, or has options that may not be stored.
         """
         stored = _read_setting(index)
         if stored is None:
@@ -158,10 +155,7 @@ class ModelIdentity(NamedTuple):
 def model_fingerprint(encode: EncodeDocuments) -> list[float]:
     """Return the mean of the token vectors of a fixed sentence, ``(dim,)``, rounded to four digits.
 
-    Parameters
-    ----------
-    encode
-        A model's `encode_document`.
+    `encode`: a model's `encode_document`.
 
     Examples
     --------
@@ -189,11 +183,6 @@ def storable_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Options that could name code, files, credentials or another loader (``trust_remote_code``, ``model_kwargs``,
     ``token``, ``backend``, ...) are never stored.
-
-    Examples
-    --------
-    >>> storable_options({"max_length_document": 64, "trust_remote_code": True})
-    {'max_length_document': 64}
     """
     stored = {name: value for name, value in options.items() if name in _OPTIONS and _OPTIONS[name][0](value)}
     return {name: int(value) if is_count(value) else value for name, value in stored.items()}  # integers of numpy
@@ -202,17 +191,7 @@ def storable_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def check_option(name: str, value: Any) -> None:
     """Check that an option may be stored.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the name is unknown, or the value has another type or is out of range.
-
-    Examples
-    --------
-    >>> check_option("truncate_dim", 64)
-    >>> check_option("trust_remote_code", True)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: the option 'trust_remote_code' is not one of embedding_size, ...
+    Raises `InvalidArgumentError` if the name is unknown, or the value has another type or is out of range.
     """
     if name not in _OPTIONS:
         raise InvalidArgumentError(f"the option {short(name)} is not one of {', '.join(_OPTIONS)}.")
@@ -320,14 +299,8 @@ _EQUAL_BACKENDS = (None, "torch", "onnx", "auto")
 class Computation(NamedTuple):
     """The options of a model, divided into what computes and all others.
 
-    Attributes
-    ----------
-    backend
-        As in `latelier.models.ColBERT`; None for its default, or ONNX Runtime for int8.
-    compute_dtype
-        As in `latelier.models.ColBERT.encode`.
-    others
-        All other options, by name.
+    `backend`: as in `latelier.models.ColBERT`; None for its default, or ONNX Runtime for int8. `compute_dtype`: as in
+    `latelier.models.ColBERT.encode`.
 
     Examples
     --------
@@ -362,18 +335,7 @@ class Computation(NamedTuple):
         return options if self.backend in _EQUAL_BACKENDS else {**options, "backend": self.backend}
 
     def check_stored(self, stored: Mapping[str, Any]) -> None:
-        """Check that this does not ask for int8 where an index was filled without, or the reverse.
-
-        Parameters
-        ----------
-        stored
-            The options that the index stores.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it does.
-        """
+        """Check that this does not ask for int8 where an index was filled without, or the reverse."""
         is_int8 = stored.get("compute_dtype") == "int8"
         if self.compute_dtype != "auto" and (self.compute_dtype == "int8") != is_int8:
             filled = "in int8" if is_int8 else "in another dtype than int8"
@@ -386,10 +348,7 @@ class Computation(NamedTuple):
 def encoder_folder(identity: ModelIdentity) -> Path:
     """Return the folder for the exported encoder of a model, in the cache folder; it need not exist.
 
-    Parameters
-    ----------
-    identity
-        The name, options and fingerprint of the model, as an index stores them.
+    `identity`: the name, options and fingerprint of the model, as an index stores them.
     """
     content = json.dumps([identity.name, identity.options, identity.fingerprint], sort_keys=True)
     return cache_folder() / "encoders" / hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -437,17 +396,8 @@ def open_encoder(folder: Any) -> ExportedEncoder:
 def check_query_backend(backend: Any, model: Any) -> None:
     """Check what is to encode the queries of an index, before the index is opened.
 
-    Parameters
-    ----------
-    backend
-        ``"auto"``, ``"onnx"`` or ``"torch"``, see `latelier.retrieve.Retriever.open`.
-    model
-        Name or folder of the model, or folder of an exported encoder, that the user names; None: the index's own.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the backend is unknown, or not that of the model that the user names, or the model is not named.
+    `backend`: ``"auto"``, ``"onnx"`` or ``"torch"``, see `latelier.retrieve.Retriever.open`. `model`: name or folder of
+    the model, or folder of an exported encoder, that the user names; None: the index's own.
     """
     if not isinstance(model, (str, os.PathLike, type(None))):
         raise InvalidArgumentError(
@@ -726,19 +676,9 @@ class QueryModel:
 def open_if_made(folder: Path, **options: Any) -> Index | None:
     """Open the index in a folder; return None if there is none yet, even if another process has begun to make one.
 
-    The classes of indexes expect that process, and open or make the index as it comes.
-
-    Parameters
-    ----------
-    folder
-        The folder; it may be missing.
-    **options
-        Arguments of `latelier.indexes.open`.
-
-    Raises
-    ------
-    LatelierError
-        If the folder holds other files, or its index cannot be opened.
+    The classes of indexes expect that process, and open or make the index as it comes. `folder`: the folder; it may be
+    missing. `**options`: arguments of `latelier.indexes.open`. Raises `LatelierError` if the folder holds other files,
+    or its index cannot be opened.
 
     Examples
     --------
@@ -760,17 +700,8 @@ def open_if_made(folder: Path, **options: Any) -> Index | None:
 def given_model(model: Any, device: str | None = None, options: Mapping[str, Any] | None = None) -> QueryModel:
     """Return the model that a user gives.
 
-    Parameters
-    ----------
-    model
-        A model, its name or folder, the folder of an exported encoder, or None for the default model.
-    device, options
-        Where and how to load a model given by name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is none of these, or a loaded model comes with a device or options.
+    `model`: a model, its name or folder, the folder of an exported encoder, or None for the default model; `device`,
+    `options`: where and how to load a model given by name.
     """
     if not isinstance(options, (Mapping, type(None))):
         raise InvalidArgumentError(f"received {describe(options)} as model_options; expected a dict.")
@@ -794,23 +725,10 @@ def stored_model(
 ) -> QueryModel:
     """Return the model that filled an index, or the one that the user names in its place.
 
-    Parameters
-    ----------
-    path, index
-        The folder of the index, or the index itself, for messages; and the index.
-    model
-        Name or folder of a model, loaded with the options that the index stores, or of an exported encoder; None for
-        the model that the index names.
-    device, backend
-        See `latelier.retrieve.Retriever.open`.
-    computing
-        The ``backend`` and the ``compute_dtype`` of the model itself, where they are not the default.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the index does not name its model, the model needs options that are not stored, or it is to compute in int8
-        and the index was filled without, or the reverse.
+    `path`, `index`: the folder of the index, or the index itself, for messages; and the index. `model`: name or folder
+    of a model, loaded with the options that the index stores, or of an exported encoder; None for the model that the
+    index names. `device`, `backend`: see `latelier.retrieve.Retriever.open`. `computing`: the ``backend`` and the
+    ``compute_dtype`` of the model itself, where they are not the default.
     """
     options, computing = _stored_options(index), computing or {}
     if index.dim is not None:
@@ -834,19 +752,7 @@ def stored_model(
 def open_existing(path: PathLike | Index, read_only: bool, max_memory: int | str | None) -> Index:
     """Open the index in a folder; an open index is returned.
 
-    Parameters
-    ----------
-    path
-        The folder, or an index.
-    read_only, max_memory
-        How to open the folder.
-
-    Raises
-    ------
-    IndexFormatError
-        If there is no index in the folder.
-    InvalidArgumentError
-        If an index comes with them.
+    `read_only`, `max_memory`: how to open the folder; raises `IndexFormatError` if there is no index in the folder.
     """
     if not isinstance(path, Index):
         return indexes.open(path, read_only=read_only, max_memory=max_memory)
@@ -861,17 +767,7 @@ def open_existing(path: PathLike | Index, read_only: bool, max_memory: int | str
 def open_or_make(path: Index | PathLike | None, max_memory: int | str | None = None) -> Index:
     """Open the index in a folder; make a `latelier.indexes.Flat` in an empty or missing one, or in memory for None.
 
-    Parameters
-    ----------
-    path
-        The folder, None, or an index, which is returned.
-    max_memory
-        Memory budget of the index.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is none of these, or an index comes with a memory budget.
+    `path`: the folder, None, or an index, which is returned.
     """
     if isinstance(path, Index):
         if max_memory is not None:

@@ -122,13 +122,7 @@ class PassageRange(NamedTuple):
 
 
 def as_passages(value: Any) -> Passages | None:
-    """Return what a user gives as passages: a `Passages`, a number of tokens, True, or False for None.
-
-    Examples
-    --------
-    >>> as_passages(200), as_passages(True), as_passages(False)
-    (Passages(max_tokens=200, overlap=None), Passages(max_tokens=None, overlap=None), None)
-    """
+    """Return what a user gives as passages: a `Passages`, a number of tokens, True, or False for None."""
     if isinstance(value, Passages):
         return value
     if isinstance(value, bool):
@@ -144,34 +138,12 @@ def as_passages(value: Any) -> Passages | None:
 def cut_texts(
     texts: Sequence[str], rooms: Sequence[int], overlap: int, starts: Callable[[Sequence[str]], list[np.ndarray]]
 ) -> list[list[PassageRange]]:
-    r"""Cut texts into passages.
+    """Cut texts into passages.
 
-    Parameters
-    ----------
-    texts
-        The texts.
-    rooms
-        Maximum number of tokens of a passage of each text.
-    overlap
-        Maximum number of tokens that a passage shares with the one before it.
-    starts
-        Returns the positions of the tokens of texts, see `latelier.models.tokens`.
-
-    Returns
-    -------
-    list of list of PassageRange
-        At least one per text, in order. They begin and end with a character that is not white space, and between them
-        there is nothing but white space.
-
-    Examples
-    --------
-    >>> def starts(text):
-    ...     return np.array([found.start() for found in re.finditer(r"\w+", text)])
-    >>> def words(texts):
-    ...     return [starts(text) for text in texts]
-    >>> text = "One two. Three four five. Six seven."
-    >>> [text[a:b] for a, b in cut_texts([text], [5], 0, words)[0]]
-    ['One two. Three four five.', 'Six seven.']
+    `rooms`: maximum number of tokens of a passage of each text. `overlap`: maximum number of tokens that a passage
+    shares with the one before it. `starts`: returns the positions of the tokens of texts, see `latelier.models.tokens`.
+    Returns: at least one per text, in order. They begin and end with a character that is not white space, and between
+    them there is nothing but white space.
     """
     cut = [_cut(text, tokens, room, overlap) for text, tokens, room in zip(texts, starts(texts), rooms, strict=True)]
     # A word that was cut has other tokens than before, and may have more of them.
@@ -240,14 +212,8 @@ def _breaks_a_word(text: str, part: PassageRange) -> bool:
 class PassageId(NamedTuple):
     """A passage of a document.
 
-    Attributes
-    ----------
-    document
-        Id of the document.
-    number
-        Number of the passage in the document, from 0.
-    start, end
-        The passage is ``text[start:end]`` of the text that the user gave, in characters.
+    `document`: id of the document; `number`: number of the passage in the document, from 0; `start`, `end`: the passage
+    is ``text[start:end]`` of the text that the user gave, in characters.
     """
 
     document: Id
@@ -257,26 +223,12 @@ class PassageId(NamedTuple):
 
 
 def encode_passage_id(passage: PassageId) -> str:
-    """Return the id of a passage in the index.
-
-    Examples
-    --------
-    >>> encode_passage_id(PassageId("a", 3, 1200, 2015))
-    '["a",3,1200,2015]'
-    """
+    """Return the id of a passage in the index."""
     return json.dumps(passage, ensure_ascii=False, separators=(",", ":"))
 
 
 def decode_passage_id(id: Id) -> PassageId | None:
-    """Return the passage that an id names; None for an id of another form, which no retriever has written.
-
-    Examples
-    --------
-    >>> decode_passage_id('[7,0,0,12]')
-    PassageId(document=7, number=0, start=0, end=12)
-    >>> decode_passage_id("a#1") is None
-    True
-    """
+    """Return the passage that an id names; None for an id of another form, which no retriever has written."""
     if not (isinstance(id, str) and id.startswith("[")):
         return None
     try:
@@ -291,13 +243,7 @@ def decode_passage_id(id: Id) -> PassageId | None:
 
 
 def passage_prefix(document: Id) -> str:
-    """Return what the ids of a document's passages begin with, and no other ids.
-
-    Examples
-    --------
-    >>> passage_prefix("a"), passage_prefix(7)
-    ('["a",', '[7,')
-    """
+    """Return what the ids of a document's passages begin with, and no other ids."""
     return json.dumps([document], ensure_ascii=False)[:-1] + ","
 
 
@@ -308,12 +254,8 @@ _SETTING = "documents"
 class DocumentSettings(NamedTuple):
     """How documents are prepared.
 
-    Attributes
-    ----------
-    passages
-        Into what passages they are cut; None: into none.
-    pool_factor
-        About how many token vectors are pooled into one; 1: none are pooled.
+    `passages`: into what passages they are cut; None: into none. `pool_factor`: about how many token vectors are pooled
+    into one; 1: none are pooled.
 
     Examples
     --------
@@ -330,10 +272,7 @@ class DocumentSettings(NamedTuple):
     def stored_in(cls, index: Index) -> DocumentSettings:
         """Return the settings of an index; whole documents without pooling, if it stores none.
 
-        Raises
-        ------
-        IndexFormatError
-            If they are malformed.
+        Raises `IndexFormatError` if they are malformed.
         """
         stored = index.settings.get(_SETTING)
         if stored is None:
@@ -355,19 +294,8 @@ class DocumentSettings(NamedTuple):
     ) -> DocumentSettings:
         """Return the settings of documents to add: those of the index, or for an empty index those that are given.
 
-        Parameters
-        ----------
-        index
-            The index.
-        passages, pool_factor
-            As the user gives them; None: as the index has them.
-        max_length
-            Returns the maximum number of tokens that the model reads of a document; called if there are passages.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If they are invalid, or not those of the index.
+        `passages`, `pool_factor`: as the user gives them; None: as the index has them. `max_length`: returns the
+        maximum number of tokens that the model reads of a document; called if there are passages.
         """
         given = None if passages is None else as_passages(passages)
         factor = check_count("pool_factor", pool_factor, optional=True)
@@ -414,23 +342,8 @@ _PASSAGES = 4
 class StoredDocuments:
     """The documents of an index by the ids that the user gave them.
 
-    Parameters
-    ----------
-    index
-        The index. An id in it that is not that of a passage, in an index of passages, was not written by a retriever;
-        it is a document of its own.
-    has_passages
-        Whether it holds passages; None: as its settings say.
-
-    Examples
-    --------
-    >>> from latelier.retrieve import Retriever
-    >>> retriever = Retriever(device="cpu")
-    >>> text = "Pears ripen in September. " * 12
-    >>> retriever.add([("pears", text), ("moon", "It is far.")], passages=40)
-    >>> stored = StoredDocuments(retriever.index)
-    >>> stored.ids(), len(stored.parts("pears")), stored.parts("moon")
-    (['pears', 'moon'], 3, ['["moon",0,0,10]'])
+    `index`: the index. An id in it that is not that of a passage, in an index of passages, was not written by a
+    retriever; it is a document of its own. `has_passages`: whether it holds passages; None: as its settings say.
     """
 
     def __init__(self, index: Index, has_passages: bool | None = None) -> None:
@@ -459,12 +372,7 @@ class StoredDocuments:
 
         The text of a document that is stored as passages is put together from them: its title, its passages without
         what overlaps, and spaces for the white space between two passages and before the first, which none of them
-        holds.
-
-        Raises
-        ------
-        UnknownIdError
-            If one is not in the index.
+        holds. Raises `UnknownIdError` if one is not in the index.
         """
         wanted = as_ids(ids)
         with self.index.snapshot():
@@ -479,10 +387,7 @@ class StoredDocuments:
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents with all their passages, all or none.
 
-        Raises
-        ------
-        UnknownIdError
-            If one is not in the index.
+        Raises `UnknownIdError` if one is not in the index.
         """
         if not self.has_passages:
             self.index.remove(ids)

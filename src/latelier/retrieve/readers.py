@@ -56,28 +56,10 @@ def csv_rows(
 ) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     r"""Read the header of a CSV file; return the names of its columns, and an iterator over its rows.
 
-    Parameters
-    ----------
-    lines
-        The lines, with their line ends.
-    source
-        Name of the file in messages.
-    delimiter
-        The character between cells.
-
-    Returns
-    -------
-    list of str
-        The names of the columns; none for an empty file.
-    iterator of (int, dict)
-        The number of the line where a row begins, and its cells by the names of their columns. A row may have fewer
-        cells than there are columns.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Also while rows are read: if a cell is too long, a row has more cells than there are columns, or a quote is not
-        closed.
+    `lines`: the lines, with their line ends. `delimiter`: the character between cells. Returns: the names of the
+    columns; none for an empty file. Returns: the number of the line where a row begins, and its cells by the names of
+    their columns. A row may have fewer cells than there are columns. Raises `InvalidArgumentError`: also while rows are
+    read: if a cell is too long, a row has more cells than there are columns, or a quote is not closed.
 
     Examples
     --------
@@ -105,19 +87,7 @@ def csv_rows(
 class _RowLines:
     """The lines of a file as an iterator that keeps those of the current row.
 
-    Parameters
-    ----------
-    lines
-        All lines.
-
-    Attributes
-    ----------
-    row
-        The lines of the current row so far.
-    count
-        Number of lines read.
-    has_ended
-        Whether there are no more.
+    `row`: the lines of the current row so far; `count`: number of lines read; `has_ended`: whether there are no more.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -189,21 +159,8 @@ _ROWS = 1024
 def parquet_rows(path: str | Path, columns: list[str] | None = None) -> tuple[list[str], Iterator[dict[str, Any]]]:
     """Return the names of a file's columns, and an iterator over its rows.
 
-    Parameters
-    ----------
-    path
-        The file.
-    columns
-        Columns to read, if not all; names that the file does not have are left out.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such file, or it is not a Parquet file.
-    MissingExtraError
-        If pyarrow is not installed.
-    StorageError
-        While reading, if the file is damaged.
+    `columns`: columns to read, if not all; names that the file does not have are left out. Raises `StorageError` while
+    reading, if the file is damaged.
 
     Examples
     --------
@@ -243,11 +200,6 @@ def json_value(value: Any) -> Any:
     """Return a value of a table as JSON has it: times as ISO 8601, decimals as numbers, NaN as None.
 
     Bytes are decoded as UTF-8.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If bytes are not UTF-8 text.
 
     Examples
     --------
@@ -314,21 +266,8 @@ def whole_file(path: Path, folder: Path | None = None) -> InputDocument:
     r"""Return the document that a file is.
 
     Its metadata are ``path``; ``modified``, the UTC time of the last change as ISO 8601, so that filters can compare
-    it; and for Markdown with a heading ``title``.
-
-    Parameters
-    ----------
-    path
-        The file.
-    folder
-        The id is the path relative to this folder, with ``/`` between its parts; None: the file's own folder.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such file, or it is not UTF-8, empty, or too long.
-    StorageError
-        If it cannot be read.
+    it; and for Markdown with a heading ``title``. `folder`: the id is the path relative to this folder, with ``/``
+    between its parts; None: the file's own folder. Raises `StorageError` if it cannot be read.
 
     Examples
     --------
@@ -355,16 +294,9 @@ def whole_file(path: Path, folder: Path | None = None) -> InputDocument:
 
 
 def markdown_title(text: str) -> str:
-    r"""Return the first heading of a Markdown text, of ``#`` or underlined; empty if there is none.
+    """Return the first heading of a Markdown text, of ``#`` or underlined; empty if there is none.
 
     Code blocks and YAML front matter are skipped. A paragraph of several lines is no title, even if it is underlined.
-
-    Examples
-    --------
-    >>> markdown_title("Notes\n```sh\n# a comment\n```\n## On pears ##\n")
-    'On pears'
-    >>> markdown_title("---\n# a comment\ntags: fruit\n---\nOn figs\n=======\n")
-    'On figs'
     """
     fence = ""
     block: list[str] = []  # the lines since the last blank one
@@ -560,44 +492,15 @@ def read_document_file(
     name: str | None = None,
     fields: DocumentFields = _DEFAULT_FIELDS,
 ) -> Iterator[InputDocument]:
-    r"""Yield the documents of a file.
+    """Yield the documents of a file.
 
-    Parameters
-    ----------
-    file
-        The path of a file, a pipe or a device (decompressed if it ends in ``.gz``), or a file opened for bytes.
-    format
-        ``"jsonl"``: a record, a pair or a text per line, as in `parse_documents`. ``"csv"``: a header with a column
-        ``text``, and ``id``, ``title`` and metadata in others; ``.tsv`` files are separated by tabs. ``"parquet"``:
-        columns as in CSV. ``"txt"``: a text per line. ``"whole"``: the file is one text, see
-        `latelier.retrieve.readers`. ``"auto"``: by the file's extension; if that is unknown, by the first line,
-        JSON or plain text.
-    name
-        Name of the file in messages; default: its path.
-    fields
-        Which fields of records, or columns, to take.
-
-    Yields
-    ------
-    InputDocument
-        Id, text and metadata of one document.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Immediately, if there is no such file; while reading, at a faulty line or row, which the message names.
-    MissingExtraError
-        For a Parquet file, if pyarrow is not installed.
-    StorageError
-        If the file cannot be read.
-
-    Examples
-    --------
-    >>> import io
-    >>> file = io.BytesIO(b'{"id": "a", "text": "Rome.", "year": 2024}\n')
-    >>> [document] = read_document_file(file, name="cities")
-    >>> document.id, document.text, document.metadata
-    ('a', 'Rome.', {'year': 2024})
+    `file`: the path of a file, a pipe or a device (decompressed if it ends in ``.gz``), or a file opened for bytes.
+    `format`: ``"jsonl"``: a record, a pair or a text per line, as in `parse_documents`. ``"csv"``: a header with a
+    column ``text``, and ``id``, ``title`` and metadata in others; ``.tsv`` files are separated by tabs. ``"parquet"``:
+    columns as in CSV. ``"txt"``: a text per line. ``"whole"``: the file is one text, see `latelier.retrieve.readers`.
+    ``"auto"``: by the file's extension; if that is unknown, by the first line, JSON or plain text. `name`: name of the
+    file in messages; default: its path. Raises `InvalidArgumentError`: immediately, if there is no such file; while
+    reading, at a faulty line or row, which the message names. Raises `StorageError` if the file cannot be read.
     """
     source = str(file) if name is None and isinstance(file, (str, Path)) else name or "the file"
     if format == "auto":

@@ -46,21 +46,7 @@ _BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
 def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> list[Hit]:
     """Order texts by their score for a query; see `latelier.retrieve.Retriever.rerank`.
 
-    Parameters
-    ----------
-    model
-        Encodes the query and the texts.
-    query
-        One query.
-    texts
-        The texts.
-    k
-        Maximum number of texts to return; None returns all.
-
-    Returns
-    -------
-    list of Hit
-        Positions and scores, best first.
+    `k`: maximum number of texts to return; None returns all. Returns: positions and scores, best first.
     """
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")

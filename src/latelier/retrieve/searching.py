@@ -31,17 +31,8 @@ __all__ = [
 def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
     """Check that the search of an index has some options, which every index names for itself.
 
-    Parameters
-    ----------
-    index
-        The index to search.
-    options
-        Further options of its `search`, such as ``effort`` of `latelier.indexes.IVF`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the index has no option of such a name; the message names those that it has.
+    `index`: the index to search; `options`: further options of its `search`, such as ``effort`` of
+    `latelier.indexes.IVF`.
 
     Examples
     --------
@@ -89,19 +80,8 @@ Stage: TypeAlias = "Callable[[str], AbstractContextManager[Any]]"
 class Search(NamedTuple):
     """Queries with the same options.
 
-    Attributes
-    ----------
-    queries
-        Texts, checked; or matrices of token vectors, ``(tokens, dim)``.
-    k
-        Maximum number of documents per query.
-    options
-        Further arguments of the index's `search`, `mode` among them.
-
-    Examples
-    --------
-    >>> Search(["fruit"], 10, {"mode": "hybrid"}).needs_encoding
-    True
+    `queries`: texts, checked; or matrices of token vectors, ``(tokens, dim)``. `k`: maximum number of documents per
+    query. `options`: further arguments of the index's `search`, `mode` among them.
     """
 
     queries: Sequence[Any]
@@ -122,16 +102,8 @@ class Search(NamedTuple):
 class EncodedSearches:
     """Some searches, checked, and the vectors of their texts; each text is encoded once.
 
-    Parameters
-    ----------
-    model
-        Encodes the queries; may be None if no query is a text that is compared as vectors.
-    index
-        The index.
-    searches
-        What is searched.
-    stage
-        Called with ``"encode"``, and by `find` with ``"search"``, for a context that measures this stage.
+    `model`: encodes the queries; may be None if no query is a text that is compared as vectors. `stage`: called with
+    ``"encode"``, and by `find` with ``"search"``, for a context that measures this stage.
     """
 
     def __init__(
@@ -149,12 +121,8 @@ class EncodedSearches:
     def find(self, stored: StoredDocuments, stage: Stage = nullcontext) -> list[Found]:
         """Search an index; return for each search the hits of each query, or the error that the search raises alone.
 
-        Parameters
-        ----------
-        stored
-            The documents of the index. Of those stored as passages, a hit has the id of the best passage.
-        stage
-            See above.
+        `stored`: the documents of the index. Of those stored as passages, a hit has the id of the best passage.
+        `stage`: see above.
         """
         found: list[Found] = [problem or [] for problem in self._problems]
         with stage("search"):
@@ -217,35 +185,9 @@ def find_batch(
     """Return the results of some searches, each with the texts and the metadata of its documents.
 
     All texts are encoded in one call, searches with equal options are one call of the index, and each document is read
-    once, however many queries find it.
-
-    Parameters
-    ----------
-    model
-        Encodes the queries; may be None if no query is a text that is compared as vectors.
-    index
-        The index.
-    searches
-        What is searched.
-    stage
-        Called with ``"encode"``, ``"search"`` and ``"read"`` for a context that measures that stage.
-
-    Returns
-    -------
-    list
-        For each search, the results of each of its queries, best first; or the error that it raises alone.
-
-    Examples
-    --------
-    >>> from latelier.retrieve import Retriever
-    >>> retriever = Retriever(device="cpu")
-    >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far.")])
-    >>> searches = [Search(["fruit", "sky"], 1, {}), Search(["moon"], 0, {})]
-    >>> found = find_batch(retriever.query_model, retriever.index, searches)
-    >>> [results[0].id for results in found[0]]
-    ['a', 'b']
-    >>> found[1]
-    InvalidArgumentError('received k=0; expected an integer of at least 1.')
+    once, however many queries find it. `model`: encodes the queries; may be None if no query is a text that is compared
+    as vectors. `stage`: called with ``"encode"``, ``"search"`` and ``"read"`` for a context that measures that stage.
+    Returns: for each search, the results of each of its queries, best first; or the error that it raises alone.
     """
     encoded = EncodedSearches(model, index, searches, stage)
     with index.snapshot():  # no document is removed between the search and the reading of its text
@@ -283,28 +225,8 @@ def find_run(
 ) -> dict[str, dict[str, float]]:
     """Encode queries, search an index for them, and return a run: see `Retriever.run`.
 
-    Parameters
-    ----------
-    model
-        Encodes the queries.
-    index
-        The index to search.
-    queries
-        Query id to text.
-    k
-        Maximum number of documents per query.
-    **options
-        Arguments of the index's `search`, `mode` among them.
-
-    Returns
-    -------
-    dict
-        Query id to document id (as str) to score.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an argument is not accepted, or a query finds two documents whose ids are the same as str.
+    `index`: the index to search; `queries`: query id to text; `k`: maximum number of documents per query; `**options`:
+    arguments of the index's `search`, `mode` among them; returns: query id to document id (as str) to score.
     """
     if not isinstance(queries, Mapping):
         raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
@@ -326,19 +248,8 @@ def find_results(
 ) -> list[list[Result]]:
     """Encode queries, search an index for them, and return the hits with the texts and metadata of their documents.
 
-    Parameters
-    ----------
-    model
-        Encodes the queries; may be None for ``mode="keywords"``.
-    index, k, **options
-        As of `find_run`.
-    queries
-        Texts, checked.
-
-    Returns
-    -------
-    list of list of Result
-        One list per query, best first.
+    `model`: encodes the queries; may be None for ``mode="keywords"``. `index`, `k`, `**options`: as of `find_run`.
+    Returns: one list per query, best first.
     """
     (found,) = find_batch(model, index, [Search(queries, k, options)])
     if isinstance(found, LatelierError):

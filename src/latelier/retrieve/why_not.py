@@ -55,22 +55,9 @@ def explain_mode_miss(
 ) -> WhyNotReport:
     """Return why a search with ``mode="keywords"``, ``"hybrid"`` or ``"rerank"`` does not find a document.
 
-    Parameters
-    ----------
-    index
-        The index; all reads should see one commit, see `Index.snapshot`.
-    query, vectors
-        The text of one query, and its vectors.
-    id
-        The document.
-    arguments
-        All arguments of the search but the query; `k` is a number of documents.
-
-    Returns
-    -------
-    WhyNotReport
-        A cause for each side that ranks the document below `k`, or both if none does. Ranks count documents. The scores
-        of the report are those of the mode.
+    `index`: the index; all reads should see one commit, see `Index.snapshot`. `arguments`: all arguments of the search
+    but the query; `k` is a number of documents. Returns: a cause for each side that ranks the document below `k`, or
+    both if none does. Ranks count documents. The scores of the report are those of the mode.
     """
     return _ModeMiss(index, query, vectors, as_id(id), arguments).report()
 
@@ -216,21 +203,8 @@ def _without_k(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def explain_passage_miss(index: Index, query: TokenEmbeddings, id: Id, arguments: Mapping[str, Any]) -> WhyNotReport:
     """Return why a search does not find a document of an index of passages.
 
-    Parameters
-    ----------
-    index
-        An index of passages.
-    query
-        One query.
-    id
-        The document.
-    arguments
-        All arguments of the search but the query; `k` is a number of documents.
-
-    Returns
-    -------
-    WhyNotReport
-        Ranks and `k` count documents; the score and the stage are those of its best passage.
+    `arguments`: all arguments of the search but the query; `k` is a number of documents. Returns: ranks and `k` count
+    documents; the score and the stage are those of its best passage.
     """
     stored, id, k = StoredDocuments(index), as_id(id), arguments["k"]
     hits, passages = _search(stored, query, arguments)
@@ -300,19 +274,7 @@ def rounds_vectors(index: Index) -> bool:
 def scores_when_stored(index: Index, query: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """Return the scores that documents would have in an index, after the rounding of their vectors.
 
-    Parameters
-    ----------
-    index
-        The index; it is left as it is.
-    query
-        One query.
-    documents
-        Vectors of documents.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(documents,)``.
+    `index`: the index; it is left as it is. Returns: ``(documents,)``.
 
     Examples
     --------
@@ -336,23 +298,7 @@ def find_quantisation_loss(
 ) -> tuple[Cause, tuple[Change, ...]] | None:
     """Return the cause and the changes if a document would be found by the vectors as the model encodes them.
 
-    Parameters
-    ----------
-    model
-        Encodes documents.
-    index
-        An index that rounds vectors.
-    query
-        One query.
-    id, rank
-        The document, and its rank by the stored vectors.
-    arguments
-        The arguments of the search.
-
-    Raises
-    ------
-    LatelierError
-        If the documents ranked near it cannot be encoded again; the message says why.
+    Raises `LatelierError` if the documents ranked near it cannot be encoded again; the message says why.
     """
     if rank > _MOST_ENCODED:
         raise LatelierError(f"its rank is {rank:,}, and only {_MOST_ENCODED} documents are encoded again.")
@@ -427,17 +373,7 @@ class Passage(NamedTuple):
 def left_out_passages(model: QueryModel, text: str) -> list[Passage]:
     """Return the parts of a document's text that the model does not read, each as long as it reads at once.
 
-    Parameters
-    ----------
-    model
-        Encodes documents.
-    text
-        The text of one document.
-
-    Returns
-    -------
-    list of Passage
-        In the order of the text, at most 64; empty if the model reads the whole text.
+    Returns: in the order of the text, at most 64; empty if the model reads the whole text.
     """
     first, last = _read(model, text)
     window = max(_LEAST_WINDOW, _WINDOW * (last - first))  # to tokenise the whole rest each time is quadratic
@@ -458,20 +394,8 @@ def truncation_cause(
 ) -> Cause | None:
     """Return the cause if a part of a text that was left out scores higher than what was encoded.
 
-    Parameters
-    ----------
-    model
-        Encodes documents.
-    index
-        Holds the document.
-    query
-        One query.
-    text
-        The text of the document.
-    score
-        The document's score.
-    passages
-        From `left_out_passages`, at least one.
+    `model`: encodes documents; `index`: holds the document; `query`: one query; `text`: the text of the document;
+    `passages`: from `left_out_passages`, at least one.
     """
     pieces = [text[passage.start : passage.end] for passage in passages]
     scores = scores_when_stored(index, query, model.encode_documents(pieces, batch_size=8))
@@ -498,14 +422,8 @@ def truncation_changes(
 ) -> list[Change]:
     """Return the changes that give the document a higher score than the last hit has: a maximum length, or passages.
 
-    Parameters
-    ----------
-    model, index, query, text
-        As for `truncation_cause`.
-    cause
-        From `truncation_cause`.
-    last_score
-        Score of the last hit; None if any score is enough.
+    `model`, `index`, `query`, `text`: as for `truncation_cause`. `cause`: from `truncation_cause`. `last_score`: score
+    of the last hit; None if any score is enough.
     """
     changes, least = [], -np.inf if last_score is None else last_score
     if model.can_load:
@@ -546,20 +464,8 @@ def explain_miss(
 ) -> WhyNotReport:
     """Return why a search does not find a document; see `latelier.retrieve.Retriever.why_not`.
 
-    Parameters
-    ----------
-    model
-        Encodes queries and documents.
-    index
-        The index that is searched.
-    query
-        One query.
-    id
-        The document.
-    k, mode, fusion, weights, depth, filter, parameters, filter_timeout
-        Those of the search, see `latelier.indexes.Index.search`.
-    **index_options
-        Further options of the index's `search`.
+    `k`, `mode`, `fusion`, `weights`, `depth`, `filter`, `parameters`, `filter_timeout`: those of the search, see
+    `latelier.indexes.Index.search`.
     """
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} as the query; why_not is about one query, a text.")

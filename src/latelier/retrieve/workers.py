@@ -249,17 +249,8 @@ class EncodingWorkers:
 def open_workers(workers: EncodingWorkers | int, model: QueryModel) -> Iterator[EncodingWorkers]:
     """Return a context with workers that encode as a model does; those given by number end with it.
 
-    Parameters
-    ----------
-    workers
-        The workers, or how many. A worker given by number has a CPU, and a GPU if the model is on one.
-    model
-        The model.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `workers` is neither, or the workers have another model.
+    `workers`: the workers, or how many. A worker given by number has a CPU, and a GPU if the model is on one. Raises
+    `InvalidArgumentError` if `workers` is neither, or the workers have another model.
     """
     if isinstance(workers, EncodingWorkers):
         workers.check(model)
@@ -274,16 +265,8 @@ def open_workers(workers: EncodingWorkers | int, model: QueryModel) -> Iterator[
 class _Worker:
     """A process with a model.
 
-    Parameters
-    ----------
-    model
-        The bytes of the model.
-    threads
-        Threads to compute with.
-    on_gpu
-        Whether to compute on the GPU that Ray has reserved.
-    compute_dtype
-        What to compute in.
+    `model`: the bytes of the model; `threads`: threads to compute with; `on_gpu`: whether to compute on the GPU that
+    Ray has reserved; `compute_dtype`: what to compute in.
     """
 
     def __init__(self, model: bytes, threads: int, on_gpu: bool, compute_dtype: str) -> None:

@@ -41,26 +41,10 @@ _ENGINES: dict[str, Engine] = {
 def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     """Return the engine for these inputs.
 
-    Parameters
-    ----------
-    backend
-        ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient),
-        ``"fused"`` (CUDA, with Triton) or ``"torch"`` (any device, any floating dtype).
-    queries, documents
-        The inputs.
-
-    Returns
-    -------
-    Engine
-        With ``"auto"``: on the CPU int8 for int8 documents and packed for others, on CUDA fused where it is installed
-        and fits; torch elsewhere, and for gradients in double precision, which the kernels do not have.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the engine is unknown, or cannot score these inputs.
-    MissingExtraError
-        If the engine is ``"fused"`` and its kernels are not installed.
+    `backend`: ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient),
+    ``"fused"`` (CUDA, with Triton) or ``"torch"`` (any device, any floating dtype). Returns: with ``"auto"``: on the
+    CPU int8 for int8 documents and packed for others, on CUDA fused where it is installed and fits; torch elsewhere,
+    and for gradients in double precision, which the kernels do not have.
     """
     if isinstance(backend, str) and backend == "auto":
         return _ENGINES[_best(queries, documents)]

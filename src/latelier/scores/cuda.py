@@ -51,13 +51,7 @@ class FusedEngine(Engine):
         return None
 
     def require(self) -> None:
-        """Check that triton is installed.
-
-        Raises
-        ------
-        MissingExtraError
-            If it is not: the extra 'gpu' brings it.
-        """
+        """Check that triton is installed."""
         if not is_installed():
             raise MissingExtraError("Fused scoring", "gpu")
 

@@ -58,16 +58,8 @@ def outside_graphs(function: Callable[..., _Returned]) -> Callable[..., _Returne
 
     `torch.compiler.disable` imports torch's compiler, which takes 130 MB and a second even in a program that only
     searches an index. It is called here only if the compiler has been imported already: otherwise there is no graph.
-
-    Parameters
-    ----------
-    function
-        A function that calls kernels of numba or Triton, which a graph cannot contain.
-
-    Returns
-    -------
-    callable
-        The function, called with the same arguments.
+    `function`: a function that calls kernels of numba or Triton, which a graph cannot contain; returns: the function,
+    called with the same arguments.
     """
 
     @cache

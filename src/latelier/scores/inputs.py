@@ -22,18 +22,10 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 class Side:
     """The queries or the documents of a scoring call.
 
-    Parameters
-    ----------
-    name
-        ``"queries"`` or ``"documents"``, for error messages.
-    packed
-        The texts, packed; or None if `padded` or `listed` is given.
-    padded
-        Vectors ``(n, tokens, dim)`` and bool mask ``(n, tokens)``.
-    listed
-        One tensor ``(tokens, dim)`` per text, at least one, of equal dtype, dim and device.
-    group
-        Number of documents per query, if the shape of the input gives it.
+    `name`: ``"queries"`` or ``"documents"``, for error messages. `packed`: the texts, packed; or None if `padded` or
+    `listed` is given. `padded`: vectors ``(n, tokens, dim)`` and bool mask ``(n, tokens)``. `listed`: one tensor
+    ``(tokens, dim)`` per text, at least one, of equal dtype, dim and device. `group`: number of documents per query, if
+    the shape of the input gives it.
     """
 
     def __init__(
@@ -103,24 +95,9 @@ class Side:
 def read_sides(queries: Any, documents: Any, queries_mask: Any, documents_mask: Any) -> tuple[Side, Side]:
     """Read the queries and the documents of a scoring call.
 
-    Parameters
-    ----------
-    queries
-        ``(n, tokens, dim)``, a list of 2-D matrices, one 2-D matrix or `TokenEmbeddings`.
-    documents
-        The same forms; or groups, ``(n, group, tokens, dim)`` or a list of lists of matrices.
-    queries_mask, documents_mask
-        True or 1 where a token counts; or None.
-
-    Returns
-    -------
-    tuple of Side
-        The queries and the documents, of one dim.
-
-    Raises
-    ------
-    EmbeddingsError
-        If shapes, dims or masks do not fit together.
+    `queries`: ``(n, tokens, dim)``, a list of 2-D matrices, one 2-D matrix or `TokenEmbeddings`. `documents`: the same
+    forms; or groups, ``(n, group, tokens, dim)`` or a list of lists of matrices. `queries_mask`, `documents_mask`: True
+    or 1 where a token counts; or None. Returns: the queries and the documents, of one dim.
     """
     left, right = _read("queries", queries, queries_mask), _read_documents(documents, documents_mask)
     if left.dim != right.dim and len(left) and len(right):

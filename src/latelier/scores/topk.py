@@ -18,20 +18,7 @@ __all__ = ["Alignment", "TopK", "align"]
 class TopK:
     """The k best documents of each query so far.
 
-    Parameters
-    ----------
-    queries
-        Number of queries.
-    k
-        Number of documents to keep for each query.
-
-    Examples
-    --------
-    >>> best = TopK(queries=1, k=2)
-    >>> best.add(np.array([[1.0, 3.0, 1.0]]), np.array([10, 11, 12]))
-    >>> best.add(np.array([[2.0, 3.0]]), np.array([13, 14]))
-    >>> best.numbers[0], best.scores[0]
-    (array([11, 14]), array([3., 3.]))
+    `k`: number of documents to keep for each query.
     """
 
     def __init__(self, queries: int, k: int) -> None:
@@ -42,12 +29,8 @@ class TopK:
     def add(self, scores: np.ndarray, numbers: np.ndarray) -> None:
         """Merge the scores of a block of documents.
 
-        Parameters
-        ----------
-        scores
-            ``(queries, documents)``.
-        numbers
-            ``(documents,)`` int64: the documents' numbers. Among equal scores, those added first stay first.
+        `scores`: ``(queries, documents)``. `numbers`: ``(documents,)`` int64: the documents' numbers. Among equal
+        scores, those added first stay first.
         """
         # NaN in the embeddings gives NaN scores, which cannot be sorted: they are replaced by minus infinity.
         for query, row in enumerate(np.fmax(scores, np.float32(-np.inf))):
@@ -89,31 +72,8 @@ class Alignment(NamedTuple):
 def align(query: Any, document: Any) -> Alignment:
     """Find the document token with the highest similarity for each query token.
 
-    Parameters
-    ----------
-    query
-        ``(q, dim)``, numpy or torch, of any floating dtype.
-    document
-        ``(n, dim)``, with at least one token.
-
-    Returns
-    -------
-    Alignment
-        Of equal similarities, the first token is taken. The similarities sum to the MaxSim score.
-
-    Raises
-    ------
-    EmbeddingsError
-        If the shapes do not fit together, or the document has no token.
-
-    Examples
-    --------
-    >>> query = np.array([[1.0, 0.0], [0.0, 1.0]])
-    >>> alignment = align(query, np.array([[-0.5, -1.0], [0.5, 0.25]]))
-    >>> alignment.positions.tolist(), alignment.similarities.tolist()
-    ([1, 1], [0.5, 0.25])
-    >>> alignment.matrix.tolist()
-    [[-0.5, 0.5], [-1.0, 0.25]]
+    `query`: ``(q, dim)``, numpy or torch, of any floating dtype. `document`: ``(n, dim)``, with at least one token.
+    Returns: of equal similarities, the first token is taken. The similarities sum to the MaxSim score.
     """
     rows, columns = _matrix(query, "query"), _matrix(document, "document")
     if rows.shape[1] != columns.shape[1]:

@@ -63,21 +63,11 @@ def best_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Score query ``q`` against documents ``q * step`` to ``q * step + share - 1``.
 
-    Parameters
-    ----------
-    queries, documents
-        Both sides, of one dtype and dim, on one device.
-    share, step
-        ``d, 0`` for all pairs of queries and ``d`` documents; ``n, n`` for groups of ``n`` documents.
-    positions
-        Whether to return the positions of the best tokens.
-
-    Returns
-    -------
-    tuple
-        Scores ``(queries, share)`` float32: minus infinity for empty documents, else 0 for empty queries. The place of
-        each best token in its document, -1 where there is none, ``(share, query_rows)`` int32 with a power of two of
-        query rows per query; or None.
+    `queries`, `documents`: both sides, of one dtype and dim, on one device. `share`, `step`: ``d, 0`` for all pairs of
+    queries and ``d`` documents; ``n, n`` for groups of ``n`` documents. `positions`: whether to return the positions of
+    the best tokens. Returns: scores ``(queries, share)`` float32: minus infinity for empty documents, else 0 for empty
+    queries. The place of each best token in its document, -1 where there is none, ``(share, query_rows)`` int32 with a
+    power of two of query rows per query; or None.
     """
     texts, dim, device = queries.texts, queries.vectors.shape[1], queries.vectors.device
     length = _padded_length(queries, grouped=step > 0)
@@ -102,22 +92,9 @@ def add_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of both sides' vectors, float32.
 
-    Parameters
-    ----------
-    queries, documents
-        As in `best_tokens`.
-    gradients
-        Of the scores, ``(queries, share)`` float32, contiguous.
-    positions
-        What `best_tokens` returned.
-    step
-        As in `best_tokens`.
-
-    Returns
-    -------
-    tuple
-        As `vectors` of both sides, zero in rows that are no token's. They are added by atomic operations, so the last
-        digit depends on their order.
+    `queries`, `documents`: as in `best_tokens`. `gradients`: of the scores, ``(queries, share)`` float32, contiguous.
+    `positions`: what `best_tokens` returned. `step`: as in `best_tokens`. Returns: as `vectors` of both sides, zero in
+    rows that are no token's. They are added by atomic operations, so the last digit depends on their order.
     """
     share, dim = gradients.shape[1], queries.vectors.shape[1]
     left, right = (torch.zeros_like(side.vectors, dtype=torch.float32) for side in (queries, documents))

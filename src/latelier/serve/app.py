@@ -118,11 +118,6 @@ def create_app(
 def check_names(names: Iterable[str]) -> None:
     """Check the names that indexes get in addresses.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If there is none, or one is not of letters, digits, ``.``, ``_`` and ``-``.
-
     Examples
     --------
     >>> check_names(["papers", "notes-2024"])

@@ -19,26 +19,7 @@ _SHORTEST = 16
 
 
 def check_token(name: str, token: str | None) -> None:
-    """Check a token that is to be required.
-
-    Parameters
-    ----------
-    name
-        What the message calls it.
-    token
-        The token, or None.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is too short or holds other characters than visible ASCII.
-
-    Examples
-    --------
-    >>> check_token("read token", "secret")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: the read token has 6 characters; ...
-    """
+    """Check a token that is to be required."""
     if token is not None and not (len(token) >= _SHORTEST and all("!" <= character <= "~" for character in token)):
         raise InvalidArgumentError(
             f"the {name} has {len(token)} characters; expected at least {_SHORTEST}, all of them visible ASCII "
@@ -49,12 +30,8 @@ def check_token(name: str, token: str | None) -> None:
 def sends_token(authorization: str | None, tokens: Iterable[str]) -> bool:
     """Whether a request has one of some tokens.
 
-    Parameters
-    ----------
-    authorization
-        Its ``Authorization`` header; None if it has none.
-    tokens
-        The tokens. Each is compared, in a time that does not depend on how much of it is right.
+    `authorization`: its ``Authorization`` header; None if it has none. `tokens`: the tokens. Each is compared, in a
+    time that does not depend on how much of it is right.
 
     Examples
     --------
@@ -82,13 +59,6 @@ _ADVICE = {
 def for_clients(message: str, *, update: str) -> str:
     """Return a message of the library with the advice that clients of a server can follow.
 
-    Parameters
-    ----------
-    message
-        The message.
-    update
-        What replaces documents.
-
     Examples
     --------
     >>> message = "no such id; ids() lists the ids of the index (1 is not '1')."
@@ -103,23 +73,7 @@ def for_clients(message: str, *, update: str) -> str:
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address.
 
-    Parameters
-    ----------
-    host
-        Address to bind to.
-    port
-        Port to bind to; 0 chooses a free one.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the port is not free, or there is no such address or port.
-
-    Examples
-    --------
-    >>> with listen("127.0.0.1", 0) as listening:
-    ...     listening.getsockname()[0]
-    '127.0.0.1'
+    `host`: address to bind to. `port`: port to bind to; 0 chooses a free one.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -132,12 +132,8 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
 def storage_problem(error: Exception) -> tuple[int, str]:
     """Return the status and the message of a failure of an index's files; the log gets the error's own message.
 
-    That one is for who runs the server: it names folders, and calls in Python that help.
-
-    Parameters
-    ----------
-    error
-        A `StorageError` or a `CorruptedIndexError`.
+    That one is for who runs the server: it names folders, and calls in Python that help. `error`: a `StorageError` or a
+    `CorruptedIndexError`.
 
     Examples
     --------

@@ -71,19 +71,8 @@ def search_response(
 ) -> Response:
     """Return the response to a search.
 
-    Parameters
-    ----------
-    results
-        The results of each query.
-    milliseconds
-        Time of each stage, also sent as the header ``Server-Timing``, which browsers show.
-    include
-        Which of ``"text"`` and ``"metadata"`` each result holds; the others are null.
-
-    Raises
-    ------
-    EmbeddingsError
-        If a score is not a finite number, which JSON cannot hold.
+    `milliseconds`: time of each stage, also sent as the header ``Server-Timing``, which browsers show. `include`: which
+    of ``"text"`` and ``"metadata"`` each result holds; the others are null.
 
     Examples
     --------

@@ -134,13 +134,7 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs on this machine can reach an address.
-
-    Examples
-    --------
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
+    """Whether only programs on this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -217,15 +211,6 @@ class BodyLimit:
 
     The body of a request that may not even read is not received: the application gets an empty one. Addresses that are
     open to everybody take no body, and the others refuse the request for its token.
-
-    Parameters
-    ----------
-    app
-        The application.
-    limits
-        Maximum size, and the time that begins here.
-    access
-        Who may read.
     """
 
     def __init__(self, app: Application, limits: Limits, access: Access) -> None:
@@ -283,11 +268,6 @@ class LoopbackHost:
 
     A web page anywhere can let a name of its own point to 127.0.0.1, and would then be of the same origin as the server
     (DNS rebinding).
-
-    Parameters
-    ----------
-    app
-        The application.
     """
 
     def __init__(self, app: Application) -> None:
@@ -308,13 +288,7 @@ class LoopbackHost:
 
 
 class HeadLikeGet:
-    """Answers HEAD as it answers GET; the server leaves the body out.
-
-    Parameters
-    ----------
-    app
-        The application.
-    """
+    """Answers HEAD as it answers GET; the server leaves the body out."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -326,13 +300,7 @@ class HeadLikeGet:
 
 
 class SafeHeaders:
-    """Adds the headers that keep a browser from running or loading anything that is not the page's own.
-
-    Parameters
-    ----------
-    app
-        The application.
-    """
+    """Adds the headers that keep a browser from running or loading anything that is not the page's own."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -353,13 +321,6 @@ class Observed:
     """Counts each request, and writes a line of JSON about it to the log ``latelier.access``.
 
     The line holds neither texts nor tokens: no query string, no body and no headers.
-
-    Parameters
-    ----------
-    app
-        The application.
-    metrics
-        Where requests are counted.
     """
 
     def __init__(self, app: Application, metrics: Metrics) -> None:

@@ -43,38 +43,12 @@ class Batcher(Generic[Item, Answer]):
 
     While all threads answer a batch, the calls that arrive wait; the thread that is free first takes its share of them
     together. If its last batch held several calls and fewer wait now, it waits `gather_seconds` first, since clients
-    that were answered together ask again at about the same time. A single client never waits for others.
-
-    Parameters
-    ----------
-    answer
-        Called in one of the threads with the items of a batch; returns one answer per item, or an exception to raise.
-        An exception that it raises itself is raised in every call of the batch.
-    name
-        Name of the threads.
-    threads
-        Number of threads. A batch takes at most the share of one thread in all calls that wait or are being answered,
-        so that all threads have about the same to do.
-    max_batch
-        Maximum size of a batch; a single call may be larger.
-    max_waiting
-        Maximum size of all calls that wait; further calls are rejected.
-    gather_seconds
-        How long to wait for more calls.
-
-    Examples
-    --------
-    >>> async def main() -> list[int]:
-    ...     batcher = Batcher(
-    ...         lambda items: [2 * item for item in items],
-    ...         name="double",
-    ...         max_batch=8,
-    ...         max_waiting=8,
-    ...     )
-    ...     async with batcher:
-    ...         return await asyncio.gather(*map(batcher.submit, [1, 2, 3]))
-    >>> asyncio.run(main())
-    [2, 4, 6]
+    that were answered together ask again at about the same time. A single client never waits for others. `answer`:
+    called in one of the threads with the items of a batch; returns one answer per item, or an exception to raise. An
+    exception that it raises itself is raised in every call of the batch. `threads`: number of threads. A batch takes at
+    most the share of one thread in all calls that wait or are being answered, so that all threads have about the same
+    to do. `max_batch`: maximum size of a batch; a single call may be larger. `max_waiting`: maximum size of all calls
+    that wait; further calls are rejected. `gather_seconds`: how long to wait for more calls.
     """
 
     def __init__(
@@ -109,19 +83,8 @@ class Batcher(Generic[Item, Answer]):
     async def submit(self, item: Item, size: int = 1) -> Answer:
         """Return the answer for one item.
 
-        Parameters
-        ----------
-        item
-            What `answer` gets.
-        size
-            How much of a batch it fills, such as its number of queries.
-
-        Raises
-        ------
-        QueueFullError
-            If too many calls wait already.
-        StoppingError
-            If the batcher is closing.
+        `size`: how much of a batch it fills, such as its number of queries; raises `QueueFullError` if too many calls
+        wait already; raises `StoppingError` if the batcher is closing.
         """
         if self._is_closing:
             raise StoppingError("the server is stopping; try again later.")
@@ -298,15 +261,7 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """Counters and histograms of one server, in a registry of its own.
-
-    Examples
-    --------
-    >>> metrics = Metrics()
-    >>> metrics.request("GET", "/health/live", 200, 0.001)
-    >>> b'latelier_requests_total{method="GET",' in metrics.text()
-    True
-    """
+    """Counters and histograms of one server, in a registry of its own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -389,20 +344,8 @@ class Service:
     """One index behind a server.
 
     Searches that wait at the same time are encoded and searched together. Writes wait in a queue of their own, and one
-    at a time is encoded and committed, so that an answered write is on disk. Look-ups have a third queue, and rankings
-    of texts that are in no index a fourth. Everything else that may take longer, such as explaining, has a fifth, so
-    that it delays none of these.
-
-    Parameters
-    ----------
-    name
-        Name of the index in addresses.
-    retriever
-        Searches and fills it.
-    limits
-        How many calls wait, and for how long.
-    metrics
-        Where batches and stages are counted.
+    at a time is encoded and committed, so that an answered write is on disk. Everything else that may take longer, such
+    as explaining, has a fifth, so that it delays none of these.
     """
 
     def __init__(self, name: str, retriever: Retriever, limits: Limits, metrics: Metrics) -> None:

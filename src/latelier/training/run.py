@@ -191,19 +191,8 @@ BEST = f"eval_{_MEASURES['ndcg@10']}"
 def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:
     """Split off queries for validation, with all of their rows.
 
-    Parameters
-    ----------
-    data
-        All rows.
-    queries
-        Maximum number of queries to split off; at most a tenth of all queries are.
-    seed
-        Seed for drawing the queries.
-
-    Returns
-    -------
-    tuple of TrainingSet
-        Rows to train on, and rows to validate on.
+    `queries`: maximum number of queries to split off; at most a tenth of all queries are. Returns: rows to train on,
+    and rows to validate on.
 
     Examples
     --------
@@ -224,19 +213,8 @@ def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[Traini
 def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> MultiVectorInformationRetrievalEvaluator:
     """Make an evaluator that measures how well the positives of validation queries are found.
 
-    Parameters
-    ----------
-    validation
-        Rows to validate on, at least one.
-    data
-        All rows. The corpus consists of the documents of `validation`, filled up to 2,000 with others of `data`.
-    seed
-        Seed for drawing the others.
-
-    Returns
-    -------
-    MultiVectorInformationRetrievalEvaluator
-        Its result has the keys that `measured` reads.
+    `validation`: rows to validate on, at least one. `data`: all rows. The corpus consists of the documents of
+    `validation`, filled up to 2,000 with others of `data`. Returns: its result has the keys that `measured` reads.
     """
     own = list(dict.fromkeys(text for documents in validation.documents for text in documents))
     others = sorted({text for documents in data.documents for text in documents} - set(own))
@@ -262,13 +240,7 @@ def measure(evaluator: Any, model: ColBERT) -> dict[str, float]:
 
 
 def measured(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the measures of a report from the evaluator's result or, with a prefix, from the trainer's logs.
-
-    Examples
-    --------
-    >>> measured({"eval_validation_maxsim_ndcg@10": 0.75, "epoch": 1.0}, "eval_")
-    {'ndcg@10': 0.75}
-    """
+    """Return the measures of a report from the evaluator's result or, with a prefix, from the trainer's logs."""
     return {name: float(values[prefix + key]) for name, key in _MEASURES.items() if prefix + key in values}
 
 
@@ -294,23 +266,8 @@ def run_trainer(
 ) -> int:
     """Train a model in place; with an evaluator, it ends with the weights of the best of five checkpoints.
 
-    Parameters
-    ----------
-    model
-        The model to train.
-    rows
-        Rows to train on; with `options.neighbours`, batches keep their order.
-    evaluator
-        Evaluator of sentence-transformers, or None.
-    options
-        How to train.
-    on_progress
-        Called with a line of text for each loss and each measure.
-
-    Returns
-    -------
-    int
-        Number of steps.
+    `model`: the model to train. `rows`: rows to train on; with `options.neighbours`, batches keep their order.
+    `options`: how to train. `on_progress`: called with a line of text for each loss and each measure.
     """
     from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
     from sentence_transformers.base.training_args import BatchSamplers

@@ -308,19 +308,9 @@ _CONTROL_BUT_NEWLINE = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Return a text with its control characters escaped.
+    """Return a text with its control characters escaped.
 
-    Parameters
-    ----------
-    text
-        Any text.
-    lines
-        Keep line ends, for messages of several lines.
-
-    Examples
-    --------
-    >>> print(printable("red \x1b[31m and \u202egnp.exe"))
-    red \x1b[31m and \u202egnp.exe
+    `lines`: keep line ends, for messages of several lines.
     """
 
     def escape(found: re.Match[str]) -> str:
@@ -330,13 +320,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def escape_json(text: str) -> str:
-    r"""Escape the control characters in a JSON text that JSON allows in strings; the parsed value stays the same.
-
-    Examples
-    --------
-    >>> print(escape_json('{"text": "\u202e\x9b"}'))
-    {"text": "\u202e\u009b"}
-    """
+    """Escape the control characters in a JSON text that JSON allows in strings; the parsed value stays the same."""
     return _CONTROL_BUT_NEWLINE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -348,32 +332,9 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?b)", re.IGNORECASE)
 def parse_bytes(name: str, value: Any) -> int | None:
     """Return an argument that is a number of bytes or a text with a unit.
 
-    Parameters
-    ----------
-    name
-        The argument's name, for the message.
-    value
-        A positive integer; or a number with the unit B, KB, MB, GB or TB (powers of 1000) or KiB, MiB, GiB or TiB
-        (powers of 1024), in any case; or None.
-
-    Returns
-    -------
-    int or None
-        The number of bytes; None for None.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is none of these, or less than a byte.
-
-    Examples
-    --------
-    >>> parse_bytes("max_memory", "1.5GB"), parse_bytes("max_memory", "1 GiB")
-    (1500000000, 1073741824)
-    >>> parse_bytes("max_memory", "lots")
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received max_memory='lots'; expected a number of \
-bytes, or a text such as '512MB', '1GB' or '1GiB'.
+    `name`: the argument's name, for the message. `value`: a positive integer; or a number with the unit B, KB, MB, GB
+    or TB (powers of 1000) or KiB, MiB, GiB or TiB (powers of 1024), in any case; or None. Returns: the number of bytes;
+    None for None.
     """
     if value is None:
         return None
@@ -389,13 +350,7 @@ bytes, or a text such as '512MB', '1GB' or '1GiB'.
 
 
 def format_bytes(size: float) -> str:
-    """Return a size as a text with a unit of powers of 1000.
-
-    Examples
-    --------
-    >>> format_bytes(980), format_bytes(12_345_678), format_bytes(2_500_000_000)
-    ('980 B', '12.3 MB', '2.5 GB')
-    """
+    """Return a size as a text with a unit of powers of 1000."""
     if size < 1000:
         return f"{size:.0f} B"
     unit = next((unit for unit in ("TB", "GB", "MB") if size >= _UNITS[unit.lower()]), "KB")

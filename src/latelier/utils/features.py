@@ -34,26 +34,9 @@ def used_positions(features: Mapping[str, Any]) -> Tensor:
 def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
     """Return some rows of features, without the outer columns in which none of these rows has a token.
 
-    Parameters
-    ----------
-    features
-        Features of a tokeniser. Values that are not tensors ``(rows, width)`` are kept as they are.
-    used
-        The `used_positions` of the features. On the CPU, so that no row waits for a device that holds the features.
-    rows
-        The rows to return, in this order.
-
-    Returns
-    -------
-    dict
-        Features with ``len(rows)`` rows.
-
-    Examples
-    --------
-    >>> ids = torch.tensor([[5, 6, 0, 0], [5, 7, 8, 6]])
-    >>> features = {"input_ids": ids, "attention_mask": ids > 0, "task": "query"}
-    >>> select_rows(features, used_positions(features), np.array([0]))["input_ids"]
-    tensor([[5, 6]])
+    `features`: features of a tokeniser. Values that are not tensors ``(rows, width)`` are kept as they are. `used`: the
+    `used_positions` of the features. On the CPU, so that no row waits for a device that holds the features. Returns:
+    features with ``len(rows)`` rows.
     """
     index = torch.from_numpy(rows)
     columns = used[index.to(used.device)].any(dim=0).nonzero()

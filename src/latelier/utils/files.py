@@ -48,12 +48,6 @@ LONGEST_LINE = 2**24
 def as_path(path: object, name: str = "path") -> Path:
     """Return an argument as a path.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is neither a str nor a path, or an empty str, which would be the current folder, or holds a null
-        character, which no name can have.
-
     Examples
     --------
     >>> as_path(5)
@@ -83,12 +77,7 @@ def is_folder(path: Path) -> bool:
 def open_binary(path: str | Path) -> BinaryIO:
     """Open a file, a pipe or a device for reading bytes.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the path does not exist, or is a folder.
-    StorageError
-        If it cannot be opened, for example without permission.
+    Raises `StorageError` if it cannot be opened, for example without permission.
     """
     try:
         return Path(path).open("rb")
@@ -102,36 +91,11 @@ def open_binary(path: str | Path) -> BinaryIO:
 
 
 def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iterator[str]:
-    r"""Yield the lines of UTF-8 text with their line ends, without a byte order mark.
+    """Yield the lines of UTF-8 text with their line ends, without a byte order mark.
 
-    Parameters
-    ----------
-    file
-        Opened for reading bytes; closed at the end.
-    source
-        Its name in messages.
-    compressed
-        Whether it is compressed with gzip.
-
-    Yields
-    ------
-    str
-        One line.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not UTF-8, or a line is longer than `LONGEST_LINE`.
-    StorageError
-        If it cannot be read, or is damaged gzip.
-
-    Examples
-    --------
-    >>> list(text_lines(io.BytesIO(b"one\ntwo"), "numbers.txt"))
-    ['one\n', 'two']
-    >>> list(text_lines(io.BytesIO(b"caf\xe9\n"), "menu.txt"))
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: menu.txt is not UTF-8 text (byte 0xe9 after line 0); convert it to UTF-8.
+    `file`: opened for reading bytes; closed at the end. `compressed`: whether it is compressed with gzip. Raises
+    `InvalidArgumentError` if it is not UTF-8, or a line is longer than `LONGEST_LINE`. Raises `StorageError` if it
+    cannot be read, or is damaged gzip.
     """
     number = 0
     binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
@@ -162,17 +126,9 @@ def _line_ends(error: UnicodeDecodeError) -> int:
 def read_text(path: Path) -> str:
     """Return the UTF-8 text of a file as it is, line ends included, without a byte order mark.
 
-    Parameters
-    ----------
-    path
-        The file; decompressed if its name ends in ``.gz``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such file, it is not UTF-8, or it is longer than `LONGEST_LINE`.
-    StorageError
-        If it cannot be read, or is damaged gzip.
+    `path`: the file; decompressed if its name ends in ``.gz``. Raises `InvalidArgumentError` if there is no such file,
+    it is not UTF-8, or it is longer than `LONGEST_LINE`. Raises `StorageError` if it cannot be read, or is damaged
+    gzip.
     """
     file = open_binary(path)
     binary: Any = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
@@ -196,21 +152,7 @@ def read_text(path: Path) -> str:
 def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is malformed, nested too deeply, or holds a number with thousands of digits.
-
-    Examples
-    --------
-    >>> parse_json('{"year": 2024}')
-    {'year': 2024}
-    >>> parse_json('{"year": 2024')
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: malformed JSON: Expecting ',' delimiter: column 14.
-    >>> parse_json("[" * 100_000)
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: malformed JSON: it is nested too deeply.
+    Raises `InvalidArgumentError` if it is malformed, nested too deeply, or holds a number with thousands of digits.
     """
     try:
         return json.loads(text)
@@ -231,14 +173,7 @@ def _place(error: json.JSONDecodeError) -> str:
 
 
 def number_or_text(text: str) -> int | float | str:
-    """Return the number that a text spells in JSON, or the text itself (``007`` is not a JSON number).
-
-    Examples
-    --------
-    >>> texts = ["2020", "-1.5", "007", "1e3x", "NaN", "1e999"]
-    >>> [number_or_text(text) for text in texts]
-    [2020, -1.5, '007', '1e3x', 'NaN', '1e999']
-    """
+    """Return the number that a text spells in JSON, or the text itself (``007`` is not a JSON number)."""
     try:
         value = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
@@ -249,18 +184,6 @@ def number_or_text(text: str) -> int | float | str:
 
 def check_unicode(text: str, name: str) -> None:
     r"""Check that a text has a UTF-8 form, which tokenizers and SQLite need: a lone surrogate has none.
-
-    Parameters
-    ----------
-    text
-        The text.
-    name
-        Its name in the message.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the text has a lone surrogate.
 
     Examples
     --------
@@ -281,26 +204,9 @@ def check_unicode(text: str, name: str) -> None:
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     """Write a file; an existing one is replaced, and keeps its permissions.
 
-    Parameters
-    ----------
-    path
-        The file. A symbolic link stays: what it points to is written. A pipe or a device gets the contents, and so does
-        a file that cannot be replaced, since it is mounted by itself or its folder may not be written.
-    contents
-        All that it is to hold.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `path` is not a path.
-    StorageError
-        If the file cannot be written; a file that can be replaced is unchanged.
-
-    Examples
-    --------
-    >>> write_bytes("note.txt", b"fig")
-    >>> open("note.txt").read()
-    'fig'
+    `path`: the file. A symbolic link stays: what it points to is written. A pipe or a device gets the contents, and so
+    does a file that cannot be replaced, since it is mounted by itself or its folder may not be written. Raises
+    `StorageError` if the file cannot be written; a file that can be replaced is unchanged.
     """
     file = as_path(path)
     if not file.name or "\0" in str(file):
@@ -327,18 +233,9 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
 def replaced(file: Path) -> Iterator[Path]:
     """Yield the path of a file to write, which takes the place of a regular one after the ``with`` block.
 
-    Parameters
-    ----------
-    file
-        What is replaced; it may be missing. The new file gets its permissions, and a symbolic link to it stays.
-
-    Raises
-    ------
-    OSError
-        If the file system reports an error, or `file` is a pipe, a device or a folder; as after an error in the block,
-        it is unchanged.
-    ValueError
-        If the path holds a surrogate or a null character.
+    `file`: what is replaced; it may be missing. The new file gets its permissions, and a symbolic link to it stays.
+    Raises `OSError` if the file system reports an error, or `file` is a pipe, a device or a folder; as after an error
+    in the block, it is unchanged. Raises `ValueError` if the path holds a surrogate or a null character.
     """
     mode, old = _mode(file), Path(os.path.realpath(file))
     if mode is not None and not stat.S_ISREG(mode):
@@ -378,11 +275,8 @@ def _is_descriptor(file: Path) -> bool:
 def cache_folder() -> Path:
     """Return the folder for files that can be made again: ``LATELIER_CACHE``, or the platform's usual one.
 
-    Returns
-    -------
-    pathlib.Path
-        ``latelier`` in ``%LOCALAPPDATA%`` on Windows, ``~/Library/Caches/latelier`` on macOS, elsewhere
-        ``$XDG_CACHE_HOME/latelier`` or ``~/.cache/latelier``. It need not exist.
+    Returns: ``latelier`` in ``%LOCALAPPDATA%`` on Windows, ``~/Library/Caches/latelier`` on macOS, elsewhere
+    ``$XDG_CACHE_HOME/latelier`` or ``~/.cache/latelier``. It need not exist.
     """
     chosen = os.environ.get("LATELIER_CACHE")
     if chosen:
@@ -397,17 +291,8 @@ def cache_folder() -> Path:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     r"""Write a text file in UTF-8; it is compressed if its name ends in ``.gz``, as its readers expect.
 
-    Parameters
-    ----------
-    path
-        The file; an existing one is replaced.
-    lines
-        Its lines, with their line ends.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written; a file that can be replaced is unchanged.
+    `path`: the file; an existing one is replaced. `lines`: its lines, with their line ends. Raises `StorageError` if
+    the file cannot be written; a file that can be replaced is unchanged.
 
     Examples
     --------

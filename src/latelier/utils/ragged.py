@@ -13,13 +13,7 @@ __all__ = ["lengths_to_offsets", "positions_within", "rows_of", "rows_or_slice",
 
 
 def lengths_to_offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the offsets ``(n + 1,)`` int64, from 0, of ``n`` documents with these numbers of rows.
-
-    Examples
-    --------
-    >>> lengths_to_offsets([2, 0, 3])
-    array([0, 2, 2, 5])
-    """
+    """Return the offsets ``(n + 1,)`` int64, from 0, of ``n`` documents with these numbers of rows."""
     offsets = np.zeros(len(lengths) + 1, dtype="int64")
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -28,22 +22,8 @@ def lengths_to_offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 def rows_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
     """Return the row numbers of some documents, in the order in which the documents are given.
 
-    Parameters
-    ----------
-    offsets
-        ``(n + 1,)`` int64.
-    documents
-        Their positions, from 0 to ``n - 1``, in any order; a document named twice has its rows twice.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(rows,)`` int64.
-
-    Examples
-    --------
-    >>> rows_of(np.array([0, 2, 2, 5]), np.array([2, 0]))
-    array([2, 3, 4, 0, 1])
+    `offsets`: ``(n + 1,)`` int64. `documents`: their positions, from 0 to ``n - 1``, in any order; a document named
+    twice has its rows twice. Returns: ``(rows,)`` int64.
     """
     starts = offsets[documents]
     places = lengths_to_offsets(offsets[np.add(documents, 1)] - starts)
@@ -55,14 +35,6 @@ def rows_or_slice(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray | sl
     """Return the rows of one or more documents, given in ascending order; as a slice if they are consecutive.
 
     An array indexed by a slice is a view; indexed by row numbers, it is a copy.
-
-    Examples
-    --------
-    >>> offsets = np.array([0, 2, 2, 5])
-    >>> rows_or_slice(offsets, np.array([0, 2]))
-    array([0, 1, 2, 3, 4])
-    >>> rows_or_slice(offsets, np.array([1, 2]))
-    slice(2, 5, None)
     """
     first, last = documents[0], documents[-1]
     if last - first + 1 == len(documents):
@@ -71,37 +43,16 @@ def rows_or_slice(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray | sl
 
 
 def positions_within(offsets: np.ndarray) -> np.ndarray:
-    """Return the position of each row within its document, ``(rows,)`` int64.
-
-    Examples
-    --------
-    >>> positions_within(np.array([0, 2, 2, 5]))
-    array([0, 1, 0, 1, 2])
-    """
+    """Return the position of each row within its document, ``(rows,)`` int64."""
     return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
 
 
 def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None = None) -> Iterator[tuple[int, int]]:
     """Split documents into consecutive blocks of at most `max_rows` rows; a document is never split.
 
-    Parameters
-    ----------
-    offsets
-        ``(n + 1,)``; the first offset need not be 0.
-    max_rows
-        Maximum number of rows of a block; a document with more is a block of its own.
-    max_documents
-        Maximum number of documents of a block, at least 1; None: no limit.
-
-    Yields
-    ------
-    tuple of int
-        ``(first, last)``: the block has the documents ``first:last``.
-
-    Examples
-    --------
-    >>> list(split_by_rows(np.array([0, 2, 2, 5, 15, 16]), max_rows=5))
-    [(0, 3), (3, 4), (4, 5)]
+    `offsets`: ``(n + 1,)``; the first offset need not be 0. `max_rows`: maximum number of rows of a block; a document
+    with more is a block of its own. `max_documents`: maximum number of documents of a block, at least 1; None: no
+    limit. Yields: ``(first, last)``: the block has the documents ``first:last``.
     """
     first, documents = 0, len(offsets) - 1
     most = documents if max_documents is None else max_documents

@@ -17,15 +17,7 @@ _process: int | None = None
 def require_ray(feature: str) -> Any:
     """Return the module ``ray``.
 
-    Parameters
-    ----------
-    feature
-        What needs it, as the start of a sentence: ``"Encoding on many workers"``.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
+    `feature`: what needs it, as the start of a sentence: ``"Encoding on many workers"``.
     """
     # Read when ray is imported: no report of its use to its makers, and no warning about actors without a GPU.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -41,21 +33,9 @@ def connect_to_ray(feature: str, num_cpus: int = 0) -> Any:
     """Return the module ``ray``, connected to a cluster.
 
     That is the one that this process is connected to; else the one that ``RAY_ADDRESS`` names, or that ``ray start``
-    has started on this machine; else one of this machine alone, which ends with this process.
-
-    Parameters
-    ----------
-    feature
-        As in `require_ray`.
-    num_cpus
-        Number of CPUs that a cluster of this machine alone offers at least, however few it has.
-
-    Raises
-    ------
-    MissingExtraError
-        If Ray is not installed.
-    StorageError
-        If this process was forked from one that was connected.
+    has started on this machine; else one of this machine alone, which ends with this process. `feature`: as in
+    `require_ray`; `num_cpus`: number of CPUs that a cluster of this machine alone offers at least, however few it has;
+    raises `StorageError` if this process was forked from one that was connected.
     """
     ray = require_ray(feature)
     check_not_forked()
@@ -73,10 +53,7 @@ def connect_to_ray(feature: str, num_cpus: int = 0) -> Any:
 class RaySession:
     """The connection of this process to Ray at one moment, to see whether it is still there.
 
-    Parameters
-    ----------
-    feature
-        As in `require_ray`.
+    `feature`: as in `require_ray`.
     """
 
     def __init__(self, feature: str) -> None:
@@ -110,10 +87,7 @@ def is_forked() -> bool:
 def check_not_forked() -> None:
     """Check that calls of Ray can end.
 
-    Raises
-    ------
-    StorageError
-        If this process was forked from one that was connected to Ray.
+    Raises `StorageError` if this process was forked from one that was connected to Ray.
     """
     if is_forked():
         raise StorageError(

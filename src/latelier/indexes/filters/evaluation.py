@@ -54,13 +54,7 @@ _STEPS = 1000
 
 
 def check_limits(filter: object, parameters: object, timeout: object) -> float | None:
-    """Return the argument ``filter_timeout`` of a search as a float, or None.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is neither None nor a number above 0, or there are parameters without a filter.
-    """
+    """Return the argument ``filter_timeout`` of a search as a float, or None."""
     if filter is None and not (parameters is None or (isinstance(parameters, Sized) and not len(parameters))):
         raise InvalidArgumentError(f"received parameters={short(parameters)} without a filter; give both, or neither.")
     if timeout is None:
@@ -92,15 +86,8 @@ def deadline(connection: sqlite3.Connection, end: float | None, late: Callable[[
     """Interrupt the statements of a ``with`` block after a deadline, or when a signal handler raises an exception.
 
     The clock is checked between steps of SQLite's virtual machine, and one step calls at most one function.
-
-    Parameters
-    ----------
-    connection
-        A connection that no other thread is using.
-    end
-        The deadline as a value of `time.monotonic`; ``None`` for none.
-    late
-        Returns the error to raise after the deadline.
+    `connection`: a connection that no other thread is using. `end`: the deadline as a value of `time.monotonic`;
+    ``None`` for none. `late`: returns the error to raise after the deadline.
     """
     errors: list[BaseException] = []
     watch = _watch(end, late, errors)
@@ -151,20 +138,7 @@ _DOCUMENT_COLUMNS = {
 def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tuple[Filter, tuple[Any, ...]]:
     """Parse a filter; return it with the values of its parameters.
 
-    Parameters
-    ----------
-    expression, parameters
-        As the user gave them.
-
-    Returns
-    -------
-    tuple
-        The parsed filter, and the value of each of its parameters.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an expression is outside of the grammar, or the parameters do not fit the filter in number or names.
+    Returns: the parsed filter, and the value of each of its parameters.
 
     Examples
     --------
@@ -195,21 +169,8 @@ def matching_numbers(
 ) -> np.ndarray:
     """Return the numbers of the documents that a filter selects, ascending.
 
-    Parameters
-    ----------
-    connection
-        In a reading transaction.
-    filter, values
-        From `read_filter`.
-    timeout
-        Seconds; ``None`` for no limit.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the filter names an unknown field, or cannot be evaluated.
-    FilterTimeoutError
-        If it takes longer than `timeout`.
+    `connection`: in a reading transaction. `filter`, `values`: from `read_filter`. `timeout`: seconds; ``None`` for no
+    limit. Raises `FilterTimeoutError` if it takes longer than `timeout`.
     """
     query = f"SELECT number FROM document WHERE {_condition(filter, known_fields(connection))}"
 
@@ -244,14 +205,8 @@ def _condition(filter: Filter, fields: Sequence[Field]) -> str:
 def reject_field(name: FieldName, fields: Sequence[str], *, reads_json: bool = False) -> NoReturn:
     """Raise the error for a field that the index does not have.
 
-    Parameters
-    ----------
-    name
-        The field, in the filter.
-    fields
-        The fields of the index, as the first document spells each.
-    reads_json
-        Whether filters of the index can read a key without a field from the JSON, with ``->>``.
+    `fields`: the fields of the index, as the first document spells each; `reads_json`: whether filters of the index can
+    read a key without a field from the JSON, with ``->>``.
     """
     spelled = name.token.source if name.token.kind == "word" else name.token.text
     spellings = [*fields, *RESERVED]
@@ -291,10 +246,7 @@ _KEY_TYPES = frozenset({str, bytes, int, float, bool, type(None)})
 def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
     """Return the key of a filter, equal for filters that differ only in spelling; ``None`` if it must not be cached.
 
-    Parameters
-    ----------
-    filter, values
-        From `latelier.indexes.filters.evaluation.read_filter`.
+    `filter`, `values`: from `latelier.indexes.filters.evaluation.read_filter`.
 
     Examples
     --------
@@ -312,16 +264,7 @@ def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
 
 
 class SelectionCache:
-    """A least-recently-used cache of the numbers of selected documents.
-
-    Examples
-    --------
-    >>> cache = SelectionCache()
-    >>> cache.find("cheap", lambda: np.array([1, 2]))
-    array([1, 2])
-    >>> cache.find("cheap", lambda: np.array([3]))
-    array([1, 2])
-    """
+    """A least-recently-used cache of the numbers of selected documents."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, np.ndarray] = OrderedDict()
@@ -331,12 +274,8 @@ class SelectionCache:
     def find(self, key: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
         """Return the cached numbers of a key; if there are none, select and cache them.
 
-        Parameters
-        ----------
-        key
-            From `selection_key`.
-        select
-            Evaluates the filter. No lock is held during the call, so several threads may evaluate one filter at once.
+        `key`: from `selection_key`. `select`: evaluates the filter. No lock is held during the call, so several threads
+        may evaluate one filter at once.
         """
         with self._lock.current:
             found = self._kept.get(key)

@@ -63,17 +63,9 @@ _UNEXPECTED |= dict.fromkeys('"`[', "the name has no end")
 class Token(NamedTuple):
     """One token of an expression.
 
-    Attributes
-    ----------
-    kind
-        ``"word"``, ``"name"`` (one in quotes), ``"string"``, ``"blob"``, ``"number"``, ``"parameter"``, ``"mark"`` or
-        ``"end"``.
-    text
-        A word in lower case; a string or a name without its quotes; all others as in the expression.
-    position
-        Index of its first character in the expression.
-    source
-        Its characters in the expression.
+    `kind`: ``"word"``, ``"name"`` (one in quotes), ``"string"``, ``"blob"``, ``"number"``, ``"parameter"``, ``"mark"``
+    or ``"end"``. `text`: a word in lower case; a string or a name without its quotes; all others as in the expression.
+    `position`: index of its first character in the expression. `source`: its characters in the expression.
     """
 
     kind: str
@@ -205,15 +197,9 @@ _MOST_ARGUMENTS = 100
 class Function(NamedTuple):
     """The signature of a function, and a bound of the length of its value.
 
-    Attributes
-    ----------
-    least, most
-        Minimum and maximum number of arguments.
-    growth
-        ``len(value) <= growth * (sum of the lengths of the arguments)``; 0 if no value is longer than the longest
-        argument.
-    depends_on_time
-        Whether the value may depend on the current time.
+    `least`, `most`: minimum and maximum number of arguments. `growth`:
+    ``len(value) <= growth * (sum of the lengths of the arguments)``; 0 if no value is longer than the longest argument.
+    `depends_on_time`: whether the value may depend on the current time.
     """
 
     least: int
@@ -257,20 +243,10 @@ class FieldName(NamedTuple):
 class Filter(NamedTuple):
     """A parsed filter.
 
-    Attributes
-    ----------
-    expression
-        As the user gave it.
-    pieces
-        Pieces of SQL, with the names of fields between them.
-    slots
-        The name of each parameter in order; ``None`` for a ``?``.
-    replacements
-        The slots of parameters that are replacements in replace(), and so must be short.
-    depends_on_time
-        Whether the selected documents may depend on the current time.
-    normalized
-        The SQL with the names of the fields; equal for expressions that differ only in spelling.
+    `expression`: as the user gave it. `pieces`: pieces of SQL, with the names of fields between them. `slots`: the name
+    of each parameter in order; ``None`` for a ``?``. `replacements`: the slots of parameters that are replacements in
+    replace(), and so must be short. `depends_on_time`: whether the selected documents may depend on the current time.
+    `normalized`: the SQL with the names of the fields; equal for expressions that differ only in spelling.
     """
 
     expression: str
@@ -281,14 +257,7 @@ class Filter(NamedTuple):
     normalized: str
 
     def bind(self, parameters: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the value of each slot; numpy's numbers become Python's.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If their number is wrong, a name is missing, or a value is none of SQLite's: an array, NaN, an integer of
-            more than 64 bits.
-        """
+        """Return the value of each slot; numpy's numbers become Python's."""
         if isinstance(parameters, Mapping):
             missing = [slot for slot in dict.fromkeys(self.slots) if slot not in parameters]
             if missing:
@@ -351,12 +320,7 @@ def join_filters(filters: Sequence[Filter]) -> Filter:
 class SqlWriter(TokenReader):
     """Reads the tokens of an expression and writes its SQL.
 
-    Parameters
-    ----------
-    expression
-        As the user gave it.
-    first
-        Number of parameters that precede those of this expression in the statement.
+    `first`: number of parameters that precede those of this expression in the statement.
     """
 
     def __init__(self, expression: str, first: int) -> None:
@@ -484,31 +448,8 @@ _AGGREGATES = ("avg", "count", "group_concat", "sum", "total")
 def parse_filter(expression: str, first: int = 0) -> Filter:
     """Parse one expression.
 
-    Parameters
-    ----------
-    expression
-        As the user gave it.
-    first
-        Number of parameters that precede those of this expression in the statement.
-
-    Returns
-    -------
-    Filter
-        Its SQL, still without the columns of an index, and its parameters.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not an expression of this grammar.
-
-    Examples
-    --------
-    >>> parsed = parse_filter("year>=:from /* inclusive */ AND 'a' IS NOT NULL")
-    >>> field, sql = parsed.pieces
-    >>> field.token.text, sql
-    ('year', ">= ?1 AND 'a' IS NOT NULL")
-    >>> parsed.bind({"from": 2020})
-    (2020,)
+    `first`: number of parameters that precede those of this expression in the statement; returns: its SQL, still
+    without the columns of an index, and its parameters.
     """
     return _Parser(expression, first).parse()
 

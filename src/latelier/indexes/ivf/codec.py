@@ -44,22 +44,7 @@ _KERNELS = "latelier.indexes.ivf.kernels.codes"
 class Codec(NamedTuple):
     """Converts tokens of one dim to codes and back.
 
-    Parameters
-    ----------
-    bits
-        8, 4, 2 or 1.
-    dim
-        Dimension of the token vectors.
-
-    Examples
-    --------
-    >>> codec = Codec(bits=8, dim=2)
-    >>> arrays = codec.encode(TokenEmbeddings.from_list([[[1.0, -0.5]]]))
-    >>> for name, array in arrays.items():
-    ...     print(name, array.dtype, array.shape)
-    signs uint32 (1, 1)
-    scales uint16 (1,)
-    codes uint8 (1, 2)
+    `bits`: 8, 4, 2 or 1.
     """
 
     bits: int
@@ -78,13 +63,7 @@ class Codec(NamedTuple):
 
     @property
     def layout(self) -> dict[str, TokenArray]:
-        """Dtype and shape per token of each array that `encode` returns.
-
-        Examples
-        --------
-        >>> Codec(bits=4, dim=128).layout["codes"]
-        TokenArray(dtype=dtype('uint32'), shape=(3, 4))
-        """
+        """Dtype and shape per token of each array that `encode` returns."""
         words = sign_words(self.dim)
         layout: dict[str, TokenArray] = {
             SIGNS: TokenArray(np.dtype("uint32"), (words,)),
@@ -99,17 +78,9 @@ class Codec(NamedTuple):
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Return the arrays to store, one row per token.
 
-        Parameters
-        ----------
-        embeddings
-            The vectors, as float32.
-        into
-            Where to write the arrays, contiguous and with the dtypes and shapes of `layout`; None: to new memory.
-
-        Raises
-        ------
-        EmbeddingsError
-            If numbers are too large; they are accepted up to 1e30. NaN and infinity are left to `are_finite`.
+        `embeddings`: the vectors, as float32. `into`: where to write the arrays, contiguous and with the dtypes and
+        shapes of `layout`; None: to new memory. Raises `EmbeddingsError` if numbers are too large; they are accepted up
+        to 1e30. NaN and infinity are left to `are_finite`.
         """
         from latelier.indexes.ivf.kernels.codes import encode_tokens
 
@@ -133,12 +104,8 @@ class Codec(NamedTuple):
 
         Kernels read from these addresses without checking bounds. They rely on the check here that each array has one
         row per token in the layout of this codec, and on the offsets of the segment, which were checked when it was
-        opened. The caller must keep the segment alive.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If an array is missing, or has another dtype or shape.
+        opened. The caller must keep the segment alive. Raises `CorruptedIndexError` if an array is missing, or has
+        another dtype or shape.
         """
         arrays, tokens = segment.arrays, int(segment.offsets[-1])
         for name, (dtype, shape) in self.layout.items():
@@ -160,10 +127,7 @@ class Codec(NamedTuple):
     def decode(self, part: Part) -> TokenEmbeddings:
         """Return the vectors of stored documents.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If the segment was not written with this codec, or a position is outside of it.
+        Raises `CorruptedIndexError` if the segment was not written with this codec, or a position is outside of it.
         """
         if len(part.positions) and not 0 <= part.positions.min() <= part.positions.max() < len(part.segment):
             raise CorruptedIndexError(
@@ -200,14 +164,7 @@ class Codec(NamedTuple):
 
 
 def are_finite(arrays: dict[str, np.ndarray]) -> bool:
-    """Whether arrays from `Codec.encode` show that all vectors were finite.
-
-    Examples
-    --------
-    >>> vectors = TokenEmbeddings.from_list([[[1.0, -0.5], [0.0, np.inf]]])
-    >>> are_finite(Codec(bits=8, dim=2).encode(vectors))
-    False
-    """
+    """Whether arrays from `Codec.encode` show that all vectors were finite."""
     return bool((arrays[SCALES] < _INFINITE).all())
 
 
@@ -220,12 +177,7 @@ def _bits_of(words: np.ndarray, dim: int) -> np.ndarray:
 class TokenRows(NamedTuple):
     """Tokens in the form that kernels multiply.
 
-    Attributes
-    ----------
-    codes
-        ``(tokens, byte_width(dim))`` uint8: integers + 128.
-    scales
-        ``(tokens,)`` float32.
+    `codes`: ``(tokens, byte_width(dim))`` uint8: integers + 128; `scales`: ``(tokens,)`` float32.
     """
 
     codes: np.ndarray
@@ -235,43 +187,15 @@ class TokenRows(NamedTuple):
 class DocumentTable:
     """The documents of a snapshot.
 
-    Parameters
-    ----------
-    parts
-        The living documents of each segment.
-    codec
-        The codec of the index.
-    listed_numbers
-        Catalog numbers of the documents in the inverted lists, ascending; empty if there are no lists.
-    read
-        Names of the token arrays that are read from their files for each search; all others stay mapped.
-    window
-        Maximum size of the codes that a thread reads at a time, in bytes; a longer document is read alone.
-
-    Attributes
-    ----------
-    codec
-        The codec of the index.
-    numbers
-        ``(documents,)`` int64: the catalog number of each document.
-    documents
-        Where each document is in memory, and its number of tokens; 0 tokens for a removed document that is in no
-        segment any more.
-    alive
-        ``(documents,)`` uint8: 1 for living documents, 0 for removed ones.
-    living
-        Ordinals of the living documents, ascending.
-    listed
-        Number of documents in the inverted lists; they have the ordinals below it.
-    unlisted
-        Ordinals of the living documents that are in no list, ascending.
-    tokens
-        Number of tokens of all documents.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If a segment's arrays do not fit the codec, or two segments hold the same documents.
+    `listed_numbers`: catalog numbers of the documents in the inverted lists, ascending; empty if there are no lists.
+    `read`: names of the token arrays that are read from their files for each search; all others stay mapped. `window`:
+    maximum size of the codes that a thread reads at a time, in bytes; a longer document is read alone. `numbers`:
+    ``(documents,)`` int64: the catalog number of each document. `documents`: where each document is in memory, and its
+    number of tokens; 0 tokens for a removed document that is in no segment any more. `alive`: ``(documents,)`` uint8: 1
+    for living documents, 0 for removed ones. `living`: ordinals of the living documents, ascending. `listed`: number of
+    documents in the inverted lists; they have the ordinals below it. `unlisted`: ordinals of the living documents that
+    are in no list, ascending. `tokens`: number of tokens of all documents. Raises `CorruptedIndexError` if a segment's
+    arrays do not fit the codec, or two segments hold the same documents.
     """
 
     def __init__(
@@ -341,12 +265,8 @@ class DocumentTable:
     def unpack_tokens(self, ordinals: np.ndarray, offsets: np.ndarray, numbers: np.ndarray) -> TokenRows:
         """Return some tokens of documents, if `is_addressable`.
 
-        Parameters
-        ----------
-        ordinals, offsets
-            The documents, and the number of the first token of each, ``(documents + 1,)`` int64.
-        numbers
-            ``(tokens,)`` int64: the tokens to return, ascending; each step back takes the time of many tokens.
+        `ordinals`, `offsets`: the documents, and the number of the first token of each, ``(documents + 1,)`` int64.
+        `numbers`: ``(tokens,)`` int64: the tokens to return, ascending; each step back takes the time of many tokens.
         """
         from latelier.indexes.ivf.kernels.codes import unpack_tokens
 
@@ -359,18 +279,8 @@ class DocumentTable:
     def windows(self, ordinals: np.ndarray, *names: str) -> Iterator[tuple[slice, CodedDocuments, np.ndarray]]:
         """Yield documents whose codes kernels can read, all at once or in blocks of bounded size.
 
-        Parameters
-        ----------
-        ordinals
-            Documents, in any order.
-        names
-            The token arrays that are needed.
-
-        Yields
-        ------
-        tuple
-            Which of `ordinals` these are; where their codes are, until the next ones are asked for; and the places of
-            these documents in it, ``(documents,)`` int64.
+        `ordinals`: documents, in any order. Yields: which of `ordinals` these are; where their codes are, until the
+        next ones are asked for; and the places of these documents in it, ``(documents,)`` int64.
         """
         read = [name for name in names if name in self._read]
         if self._files is None or not read:

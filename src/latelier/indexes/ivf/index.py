@@ -65,14 +65,8 @@ _EFFORTS = (0.5, 2.0, 4.0)
 def check_efforts(index: Index, search: Callable[..., list[list[Hit]]], k: int, queries: int) -> CheckReport:
     """Measure the recall of the default effort, and recommend one; see `Index.check`.
 
-    Parameters
-    ----------
-    index
-        The index; all reads should see one commit, see `Index.snapshot`.
-    search
-        Its `search`, which has the option `effort`.
-    k, queries
-        See `Index.check`.
+    `index`: the index; all reads should see one commit, see `Index.snapshot`. `search`: its `search`, which has the
+    option `effort`.
     """
     ways = [partial(search, effort=effort) for effort in (1.0, *_EFFORTS)]
     report, *others = measure_recall(index, k, queries, ways)
@@ -92,25 +86,16 @@ class Maintenance(Enum):
 class Thresholds:
     """When maintenance is due.
 
-    Parameters
-    ----------
-    train_tokens, train_documents
-        The first centroids are trained if ``tokens >= train_tokens`` and ``documents >= train_documents``. Searches of
-        fewer documents leave the lists out, see `latelier.indexes.ivf.search`.
-    append_tokens, append_share
-        Documents are appended if ``tokens in no list > max(append_tokens, append_share * tokens)``.
-    growth, growth_on_compaction
-        Centroids are trained again if ``tokens >= growth * tokens at the last training``; in `compact`, and in an index
-        of fewer than `small` tokens, with the factor `growth_on_compaction`.
-    small
-        Below this number of tokens, every write checks all the conditions of `compact`: training takes at most a
-        second, and a small sample is less typical of what is added later.
-    removed_share
-        In `compact` and below `small` tokens, centroids are trained again if more than this share of the listed
-        documents was removed.
-    drift
-        In `compact` and below `small` tokens, centroids are trained again if
-        ``latest_similarity < drift * trained_similarity``, see `TrainingStatistics`.
+    `train_tokens`, `train_documents`: the first centroids are trained if ``tokens >= train_tokens`` and
+    ``documents >= train_documents``. Searches of fewer documents leave the lists out, see
+    `latelier.indexes.ivf.search`. `append_tokens`, `append_share`: documents are appended if
+    ``tokens in no list > max(append_tokens, append_share * tokens)``. `growth`, `growth_on_compaction`: centroids are
+    trained again if ``tokens >= growth * tokens at the last training``; in `compact`, and in an index of fewer than
+    `small` tokens, with the factor `growth_on_compaction`. `small`: below this number of tokens, every write checks all
+    the conditions of `compact`: training takes at most a second, and a small sample is less typical of what is added
+    later. `removed_share`: in `compact` and below `small` tokens, centroids are trained again if more than this share
+    of the listed documents was removed. `drift`: in `compact` and below `small` tokens, centroids are trained again if
+    ``latest_similarity < drift * trained_similarity``, see `TrainingStatistics`.
     """
 
     # At 2,000 documents of 100 tokens (128 dims, one thread with AVX-512), searches take 1.0 ms with lists and 1.5 ms
@@ -131,19 +116,8 @@ def due_maintenance(
 ) -> Maintenance:
     """Return the maintenance that is due after a commit.
 
-    Parameters
-    ----------
-    table, lists
-        Documents and inverted lists of the commit.
-    thresholds
-        When maintenance is due.
-    compacting
-        Whether `compact` is running: it appends all documents, and may train again for more reasons.
-
-    Returns
-    -------
-    Maintenance
-        What to do.
+    `compacting`: whether `compact` is running: it appends all documents, and may train again for more reasons; returns:
+    what to do.
     """
     tokens = table.count_tokens(table.living)
     if lists is None:
@@ -176,29 +150,10 @@ def plan_ivf_memory(
 ) -> MemoryReport:
     """Divide a budget; the arrays that a search reads most of come first.
 
-    A search reads most centroids, about a percent of the inverted lists, the sign codes of some hundred candidates, and
-    the codes of some ten documents.
-
     Lists that maintenance may store count as much as they can take. So if the documents of a write fit in the budget
-    before its commit, they also do after its maintenance.
-
-    Parameters
-    ----------
-    budget
-        In bytes; None keeps everything in memory.
-    sizes
-        What the index stores.
-    dim
-        Dimension of the token vectors; None if there are none.
-    thresholds
-        They say from how many tokens and documents on there are centroids.
-    in_memory
-        Whether the index has no files.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the budget is smaller than the least that is possible.
+    before its commit, they also do after its maintenance. `budget`: in bytes; None keeps everything in memory. `dim`:
+    dimension of the token vectors; None if there are none. `thresholds`: they say from how many tokens and documents on
+    there are centroids. `in_memory`: whether the index has no files.
 
     Examples
     --------

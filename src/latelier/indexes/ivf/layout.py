@@ -15,16 +15,8 @@ BITS = (8, 4, 2, 1)
 class CodeShape(NamedTuple):
     """The sizes of a token's codes.
 
-    Attributes
-    ----------
-    bits
-        Bits per number.
-    dim
-        Dimension of the token vectors.
-    sign_words
-        Words of 32 bits of a sign code.
-    code_bytes
-        Bytes of a token's codes, without its sign code.
+    `bits`: bits per number; `dim`: dimension of the token vectors; `sign_words`: words of 32 bits of a sign code;
+    `code_bytes`: bytes of a token's codes, without its sign code.
     """
 
     bits: int
@@ -36,13 +28,8 @@ class CodeShape(NamedTuple):
 class CodedDocuments(NamedTuple):
     """Where documents are in memory: int64 arrays with one number per document.
 
-    Attributes
-    ----------
-    signs, codes, scales
-        Addresses of the first token's sign code, codes (bytes or bit planes; unused at 1 bit) and scale. The other
-        tokens follow without gaps.
-    lengths
-        Number of tokens.
+    `signs`, `codes`, `scales`: addresses of the first token's sign code, codes (bytes or bit planes; unused at 1 bit)
+    and scale. The other tokens follow without gaps. `lengths`: number of tokens.
     """
 
     signs: np.ndarray

@@ -34,16 +34,9 @@ __all__ = ["Centroids", "InvertedLists", "TrainingStatistics", "append_documents
 class TrainingStatistics(NamedTuple):
     """Statistics of the tokens that the centroids were trained on, and of tokens that were assigned to them later.
 
-    Attributes
-    ----------
-    tokens
-        Number of tokens of the index when the centroids were trained.
-    trained_similarity
-        Mean dot product of those tokens with the centroids of their lists, in units of a centroid's code.
-    latest_similarity
-        The same for the tokens of the documents that were appended last.
-    dim
-        Dimension of the token vectors.
+    `tokens`: number of tokens of the index when the centroids were trained; `trained_similarity`: mean dot product of
+    those tokens with the centroids of their lists, in units of a centroid's code; `latest_similarity`: the same for the
+    tokens of the documents that were appended last; `dim`: dimension of the token vectors.
     """
 
     tokens: float
@@ -56,19 +49,11 @@ class Centroids(NamedTuple):
     """Two levels of centroids, packed for SIMD in groups of 16: see `pack_centroids`.
 
     An inverted list has the number of its centroid, ``16 * group + lane``. The last group of a coarse centroid may have
-    lanes without a centroid; their lists stay empty.
-
-    Attributes
-    ----------
-    coarse, coarse_start
-        The first level: ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32.
-    fine, fine_start
-        The same for the second level: the centroids under all coarse centroids, one after the other.
-    fine_offsets
-        ``(coarse centroids + 1,)`` int64: coarse centroid `c` has the groups ``fine_offsets[c]`` to
-        ``fine_offsets[c + 1] - 1`` of the second level.
-    statistics
-        See `TrainingStatistics`.
+    lanes without a centroid; their lists stay empty. `coarse`, `coarse_start`: the first level,
+    ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32; `fine`, `fine_start`: the same for
+    the second level: the centroids under all coarse centroids, one after the other; `fine_offsets`:
+    ``(coarse centroids + 1,)`` int64: coarse centroid `c` has the groups ``fine_offsets[c]`` to
+    ``fine_offsets[c + 1] - 1`` of the second level; `statistics`: see `TrainingStatistics`.
     """
 
     coarse: np.ndarray
@@ -92,30 +77,11 @@ class Centroids(NamedTuple):
 def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Quantise centroids to 8 bits and pack them for SIMD, 16 to a group.
 
-    Parameters
-    ----------
-    centroids
-        ``(n, dim)`` float32.
-    width
-        Bytes per centroid, at least its dim; those beyond the dim are zero.
-    scale
-        The value of a code of 1; it must be the same for all centroids that are compared with each other.
-
-    Returns
-    -------
-    tuple of numpy.ndarray
-        Codes ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a
-        centroid, ``-128 * sum(codes)``, cancels the shift by 128 of the rows that are multiplied with it; that of a
-        lane without a centroid is `NO_CENTROID`, which is below any dot product.
-
-    Examples
-    --------
-    >>> centroid = np.array([[1.0, 0.5]])
-    >>> codes, start = pack_centroids(centroid, width=4, scale=0.01)
-    >>> codes[0, 0, 0].tolist()
-    [100, 50, 0, 0]
-    >>> start[0, :2].tolist()
-    [-19200, -1073741824]
+    `centroids`: ``(n, dim)`` float32. `width`: bytes per centroid, at least its dim; those beyond the dim are zero.
+    `scale`: the value of a code of 1; it must be the same for all centroids that are compared with each other. Returns:
+    codes ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a centroid,
+    ``-128 * sum(codes)``, cancels the shift by 128 of the rows that are multiplied with it; that of a lane without a
+    centroid is `NO_CENTROID`, which is below any dot product.
     """
     packed, start = empty_groups(len(centroids), width)
     pack_rows(centroids, np.float32(scale), packed.view("int32"), start)
@@ -132,18 +98,10 @@ _SHARE_TOKENS, _MOST_SHARES = 1 << 15, 4
 class InvertedLists(NamedTuple):
     """Centroids, and the list of documents of each.
 
-    Attributes
-    ----------
-    centroids
-        See `Centroids`.
-    numbers
-        ``(documents,)`` int64: catalog numbers of the documents in the lists, ascending.
-    offsets
-        ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
-    documents
-        ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else int32.
-    files
-        Reads the entries of probed lists from their file; None if they are read through their memory map.
+    `centroids`: see `Centroids`. `numbers`: ``(documents,)`` int64: catalog numbers of the documents in the lists,
+    ascending. `offsets`: ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
+    `documents`: ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else
+    int32. `files`: reads the entries of probed lists from their file; None if they are read through their memory map.
     """
 
     centroids: Centroids
@@ -163,10 +121,7 @@ class InvertedLists(NamedTuple):
     def read_entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
         """Return the entries of probed lists, read from their file, and the numbers that these lists have in them.
 
-        Parameters
-        ----------
-        probed
-            ``(query_tokens, nprobe)`` int32: the probed lists; -1 for none.
+        `probed`: ``(query_tokens, nprobe)`` int32: the probed lists; -1 for none.
         """
         files, size = self.files or FileReads([self.documents]), self.documents.itemsize
         lists, numbers = np.unique(probed, return_inverse=True)
@@ -195,12 +150,8 @@ class InvertedLists(NamedTuple):
         """Return the inverted lists that were stored as `arrays`.
 
         Everything that kernels use as an address without a check, such as offsets, is checked here once. Centroids and
-        entries may hold any numbers.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If an array is missing or has another dtype or shape, or if offsets point outside of the arrays.
+        entries may hold any numbers. Raises `CorruptedIndexError` if an array is missing or has another dtype or shape,
+        or if offsets point outside of the arrays.
         """
         for name, stored in _STORED.items():
             array = arrays.get(name)
@@ -276,16 +227,8 @@ def build_lists(
 ) -> InvertedLists:
     """Return the inverted lists of some documents.
 
-    Parameters
-    ----------
-    centroids
-        The trained centroids.
-    table
-        Documents.
-    ordinals
-        Ordinals of the documents to put into the lists, in ascending order of their catalog numbers.
-    scratch
-        Where large arrays are made; None: in memory.
+    `ordinals`: ordinals of the documents to put into the lists, in ascending order of their catalog numbers. `scratch`:
+    where large arrays are made; None: in memory.
     """
     scratch = scratch or Scratch()
     offsets, documents, similarity = _invert(centroids, table, ordinals, 0, scratch)
@@ -299,17 +242,9 @@ def append_documents(
 ) -> InvertedLists:
     """Return inverted lists with the same centroids and more documents.
 
-    Parameters
-    ----------
-    lists
-        The lists to extend.
-    table
-        Documents; the table was made with ``lists.numbers``.
-    ordinals
-        Ordinals of the documents to append, in ascending order of their catalog numbers. All these numbers are above
-        those in the lists.
-    scratch
-        Where large arrays are made; None: in memory.
+    `lists`: the lists to extend. `table`: documents; the table was made with ``lists.numbers``. `ordinals`: ordinals of
+    the documents to append, in ascending order of their catalog numbers. All these numbers are above those in the
+    lists. `scratch`: where large arrays are made; None: in memory.
     """
     scratch, old = scratch or Scratch(), len(lists.numbers)
     offsets, documents, similarity = _invert(lists.centroids, table, ordinals, old, scratch)

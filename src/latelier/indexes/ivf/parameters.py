@@ -64,23 +64,13 @@ GROUP = 16
 class SearchParameters:
     """Numbers of inverted lists and documents in each stage of a search.
 
-    Parameters
-    ----------
-    nprobe
-        Number of inverted lists probed per query token.
-    candidates
-        Maximum number of documents from the probed lists that enter the sign stage, which scores them by their sign
-        codes.
-    rerank
-        Number of documents that leave the sign stage and are scored by their codes; ``None`` for all documents
-        within `slack` of the k-th best.
-    slack
-        Tolerance of the sign stage, in standard deviations of its scores; used if `rerank` is None.
-    share
-        A document enters the sign stage only if ``excess >= share * (k-th highest excess)``, where its excess is its
-        imputed score minus that of a document in no probed list.
-    exact
-        Score all documents by their codes, and ignore the other parameters.
+    `nprobe`: number of inverted lists probed per query token. `candidates`: maximum number of documents from the probed
+    lists that enter the sign stage, which scores them by their sign codes. `rerank`: number of documents that leave the
+    sign stage and are scored by their codes; ``None`` for all documents within `slack` of the k-th best. `slack`:
+    tolerance of the sign stage, in standard deviations of its scores; used if `rerank` is None. `share`: a document
+    enters the sign stage only if ``excess >= share * (k-th highest excess)``, where its excess is its imputed score
+    minus that of a document in no probed list. `exact`: score all documents by their codes, and ignore the other
+    parameters.
     """
 
     nprobe: int
@@ -161,11 +151,6 @@ def choose_search_parameters(
 def effort_factor(effort: object) -> float:
     """Return the number that an effort stands for; 1.0 for ``"exact"``, which needs none.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the effort is unknown.
-
     Examples
     --------
     >>> effort_factor("fast"), effort_factor(2)
@@ -181,13 +166,7 @@ def effort_factor(effort: object) -> float:
 
 
 def most_without_signs(k: int) -> int:
-    """Return the number of documents up to which the sign stage is left out: all are reranked at once.
-
-    Examples
-    --------
-    >>> most_without_signs(10)
-    120
-    """
+    """Return the number of documents up to which the sign stage is left out: all are reranked at once."""
     return _FEW + _FEW_PER_HIT * k
 
 
@@ -274,18 +253,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def variance_rows(tokens: int) -> np.ndarray:
-    """Return the tokens that are compared with all others: all of them, or 512 if there are more than 1,024.
-
-    Parameters
-    ----------
-    tokens
-        Number of tokens of the query.
-
-    Examples
-    --------
-    >>> variance_rows(3), len(variance_rows(70_000))
-    (array([0, 1, 2]), 512)
-    """
+    """Return the tokens that are compared with all others: all of them, or 512 if there are more than 1,024."""
     if tokens <= _MOST_TOKENS:
         return np.arange(tokens)
     return (np.arange(_SAMPLED) * _GOLDEN % 1 * tokens).astype("int64")
@@ -294,21 +262,10 @@ def variance_rows(tokens: int) -> np.ndarray:
 def product_variance_by_numpy(vectors: np.ndarray) -> float:
     """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``.
 
-    This is the variance of the sum of the tokens' products with signs, divided by the variance of the product of one
-    unit vector. The variances of different tokens add up, but tokens that are nearly the same, such as the ``[MASK]``
-    tokens of query expansion, match the same document tokens, so their errors are correlated. The power of 8 is below
-    0.06 for a cosine below 0.7. Of more than 1,024 tokens, 512 are compared with all, for an estimate.
-
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32.
-
-    Examples
-    --------
-    >>> same = np.ones((2, 1))
-    >>> product_variance_by_numpy(np.eye(2)), product_variance_by_numpy(same)
-    (2.0, 4.0)
+    The variances of different tokens add up, but tokens that are nearly the same, such as the ``[MASK]`` tokens of
+    query expansion, match the same document tokens, so their errors are correlated. The power of 8 is below 0.06 for a
+    cosine below 0.7. Of more than 1,024 tokens, 512 are compared with all, for an estimate. `vectors`:
+    ``(tokens, dim)`` float32.
     """
     longest = float(np.abs(vectors).max(initial=0)) or 1.0  # factored out: its square can exceed the largest float32
     scaled = vectors / np.float32(longest)

@@ -69,18 +69,8 @@ def keep_by_signs(
 ) -> np.ndarray:
     """Return the documents that may be among the best, those with the highest sign scores first.
 
-    Parameters
-    ----------
-    table
-        The documents.
-    chosen
-        Ordinals of documents, with at least one token each.
-    vectors
-        The query, ``(tokens, dim)`` float32.
-    k
-        Number of hits of the search.
-    parameters
-        With `rerank`, so many documents are kept; otherwise those within `slack` standard deviations.
+    `chosen`: ordinals of documents, with at least one token each. `vectors`: the query, ``(tokens, dim)`` float32.
+    `parameters`: with `rerank`, so many documents are kept; otherwise those within `slack` standard deviations.
     """
     *first, words = sign_passes(table.codec.shape.sign_words, len(chosen))
     for some in first:
@@ -117,22 +107,7 @@ def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
 def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: float) -> np.ndarray:
     """Return the documents with ``score >= k-th best score - tolerance``, in the given order.
 
-    Parameters
-    ----------
-    chosen
-        ``(documents,)`` int64.
-    scores
-        ``(documents,)`` float32, no NaN.
-    k
-        At least 1.
-    tolerance
-        Not negative.
-
-    Examples
-    --------
-    >>> scores = np.array([1.0, 3.0, 2.5], dtype="float32")
-    >>> keep_near_best(np.array([7, 8, 9]), scores, 1, 0.75)
-    array([8, 9])
+    `chosen`: ``(documents,)`` int64; `scores`: ``(documents,)`` float32, no NaN.
     """
     kept = np.empty(len(chosen), dtype="int64")
     return chosen[kept[: near_highest(scores, min(k, len(chosen)), tolerance, kept)]]
@@ -140,13 +115,6 @@ def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: fl
 
 def sign_passes(words: int, documents: int) -> tuple[int, ...]:
     """Return how many words of the sign codes are scored, first of all documents, then of those that this leaves.
-
-    Parameters
-    ----------
-    words
-        Words of 32 dims of a sign code.
-    documents
-        Number of documents.
 
     Examples
     --------
@@ -161,14 +129,7 @@ def sign_passes(words: int, documents: int) -> tuple[int, ...]:
 def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> float:
     """Return the largest distance below the k-th best score at which a document is still kept.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32: the query.
-    words
-        Words of sign codes that were scored.
-    parameters
-        Of which `slack` is used.
+    `vectors`: ``(tokens, dim)`` float32: the query; `parameters`: of which `slack` is used.
     """
     tokens, dim = vectors.shape
     scored = min(dim, 32 * words)
@@ -193,14 +154,9 @@ _SCRATCH = threading.local()
 class Scope(NamedTuple):
     """The documents that a search may find.
 
-    Attributes
-    ----------
-    table, lists
-        Document table and inverted lists of the snapshot; `lists` is None if there are none.
-    allowed
-        ``(documents,)`` uint8, 1 for eligible documents; empty if all documents of the table are eligible.
-    eligible
-        Ordinals of the documents that may be found, ascending.
+    `table`, `lists`: document table and inverted lists of the snapshot; `lists` is None if there are none. `allowed`:
+    ``(documents,)`` uint8, 1 for eligible documents; empty if all documents of the table are eligible. `eligible`:
+    ordinals of the documents that may be found, ascending.
     """
 
     table: DocumentTable
@@ -229,12 +185,8 @@ class ProbedLists(NamedTuple):
 class Candidates(NamedTuple):
     """Documents in the probed lists.
 
-    Attributes
-    ----------
-    found
-        Number of documents found, at most ``parameters.candidates``.
-    documents
-        Ordinals of those with a sum of excesses near that of the k-th, see `SearchParameters.share`; ascending.
+    `found`: number of documents found, at most ``parameters.candidates``. `documents`: ordinals of those with a sum of
+    excesses near that of the k-th, see `SearchParameters.share`; ascending.
     """
 
     found: int
@@ -244,19 +196,10 @@ class Candidates(NamedTuple):
 class Stages(NamedTuple):
     """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all.
 
-    Attributes
-    ----------
-    nprobe
-        How many inverted lists each query token probed at most; None if none, since few documents are eligible.
-    candidates
-        Documents that enter the sign stage.
-    reranked
-        Documents that leave it, to be scored with the query in 8 bits.
-    scored
-        The documents whose 8-bit score was among the best when they were scored; these are scored again in single
-        precision.
-    scores
-        Their scores in single precision, float32.
+    `nprobe`: how many inverted lists each query token probed at most; None if none, since few documents are eligible.
+    `candidates`: documents that enter the sign stage. `reranked`: documents that leave it, to be scored with the query
+    in 8 bits. `scored`: the documents whose 8-bit score was among the best when they were scored; these are scored
+    again in single precision. `scores`: their scores in single precision, float32.
     """
 
     nprobe: int | None
@@ -269,21 +212,9 @@ class Stages(NamedTuple):
 def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Found:
     """Find the best documents of one query.
 
-    Parameters
-    ----------
-    scope
-        The documents that may be found.
-    vectors
-        ``(tokens, dim)`` float32, at least one token.
-    k
-        Maximum number of documents to return.
-    parameters
-        The search parameters.
-
-    Returns
-    -------
-    Found
-        Sorted by falling score; documents with equal scores by catalog number.
+    `scope`: the documents that may be found. `vectors`: ``(tokens, dim)`` float32, at least one token. `k`: maximum
+    number of documents to return. `parameters`: the search parameters. Returns: sorted by falling score; documents with
+    equal scores by catalog number.
     """
     stages = run_stages(scope, vectors, k, parameters)
     scores, numbers = stages.scores, scope.table.numbers[stages.scored]
@@ -294,15 +225,7 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
 def run_stages(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Stages:
     """Run the stages of one query, the last of which scores documents in single precision.
 
-    Parameters
-    ----------
-    scope, vectors, k, parameters
-        See `search_query`.
-
-    Returns
-    -------
-    Stages
-        What each stage passes on.
+    `scope`, `vectors`, `k`, `parameters`: see `search_query`.
     """
     if not vectors.flags.carray:
         vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
@@ -342,21 +265,10 @@ def probe_for_candidates(
 ) -> Candidates:
     """Return the documents in the probed lists with the highest imputed scores.
 
-    Parameters
-    ----------
-    scope, lists
-        The documents that may be found, and their inverted lists.
-    vectors
-        ``(tokens, dim)`` float32: the query; only its first 65,535 tokens are used.
-    nprobe
-        Maximum number of lists per query token.
-    k, parameters
-        Number of hits, and the search parameters, of which `candidates` and `share` are used.
-
-    Returns
-    -------
-    Candidates
-        How many documents were found, and those near the k-th.
+    `scope`, `lists`: the documents that may be found, and their inverted lists. `vectors`: ``(tokens, dim)`` float32:
+    the query; only its first 65,535 tokens are used. `nprobe`: maximum number of lists per query token. `k`,
+    `parameters`: number of hits, and the search parameters, of which `candidates` and `share` are used. Returns: how
+    many documents were found, and those near the k-th.
     """
     vectors, documents = vectors[:MOST_TOKENS], len(scope.table.numbers)
     bits = sum_bits(len(vectors))
@@ -373,19 +285,8 @@ def probe_for_candidates(
 def probe_lists(centroids: Centroids, vectors: np.ndarray, nprobe: int) -> ProbedLists:
     """Find the inverted lists of the centroids nearest to each query token.
 
-    Parameters
-    ----------
-    centroids
-        The centroids of the index.
-    vectors
-        ``(tokens, dim)`` float32: the query; only its first 65,535 tokens are used.
-    nprobe
-        Maximum number of lists per query token.
-
-    Returns
-    -------
-    ProbedLists
-        The lists, and the excess of their imputed scores.
+    `vectors`: ``(tokens, dim)`` float32: the query; only its first 65,535 tokens are used. `nprobe`: maximum number of
+    lists per query token.
     """
     isa, coarse, vectors = instruction_set().argument, _coarse_count(centroids, nprobe), vectors[:MOST_TOKENS]
     return ProbedLists(*find_lists(isa, vectors, centroids.arrays, coarse, nprobe, sum_bits(len(vectors))))

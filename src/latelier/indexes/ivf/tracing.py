@@ -18,18 +18,7 @@ def find_loss(
 ) -> StageLoss | None:
     """Return the stage in which a search loses a document; None if the search scores it in single precision.
 
-    Parameters
-    ----------
-    scope
-        The documents that may be found.
-    vectors
-        ``(tokens, dim)`` float32: the query.
-    k
-        Number of hits.
-    parameters
-        The search parameters.
-    ordinal
-        The document, one of ``scope.eligible``.
+    `vectors`: ``(tokens, dim)`` float32: the query; `ordinal`: the document, one of ``scope.eligible``.
     """
     stages = run_stages(scope, vectors, k, parameters)
     if ordinal in stages.scored:
@@ -81,21 +70,8 @@ def _loss_in_lists(
 def imputed_sums(lists: InvertedLists, probed: ProbedLists, documents: int) -> np.ndarray:
     """Return the sum over query tokens of the excess of the first probed list that holds each document.
 
-    Candidates are the documents with the highest sums, see `latelier.indexes.ivf.kernels.candidates`.
-
-    Parameters
-    ----------
-    lists
-        The inverted lists.
-    probed
-        Those that a search probes.
-    documents
-        Number of documents in the table.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(documents,)`` int64, 0 for documents in no probed list.
+    Candidates are the documents with the highest sums, see `latelier.indexes.ivf.kernels.candidates`. Returns:
+    ``(documents,)`` int64, 0 for documents in no probed list.
     """
     sums = np.zeros(documents, dtype="int64")
     for row, excess in zip(probed.lists, probed.excess, strict=True):

@@ -34,25 +34,10 @@ class TrainingSample:
     """All tokens of every n-th document, with n such that there are about `most` tokens.
 
     Tokens are read where they are stored, as often as they are needed. Where they must be read from files, `at_once`
-    limits how many are in memory.
-
-    Parameters
-    ----------
-    table
-        Documents.
-    ordinals
-        Ordinals of the documents to sample; at least one.
-    most
-        Approximate number of tokens.
-    memory
-        Maximum size of the tokens that are read from files and in memory at once, in bytes; None: all of them.
-
-    Attributes
-    ----------
-    offsets
-        ``(documents + 1,)`` int64: the number of the first token of each document of the sample.
-    at_once
-        Maximum number of tokens to `load`.
+    limits how many are in memory. `ordinals`: ordinals of the documents to sample; at least one. `memory`: maximum size
+    of the tokens that are read from files and in memory at once, in bytes; None: all of them. `offsets`:
+    ``(documents + 1,)`` int64: the number of the first token of each document of the sample. `at_once`: maximum number
+    of tokens to `load`.
     """
 
     def __init__(self, table: DocumentTable, ordinals: np.ndarray, most: int, memory: int | None = None) -> None:
@@ -109,22 +94,10 @@ def train_centroids(
 ) -> Centroids:
     """Train centroids on a sample of the tokens of some documents.
 
-    Parameters
-    ----------
-    table
-        Documents.
-    ordinals
-        Ordinals of the documents to sample; at least one.
-    memory
-        Maximum size of the sampled tokens that are read from files and in memory at once, in bytes; None: all of them.
-        It has no influence on the centroids: a sample that does not fit is read several times.
-    scratch
-        Where large arrays are made; None: in memory.
-
-    Returns
-    -------
-    Centroids
-        With statistics in which the similarities are still 0.
+    `ordinals`: ordinals of the documents to sample; at least one. `memory`: maximum size of the sampled tokens that are
+    read from files and in memory at once, in bytes; None: all of them. It has no influence on the centroids: a sample
+    that does not fit is read several times. `scratch`: where large arrays are made; None: in memory. Returns: with
+    statistics in which the similarities are still 0.
     """
     dim, tokens, width = table.codec.dim, table.count_tokens(ordinals), byte_width(table.codec.dim)
     lists = list_count(tokens)
@@ -164,14 +137,8 @@ def train_centroids(
 def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scratch | None = None) -> InvertedLists:
     """Return inverted lists of the living documents, for newly trained centroids.
 
-    Parameters
-    ----------
-    table
-        Documents, at least one of them alive.
-    memory
-        See `train_centroids`.
-    scratch
-        Where large arrays are made; None: in memory.
+    `table`: documents, at least one of them alive. `memory`: see `train_centroids`. `scratch`: where large arrays are
+    made; None: in memory.
     """
     ordinals = table.living[np.argsort(table.numbers[table.living], kind="stable")]
     return build_lists(train_centroids(table, ordinals, memory, scratch), table, ordinals, scratch)
@@ -207,18 +174,10 @@ def _train_fine(
 ) -> None:
     """Train the centroids under some coarse centroids.
 
-    Parameters
-    ----------
-    tokens_of
-        Returns some of the tokens, which are in the order of the coarse centroids.
-    offsets
-        ``(n + 1,)``: where the tokens under each of these begin, from any number on.
-    coarse
-        ``(n, dim)``: the coarse centroids; one without tokens is the only centroid under itself.
-    ends
-        ``(n + 1,)``: where the centroids under each of them begin in `centroids`, from any number on.
-    centroids
-        ``(centroids, dim)`` float32, written.
+    `tokens_of`: returns some of the tokens, which are in the order of the coarse centroids. `offsets`: ``(n + 1,)``:
+    where the tokens under each of these begin, from any number on. `coarse`: ``(n, dim)``: the coarse centroids; one
+    without tokens is the only centroid under itself. `ends`: ``(n + 1,)``: where the centroids under each of them begin
+    in `centroids`, from any number on. `centroids`: ``(centroids, dim)`` float32, written.
     """
     isa, firsts, starts = instruction_set().argument, offsets - offsets[0], ends - ends[0]
 

@@ -32,23 +32,9 @@ def search_by_numpy(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the best documents of one query.
 
-    Parameters
-    ----------
-    parts
-        The documents that may be found, at least one.
-    codec
-        The codec of the index.
-    vectors
-        ``(tokens, dim)`` float32, at least one token.
-    k
-        Maximum number of documents to return.
-    parameters
-        The search parameters, of which `rerank`, `slack` and `exact` are used.
-
-    Returns
-    -------
-    tuple of numpy.ndarray
-        Scores, best first, and catalog numbers; documents with equal scores by number.
+    `parts`: the documents that may be found, at least one. `vectors`: ``(tokens, dim)`` float32, at least one token.
+    `parameters`: the search parameters, of which `rerank`, `slack` and `exact` are used. Returns: scores, best first,
+    and catalog numbers; documents with equal scores by number.
     """
     counts = [len(part.positions) for part in parts]
     chosen = np.arange(sum(counts))
@@ -76,14 +62,8 @@ def search_by_numpy(
 def hamming_scores_by_numpy(part: Part, signs: np.ndarray, norms: np.ndarray) -> np.ndarray:
     """Return ``-(sum over query tokens of norm * least Hamming distance)`` for each document, ``(documents,)`` float32.
 
-    Parameters
-    ----------
-    part
-        Some documents.
-    signs
-        ``(query_tokens, sign_words(dim))`` uint32: the query's sign codes.
-    norms
-        ``(query_tokens,)`` float32: the norms of its tokens.
+    `signs`: ``(query_tokens, sign_words(dim))`` uint32: the query's sign codes; `norms`: ``(query_tokens,)`` float32:
+    the norms of its tokens.
     """
     rows, offsets = part.rows(SIGNS), lengths_to_offsets(part.lengths)
     if rows.shape[1] % 2 == 0:  # half as many operations, on twice as wide words

@@ -21,18 +21,7 @@ _DOCUMENTS, _TOKENS, _DIM = 128, 8, 32
 
 
 def compile_kernels() -> int:
-    """Encode, train, build, append and search in each way, on a few random documents.
-
-    Returns
-    -------
-    int
-        Number of documents found: all of them.
-
-    Examples
-    --------
-    >>> compile_kernels()
-    128
-    """
+    """Encode, train, build, append and search in each way, on a few random documents."""
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((_DOCUMENTS * _TOKENS, _DIM), dtype="float32")
     lengths = [_TOKENS] * _DOCUMENTS

@@ -55,21 +55,9 @@ _LOCAL_NAMES = frozenset({".lock", "meta.json", "collection"})
 class QdrantConnection:
     """A client of Qdrant, used within ``with connection.use() as client``.
 
-    Parameters
-    ----------
-    path
-        Folder of the local mode; None for a server, or for the local mode in memory.
-    url, api_key, prefer_grpc, timeout
-        Those of a server; without a URL, the local mode is used.
-
-    Raises
-    ------
-    IndexFormatError
-        If the folder holds something else; it is left as it is.
-    MissingExtraError
-        If qdrant-client is not installed.
-    StorageError
-        If another process uses the folder.
+    `path`: folder of the local mode; None for a server, or for the local mode in memory. `url`, `api_key`,
+    `prefer_grpc`, `timeout`: those of a server; without a URL, the local mode is used. Raises `IndexFormatError` if the
+    folder holds something else; it is left as it is. Raises `StorageError` if another process uses the folder.
     """
 
     def __init__(
@@ -101,10 +89,7 @@ class QdrantConnection:
     def use(self, *, filter: str | None = None) -> Iterator[QdrantClient]:
         """Return a context with the client, whose errors become those of this library.
 
-        Parameters
-        ----------
-        filter
-            The filter of a search: a request that takes too long raises `FilterTimeoutError`, which names it.
+        `filter`: the filter of a search: a request that takes too long raises `FilterTimeoutError`, which names it.
         """
         self._check_open()
         with self._lock, self._translate(filter):
@@ -216,16 +201,8 @@ _MARK, _FIELD, _SETTING = "latelier", "field:", "setting:"
 class CollectionConfiguration:
     """The configuration of an index.
 
-    Parameters
-    ----------
-    dtype
-        Floating type of the token vectors.
-    first_stage
-        What makes one vector of a document.
-    tokenizer
-        How texts are cut into words; None without sparse vectors.
-    average_length
-        The average number of words of a text, for BM25; None until a text is written.
+    `first_stage`: what makes one vector of a document. `tokenizer`: how texts are cut into words; None without sparse
+    vectors. `average_length`: the average number of words of a text, for BM25; None until a text is written.
     """
 
     dtype: str
@@ -251,17 +228,8 @@ class CollectionConfiguration:
 class QdrantCollection:
     """The collection of an index, made by the first write.
 
-    Parameters
-    ----------
-    connection, name
-        Where it is.
-    defaults
-        The configuration of a new collection.
-
-    Raises
-    ------
-    IndexFormatError
-        If there is a collection of this name that is not an index, or of a newer version. It is left as it is.
+    Raises `IndexFormatError` if there is a collection of this name that is not an index, or of a newer version. It is
+    left as it is.
     """
 
     def __init__(self, connection: QdrantConnection, name: str, defaults: CollectionConfiguration) -> None:
@@ -296,10 +264,7 @@ class QdrantCollection:
     def fields(self, known: Iterable[str] | None = None) -> dict[str, str]:
         """Return the spelling of each field by its name as SQL compares names.
 
-        Parameters
-        ----------
-        known
-            Names that suffice: the metadata is not read again if it has them.
+        `known`: names that suffice: the metadata is not read again if it has them.
         """
         if known is None or not set(known) <= self._spellings().keys():
             self.read()
@@ -329,10 +294,7 @@ class QdrantCollection:
     def create(self, dim: int | None) -> None:
         """Make the collection, and its vectors as soon as their dim is known.
 
-        Parameters
-        ----------
-        dim
-            Dimension of the token vectors; None if it is not known yet. An empty collection can change it.
+        `dim`: dimension of the token vectors; None if it is not known yet. An empty collection can change it.
         """
         for _ in range(2):  # another writer may make it meanwhile, without vectors
             if not self.exists or dim not in (None, self._dim):

@@ -79,13 +79,7 @@ class Truth(NamedTuple):
 
 
 class Column:
-    """A column of filters: ``id``, ``text``, ``metadata`` or a field; its values are numbers, strings or NULL.
-
-    Parameters
-    ----------
-    name
-        As SQL compares names.
-    """
+    """A column of filters: ``id``, ``text``, ``metadata`` or a field; its values are numbers, strings or NULL."""
 
     def __init__(self, name: str) -> None:
         self.name = name

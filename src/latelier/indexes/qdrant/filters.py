@@ -48,29 +48,8 @@ class _Value(NamedTuple):
 def translate(expression: str | Sequence[str], parameters: Parameters, fields: Collection[str]) -> Condition:
     """Return the condition of the documents that a filter selects.
 
-    Parameters
-    ----------
-    expression, parameters
-        As the user gave them.
-    fields
-        The fields of the index, as the first document spells each.
-
-    Returns
-    -------
-    Condition
-        A condition of Qdrant; True or False if it selects all documents, or none.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the filter is rejected, or Qdrant has no condition for a part of it.
-
-    Examples
-    --------
-    >>> translate("year >= ? AND 1 = 1", [2020], ["year"]).should[0].range.gte
-    2020.0
-    >>> translate("year = 2020 AND NULL", (), ["year"])
-    False
+    `fields`: the fields of the index, as the first document spells each. Returns: a condition of Qdrant; True or False
+    if it selects all documents, or none.
     """
     filter, values = read_filter(expression, parameters)
     return _Translator(filter, values, fields).condition()

@@ -81,27 +81,15 @@ _NAMESPACE = uuid.UUID("6f3c1a52-7d0e-5c1b-9a43-0f4e2b7d9c61")
 
 
 def point_id(id: Id) -> str:
-    """Return the id of a document's point, a UUID that depends on the id and its type.
-
-    Examples
-    --------
-    >>> point_id(1) == point_id("1")
-    False
-    """
+    """Return the id of a document's point, a UUID that depends on the id and its type."""
     return str(uuid.uuid5(_NAMESPACE, f"{type(id).__name__}:{id}"))
 
 
 def make_payload(document: StoredDocument, sequence: int, vectors: np.ndarray) -> dict[str, Any]:
     """Return the payload of a document.
 
-    Parameters
-    ----------
-    document
-        Its id, text, metadata and fields.
-    sequence
-        Its place in the order of insertion.
-    vectors
-        ``(tokens, dim)``: its token vectors, as they are stored.
+    `sequence`: its place in the order of insertion; `vectors`: ``(tokens, dim)``: its token vectors, as they are
+    stored.
 
     Examples
     --------
@@ -133,19 +121,7 @@ def checksum(id: Id, text: str | None, metadata: str, vectors: np.ndarray) -> in
 
 
 class Spool:
-    """Batches of documents, kept until they have been sent.
-
-    Examples
-    --------
-    >>> documents = [StoredDocument("a", None, "{}", {})]
-    >>> vectors = {"vectors": np.eye(1, 2)}
-    >>> batch = DocumentBatch(documents, np.array([1]), 2, vectors)
-    >>> with Spool() as spool:
-    ...     spool.append(batch)
-    ...     spool.append(batch)
-    ...     [each.documents[0].id for each in spool], spool.documents
-    (['a', 'a'], 2)
-    """
+    """Batches of documents, kept until they have been sent."""
 
     def __init__(self) -> None:
         self.documents = 0
@@ -230,12 +206,7 @@ def average_length(counts: Sequence[dict[str, int]]) -> float:
 def document_vector(counts: dict[str, int], average: float) -> SparseVector:
     """Return the sparse vector of a text.
 
-    Parameters
-    ----------
-    counts
-        Its words, from `count_words`.
-    average
-        The average length of the texts of the index.
+    `counts`: its words, from `count_words`.
 
     Examples
     --------
@@ -281,13 +252,7 @@ _NUMBERS, _POINTS = 1 << 19, 128
 
 
 class Points:
-    """The documents of an index as points.
-
-    Parameters
-    ----------
-    collection
-        Where they are.
-    """
+    """The documents of an index as points."""
 
     def __init__(self, collection: QdrantCollection) -> None:
         self._collection = collection
@@ -303,12 +268,7 @@ class Points:
     def find(self, ids: Iterable[Id], keys: list[str] | bool = False) -> dict[Id, dict[str, Any]]:
         """Return the payloads of documents by id; those that are not in the index are left out.
 
-        Parameters
-        ----------
-        ids
-            The documents.
-        keys
-            Keys of the payloads to read; False for none.
+        `keys`: keys of the payloads to read; False for none.
         """
         found: dict[Id, dict[str, Any]] = {}
         if not self._exists():
@@ -388,12 +348,8 @@ class Points:
     def upsert(self, batch: DocumentBatch, sequence: int) -> Iterator[int]:
         """Insert or replace documents; yield the number of those that each request has stored.
 
-        Parameters
-        ----------
-        batch
-            The documents; their vectors are the array ``"vectors"``.
-        sequence
-            The place of the first document in the order of insertion.
+        `batch`: the documents; their vectors are the array ``"vectors"``. `sequence`: the place of the first document
+        in the order of insertion.
         """
         from qdrant_client import models
 
@@ -505,27 +461,11 @@ def write_documents(
 ) -> None:
     """Insert documents.
 
-    Parameters
-    ----------
-    points, collection
-        Where to.
-    given
-        The ids, embeddings, texts and metadata, as the user gave them.
-    replace
-        Replace documents that are in the index.
-    prefixes
-        Remove the documents that were in the index and whose ids begin with one of these.
-    show_progress
-        Show a progress bar while the documents are read.
-
-    Raises
-    ------
-    DuplicateIdError
-        If an id is given twice or, without `replace`, is in the index.
-    EmbeddingsError, InvalidArgumentError
-        If a document cannot be stored; nothing has been sent then.
-    StorageError
-        If Qdrant does not answer.
+    `given`: the ids, embeddings, texts and metadata, as the user gave them. `replace`: replace documents that are in
+    the index. `prefixes`: remove the documents that were in the index and whose ids begin with one of these.
+    `show_progress`: show a progress bar while the documents are read. Raises `DuplicateIdError` if an id is given twice
+    or, without `replace`, is in the index. Raises `EmbeddingsError` or `InvalidArgumentError` if a document cannot be
+    stored; nothing has been sent then. Raises `StorageError` if Qdrant does not answer.
     """
     collection.read()  # others may have changed its dim or its tokenizer, or deleted it
     dtype = collection.configuration.dtype

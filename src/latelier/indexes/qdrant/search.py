@@ -82,16 +82,9 @@ def lost_candidate(index: Index, query: Any, id: Id, arguments: Mapping[str, Any
 class CollectionSearch:
     """One search of a collection.
 
-    Parameters
-    ----------
-    collection
-        The collection.
-    condition
-        The condition of Qdrant that documents must meet; None for all.
-    candidates
-        Documents that are scored by MaxSim for each query; None for all.
-    timeout, filter
-        Seconds for each request, and the filter that an error names.
+    `condition`: the condition of Qdrant that documents must meet; None for all. `candidates`: documents that are scored
+    by MaxSim for each query; None for all. `timeout`, `filter`: seconds for each request, and the filter that an error
+    names.
     """
 
     def __init__(
@@ -108,14 +101,7 @@ class CollectionSearch:
     def hits(self, queries: TokenEmbeddings | None, k: int, mode: SearchMode) -> list[list[Hit]]:
         """Return the `k` best documents of each query.
 
-        Parameters
-        ----------
-        queries
-            Their token vectors; None for the mode ``"keywords"``.
-        k
-            Maximum number of documents per query.
-        mode
-            The mode and its arguments.
+        `queries`: their token vectors; None for the mode ``"keywords"``. `k`: maximum number of documents per query.
         """
         if queries is None:
             found = self._by_keywords(mode, k)

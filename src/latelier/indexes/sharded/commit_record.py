@@ -29,32 +29,10 @@ _VERSION = re.compile(r"(\d{12}-[0-9a-f]{16})?", re.ASCII)
 class CommitRecord:
     """One commit.
 
-    Parameters
-    ----------
-    versions
-        The version of each shard; their number is the number of shards.
-    replicas
-        Number of copies of each shard.
-    nodes
-        Where the shards are, see `latelier.indexes.Sharded`; None: on the node of the caller.
-    transaction
-        Number of the last transaction.
-    next_number
-        Number of the next document.
-    epoch
-        Increased when shards have been reorganised, their documents being the same: readers then open them again.
-    generation
-        Number of the folder that holds the shards; increased when documents are divided anew.
-
-    Examples
-    --------
-    >>> record = CommitRecord(("", ""), replicas=1)
-    >>> version = record.new_version()
-    >>> later = record.after(version, [1], next_number=5)
-    >>> later.versions == ("", version), later.transaction, later.next_number
-    (True, 1, 5)
-    >>> CommitRecord.from_json(later.to_json()) == later
-    True
+    `versions`: the version of each shard; their number is the number of shards. `nodes`: where the shards are, see
+    `latelier.indexes.Sharded`; None: on the node of the caller. `transaction`: number of the last transaction. `epoch`:
+    increased when shards have been reorganised, their documents being the same: readers then open them again.
+    `generation`: number of the folder that holds the shards; increased when documents are divided anew.
     """
 
     versions: tuple[str, ...]
@@ -93,10 +71,7 @@ class CommitRecord:
     def from_json(cls, value: Any) -> CommitRecord:
         """Return a record from JSON values, which are checked: they become paths and numbers of processes.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If they are not those of a record.
+        Raises `CorruptedIndexError` if they are not those of a record.
         """
         if not isinstance(value, Mapping) or value.keys() != cls.__dataclass_fields__.keys():
             raise _damaged_record(value)

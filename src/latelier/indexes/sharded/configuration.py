@@ -24,16 +24,9 @@ _SHARDS, _REPLICAS = 2, 1
 class Configuration(NamedTuple):
     """What a sharded index is made of.
 
-    Attributes
-    ----------
-    shard_kind
-        ``"ivf"`` or ``"flat"``.
-    nbits, dtype
-        The number format of the shards: one of both, according to their kind.
-    tokenizer
-        That of the keyword index of a new index; None: it has none.
-    shards, replicas, nodes
-        As the index was made; the commit record holds what it has now.
+    `shard_kind`: ``"ivf"`` or ``"flat"``. `nbits`, `dtype`: the number format of the shards: one of both, according to
+    their kind. `tokenizer`: that of the keyword index of a new index; None: it has none. `shards`, `replicas`, `nodes`:
+    as the index was made; the commit record holds what it has now.
     """
 
     shard_kind: str
@@ -57,10 +50,7 @@ class Configuration(NamedTuple):
     ) -> Configuration:
         """Check the arguments of users, and return the configuration of a new index.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If one is not accepted.
+        Raises `InvalidArgumentError` if one is not accepted.
 
         Examples
         --------
@@ -86,10 +76,7 @@ class Configuration(NamedTuple):
     def from_json(cls, stored: Mapping[str, Any]) -> Configuration:
         """Return the configuration in a catalog.
 
-        Raises
-        ------
-        IndexFormatError
-            If it holds values that this version does not know.
+        Raises `IndexFormatError` if it holds values that this version does not know.
         """
         try:
             found = cls(**{name: stored[name] for name in cls._fields})
@@ -114,13 +101,7 @@ class Configuration(NamedTuple):
     def check_equal(
         self, path: Path, shards: object, replicas: object, index: object, nbits: object, dtype: object
     ) -> None:
-        """Check that what a user gives for an existing index is what it has.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it has something else.
-        """
+        """Check that what a user gives for an existing index is what it has."""
         given = {"shards": shards, "replicas": replicas, "index": index, "nbits": nbits, "dtype": dtype}
         for name, value in given.items():
             stored = self.shard_kind if name == "index" else getattr(self, name)
@@ -154,13 +135,7 @@ class Configuration(NamedTuple):
         return f"{self.nbits}-bit" if self.shard_kind == IVF.kind else str(self.dtype)
 
     def checked_search_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those search options that are given.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the shards have no such option, or do not accept its value.
-        """
+        """Return those search options that are given."""
         from latelier.indexes.ivf.parameters import choose_search_parameters
 
         options = {name: value for name, value in given.items() if value is not None}

@@ -22,15 +22,7 @@ __all__ = ["Generations"]
 
 
 class Generations:
-    """The processes of all generations that are used.
-
-    Parameters
-    ----------
-    path
-        The folder of the index.
-    start
-        Starts the processes of the generation of a commit.
-    """
+    """The processes of all generations that are used."""
 
     def __init__(self, path: Path, start: Callable[[CommitRecord], Replicas]) -> None:
         self._path, self._start = path, start
@@ -48,10 +40,7 @@ class Generations:
     def take(self, record: CommitRecord) -> Replicas:
         """Return the processes of a commit's generation, started if necessary, until `give_back`.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If the index was closed.
+        Raises `InvalidArgumentError` if the index was closed.
         """
         check_not_forked()  # a lock may have been held at the fork
         with self._starting:

@@ -28,17 +28,7 @@ class Sizes(NamedTuple):
 def sizes_of(index: StoredIndex, *, check: bool) -> Sizes:
     """Return the sizes of all documents of an index.
 
-    Parameters
-    ----------
-    index
-        The index.
-    check
-        Compare all vectors with their checksums first.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If a segment is damaged.
+    `check`: compare all vectors with their checksums first; raises `CorruptedIndexError` if a segment is damaged.
     """
     snapshot = index.storage.snapshot()
     if check:
@@ -53,14 +43,7 @@ def sizes_of(index: StoredIndex, *, check: bool) -> Sizes:
 def divide(index: StoredIndex, numbers: tuple[int, int], shards: int) -> dict[int, StagedBatch]:
     """Return those of some documents that an index has, by the shard in which they are if there are `shards` shards.
 
-    Parameters
-    ----------
-    index
-        The index.
-    numbers
-        The first number, and the one after the last.
-    shards
-        Number of shards.
+    `numbers`: the first number, and the one after the last.
     """
     snapshot = index.storage.snapshot()
     known = sizes_of(index, check=False).numbers

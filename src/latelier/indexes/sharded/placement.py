@@ -13,20 +13,7 @@ _HASH_BYTES = 8
 
 
 def shard_of(id: Id, shards: int) -> int:
-    """Return the shard of an id: its BLAKE2b hash modulo the number of shards; 1 and "1" are two ids.
-
-    Parameters
-    ----------
-    id
-        The id of a document.
-    shards
-        Number of shards.
-
-    Examples
-    --------
-    >>> [shard_of(id, 4) for id in (1, "1", "a", "b")]
-    [2, 0, 3, 3]
-    """
+    """Return the shard of an id: its BLAKE2b hash modulo the number of shards; 1 and "1" are two ids."""
     spelled = f"{'s' if isinstance(id, str) else 'i'}{id}".encode()
     return int.from_bytes(hashlib.blake2b(spelled, digest_size=_HASH_BYTES).digest(), "big") % shards
 

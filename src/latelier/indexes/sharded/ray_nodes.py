@@ -17,17 +17,7 @@ _SHARE = 0.0001
 def node_resources(ray: ModuleType, node: str | None) -> dict[str, float]:
     """Return the resources to ask for, so that a process is started on a node.
 
-    Parameters
-    ----------
-    ray
-        The connected module.
-    node
-        The IP address of a node, or the name of a custom resource that a node was started with; None: this node.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the cluster has no such node now.
+    `node`: the IP address of a node, or the name of a custom resource that a node was started with; None: this node.
     """
     known = ray.cluster_resources()
     name = f"node:{ray.util.get_node_ip_address()}" if node is None else node
@@ -45,14 +35,7 @@ def node_resources(ray: ModuleType, node: str | None) -> dict[str, float]:
 def threads_of_node(ray: ModuleType, node: str | None, processes: int) -> int:
     """Return the number of threads of each of some processes that share the processors of a node.
 
-    Parameters
-    ----------
-    ray
-        The connected module.
-    node
-        As for `node_resources`.
-    processes
-        Number of processes on the node.
+    `node`: as for `node_resources`.
     """
     wanted = node_resources(ray, node)
     alive: Sequence[dict[str, Any]] = [each["Resources"] for each in ray.nodes() if each["Alive"]]

@@ -66,15 +66,7 @@ class ShardProcess:
 
 
 class Replica:
-    """One copy of a shard.
-
-    Parameters
-    ----------
-    options
-        How its process opens it.
-    resources
-        Resources of Ray that its process asks for.
-    """
+    """One copy of a shard."""
 
     def __init__(self, options: ShardOptions, resources: dict[str, float]) -> None:
         self.options = options
@@ -118,12 +110,8 @@ class Replica:
     def result(self, reference: Any) -> Any:
         """Wait for a call that was begun, and return its result, or raise its error.
 
-        Raises
-        ------
-        ReplicaDownError
-            If the process has died.
-        InvalidArgumentError
-            If it has not died, but another thread has closed the index.
+        Raises `ReplicaDownError` if the process has died; raises `InvalidArgumentError` if it has not died, but another
+        thread has closed the index.
         """
         self._session.check()
         try:
@@ -135,15 +123,8 @@ class Replica:
     def reopen(self, opened: int) -> None:
         """Wait until Ray has started the process again, and open the shard.
 
-        Parameters
-        ----------
-        opened
-            The value of the attribute before the call that has failed: another thread may have opened it since.
-
-        Raises
-        ------
-        StorageError
-            If the process does not run again in time.
+        `opened`: the value of the attribute before the call that has failed: another thread may have opened it since;
+        raises `StorageError` if the process does not run again in time.
         """
         with self._opening:
             if self._opened != opened:

@@ -26,18 +26,8 @@ _SHARDS = "shards"
 class Replicas:
     """The processes of all shards.
 
-    Parameters
-    ----------
-    path
-        The folder of the index.
-    record
-        A commit: how many shards and replicas there are, and where.
-    kind, options
-        The kind of the shards, and the options of new ones, see `ShardOptions`.
-    nodes
-        In place of those of the record.
-    read_only, max_memory
-        Of each replica.
+    `record`: a commit: how many shards and replicas there are, and where; `kind`, `options`: the kind of the shards,
+    and the options of new ones, see `ShardOptions`.
     """
 
     def __init__(
@@ -100,17 +90,7 @@ class Replicas:
 def persist(replicas: Sequence[Replica], begin: Callable[[Replica], Any]) -> list[Any]:
     """Call a method of several replicas at the same time, and return the results; see `Replica.persist`.
 
-    Parameters
-    ----------
-    replicas
-        The replicas.
-    begin
-        Begins a call that may be repeated.
-
-    Raises
-    ------
-    LatelierError
-        The first error of a call, after all of them have ended.
+    Raises `LatelierError`: the first error of a call, after all of them have ended.
     """
     first: dict[int, Any] = {place: begin(replica) for place, replica in enumerate(replicas)}
 
@@ -125,11 +105,6 @@ def wait_for_all(waits: Sequence[Callable[[], T]]) -> list[T]:
 
     All of them are called even if some raise errors, so that no shard is still busy with its call afterwards, and Ray
     does not print errors that nobody has seen; the first error is raised at the end.
-
-    Parameters
-    ----------
-    waits
-        The functions.
 
     Examples
     --------

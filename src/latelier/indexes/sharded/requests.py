@@ -23,14 +23,9 @@ __all__ = ["ShardFindings", "ShardReader", "ShardRequest"]
 class ShardRequest(NamedTuple):
     """The checked arguments of a search, as all shards get them.
 
-    Attributes
-    ----------
-    queries
-        The vectors of the queries; None for ``"keywords"``.
-    k, mode, filter, parameters, timeout, options
-        See `latelier.indexes.Index.search`; `options` are those of the shards' own search.
-    statistics
-        Keyword statistics of the whole index; None for ``"vectors"``.
+    `queries`: the vectors of the queries; None for ``"keywords"``. `k`, `mode`, `filter`, `parameters`, `timeout`,
+    `options`: see `latelier.indexes.Index.search`; `options` are those of the shards' own search. `statistics`: keyword
+    statistics of the whole index; None for ``"vectors"``.
     """
 
     queries: TokenEmbeddings | None
@@ -63,13 +58,7 @@ class ShardFindings(NamedTuple):
 
 
 class ShardReader:
-    """Reads an index within its `snapshot`.
-
-    Parameters
-    ----------
-    index
-        The index of the shard.
-    """
+    """Reads an index within its `snapshot`."""
 
     def __init__(self, index: StoredIndex) -> None:
         self._index, self._storage = index, index.storage

@@ -49,14 +49,8 @@ _SMALL_DIFFERENCE, _MOST_ROUNDS = 1000, 8
 class Resharding:
     """One division of the documents.
 
-    Parameters
-    ----------
-    storage, generations, views, writer
-        Of the index.
-    start
-        Starts the processes of new shards, given a commit record and options of their keyword indexes.
-    progress
-        Called with the number of documents of each batch that was copied.
+    `start`: starts the processes of new shards, given a commit record and options of their keyword indexes; `progress`:
+    called with the number of documents of each batch that was copied.
     """
 
     def __init__(
@@ -75,12 +69,8 @@ class Resharding:
     def run(self, shards: int) -> None:
         """Divide the documents among `shards` shards.
 
-        Raises
-        ------
-        StorageError
-            If the process of a shard dies, or another division has begun or ended meanwhile; nothing has changed.
-        CorruptedIndexError
-            If a document is damaged; nothing has changed.
+        Raises `StorageError` if the process of a shard dies, or another division has begun or ended meanwhile; nothing
+        has changed. Raises `CorruptedIndexError` if a document is damaged; nothing has changed.
         """
         with ExitStack() as stack:
             before, view = self._begin(stack)
@@ -201,10 +191,7 @@ def _call_all(replicas: Sequence[Replica], begin: Callable[[Replica], Any]) -> N
 def _wait(calls: Sequence[tuple[Replica, Any]]) -> None:
     """Wait for calls of new shards.
 
-    Raises
-    ------
-    StorageError
-        If a process has died: it may have carried out its call or not.
+    Raises `StorageError` if a process has died: it may have carried out its call or not.
     """
     for replica, call in calls:
         try:

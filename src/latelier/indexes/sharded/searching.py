@@ -36,16 +36,8 @@ def search_view(
 ) -> list[list[Hit]]:
     """Return the best documents of all shards.
 
-    Parameters
-    ----------
-    view
-        The commit to search.
-    queries, k, filter, parameters, timeout
-        As users gave them, see `latelier.indexes.Index.search`.
-    mode
-        The mode and its arguments.
-    options
-        Options of the shards' own search.
+    `view`: the commit to search; `queries`, `k`, `filter`, `parameters`, `timeout`: as users gave them, see
+    `latelier.indexes.Index.search`.
     """
     k, seconds = check_count("k", k), check_limits(filter, parameters, timeout)
     vectors, statistics = check_queries(queries, view.dim, mode), None

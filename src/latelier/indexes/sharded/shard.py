@@ -43,20 +43,9 @@ _ATTEMPTS = 5
 class ShardOptions(NamedTuple):
     """How to open a shard.
 
-    Attributes
-    ----------
-    folder
-        Its folder, on a disk of the machine where it is opened.
-    kind
-        A key of `KINDS`.
-    options
-        Options of the index: `nbits` or `dtype`, `keywords` and `tokenizer`; used if it is made.
-    create
-        Make it if it does not exist.
-    read_only, max_memory
-        See `latelier.indexes.Flat`.
-    threads
-        Number of threads that it computes with.
+    `folder`: its folder, on a disk of the machine where it is opened. `kind`: a key of `KINDS`. `options`: options of
+    the index: `nbits` or `dtype`, `keywords` and `tokenizer`; used if it is made. `create`: make it if it does not
+    exist. `read_only`, `max_memory`: see `latelier.indexes.Flat`. `threads`: number of threads that it computes with.
     """
 
     folder: str
@@ -78,18 +67,9 @@ class Duplicates(NamedTuple):
 class Pinned(NamedTuple):
     """A commit of a shard that is held for readers.
 
-    Attributes
-    ----------
-    name
-        Names it in `Shard.read`; empty if the shard has another version, and nothing is held.
-    applied
-        The version of the shard.
-    documents, tokens, dim
-        What the commit holds.
-    has_texts, has_metadata
-        Whether a document of it has a text, and whether one has metadata.
-    tokenizer
-        See `StoredIndex.tokenizer`.
+    `name`: names it in `Shard.read`; empty if the shard has another version, and nothing is held. `applied`: the
+    version of the shard. `documents`, `tokens`, `dim`: what the commit holds. `has_texts`, `has_metadata`: whether a
+    document of it has a text, and whether one has metadata. `tokenizer`: see `StoredIndex.tokenizer`.
     """
 
     name: str
@@ -105,15 +85,7 @@ class Pinned(NamedTuple):
 class Shard:
     """One shard.
 
-    Parameters
-    ----------
-    options
-        How to open it.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If it does not exist, and may not be made.
+    `options`: how to open it; raises `CorruptedIndexError` if it does not exist, and may not be made.
     """
 
     def __init__(self, options: ShardOptions) -> None:
@@ -148,17 +120,7 @@ class Shard:
     ) -> Duplicates:
         """Check documents, encode them, and write them to disk for a later `apply`.
 
-        Parameters
-        ----------
-        version
-            The version that the shard will have.
-        documents, numbers, embeddings
-            The documents, their numbers and their vectors, packed and in the dtype of the index.
-
-        Returns
-        -------
-        Duplicates
-            The documents are staged even if there are some.
+        Returns: the documents are staged even if there are some.
         """
         staging = self._staging.get(version)
         if staging is None:
@@ -175,10 +137,8 @@ class Shard:
     def finish_staging(self, version: str, manifest: Manifest) -> bool:
         """Complete a staged transaction; return whether it changes the shard.
 
-        Raises
-        ------
-        StorageError
-            If not all batches of the manifest are staged, since the process was started again meanwhile.
+        Raises `StorageError` if not all batches of the manifest are staged, since the process was started again
+        meanwhile.
         """
         staging = self._staging.pop(version, None)
         transaction = StagedTransaction(self._folder, version) if staging is None else staging.transaction
@@ -199,13 +159,7 @@ class Shard:
         StagedTransaction(self._folder, version).drop()
 
     def apply(self, version: str) -> bool:
-        """Apply a staged transaction in one commit, unless that has been done; then delete it.
-
-        Returns
-        -------
-        bool
-            Whether maintenance followed as a further commit.
-        """
+        """Apply a staged transaction in one commit, unless that has been done; then delete it."""
         staged = StagedTransaction(self._folder, version)
         has_inserted, attempt = False, 1
         while self.applied < version:
@@ -223,17 +177,9 @@ class Shard:
     def catch_up(self, version: str, *, drop_others: bool) -> str:
         """Apply the staged transaction of a committed version, if there is one; return the version of the shard.
 
-        Parameters
-        ----------
-        version
-            The version that the shard has according to the commit record.
-        drop_others
-            Delete all other staged transactions, which no commit record names; only the writer may know that.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If the shard has an older version, and the staged transaction is missing.
+        `version`: the version that the shard has according to the commit record. `drop_others`: delete all other staged
+        transactions, which no commit record names; only the writer may know that. Raises `CorruptedIndexError` if the
+        shard has an older version, and the staged transaction is missing.
         """
         if self.applied < version:
             if not StagedTransaction(self._folder, version).is_complete and self.applied < version:

@@ -34,18 +34,9 @@ _DOCUMENTS, _NUMBERS, _LENGTHS, _DIM, _TOKENS = "documents", "numbers", "lengths
 class Manifest(NamedTuple):
     """What a staged transaction does.
 
-    Attributes
-    ----------
-    remove
-        Ids of documents to remove; all are in the shard.
-    prefixes
-        Remove also the documents whose ids begin with one of these.
-    fields
-        Metadata keys that become known.
-    replace
-        Whether inserted documents replace those with the same ids.
-    batches
-        Number of batches to insert.
+    `remove`: ids of documents to remove; all are in the shard. `prefixes`: remove also the documents whose ids begin
+    with one of these. `fields`: metadata keys that become known. `replace`: whether inserted documents replace those
+    with the same ids. `batches`: number of batches to insert.
     """
 
     remove: list[Id]
@@ -65,17 +56,8 @@ class StagedBatch(NamedTuple):
 class StagedTransaction:
     """One staged transaction of a shard, being written or read.
 
-    Parameters
-    ----------
-    shard
-        The folder of the shard.
-    version
-        The version that the shard gets with it, see `latelier.indexes.sharded.commit_record`.
-
-    Attributes
-    ----------
-    count
-        Number of batches that this object has written.
+    `version`: the version that the shard gets with it, see `latelier.indexes.sharded.commit_record`; `count`: number of
+    batches that this object has written.
     """
 
     def __init__(self, shard: Path, version: str) -> None:
@@ -92,10 +74,7 @@ class StagedTransaction:
     def add(self, staged: StagedBatch) -> None:
         """Write a batch of documents and sync it.
 
-        Raises
-        ------
-        StorageError
-            If the file system reports an error, such as a full disk.
+        Raises `StorageError` if the file system reports an error, such as a full disk.
         """
         batch = staged.batch
         # The fields of documents without metadata are a read-only mapping, which JSON cannot hold.
@@ -111,10 +90,7 @@ class StagedTransaction:
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest, with which the transaction is complete.
 
-        Raises
-        ------
-        StorageError
-            If the file system reports an error, such as a full disk.
+        Raises `StorageError` if the file system reports an error, such as a full disk.
         """
         temporary = self.folder / f".{_MANIFEST}"
         self._write(temporary, json.dumps(manifest._asdict()).encode())
@@ -125,10 +101,7 @@ class StagedTransaction:
     def manifest(self) -> Manifest:
         """Return the manifest.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If it is missing or damaged.
+        Raises `CorruptedIndexError` if it is missing or damaged.
         """
         try:
             value = json.loads((self.folder / _MANIFEST).read_bytes())

@@ -38,21 +38,8 @@ class _ChangedError(Exception):
 class HeldShard:
     """One version of a shard, which its replicas hold.
 
-    Parameters
-    ----------
-    replicas
-        The replicas.
-    key
-        The version, the epoch and the generation.
-    pinned
-        What each replica holds.
-
-    Attributes
-    ----------
-    pinned
-        What the first one holds.
-    tokenizers
-        Those of all replicas, which are equal unless a change of the keyword index was interrupted.
+    `pinned`: what the first one holds; `tokenizers`: those of all replicas, which are equal unless a change of the
+    keyword index was interrupted.
     """
 
     def __init__(self, replicas: Sequence[Replica], key: tuple[Any, ...], pinned: Sequence[Pinned]) -> None:
@@ -91,12 +78,8 @@ class HeldShard:
     def repair(self, place: int) -> None:
         """Open a replica again, and let it hold this version.
 
-        Raises
-        ------
-        _ChangedError
-            If the shard has another version by now.
-        StorageError
-            If its process does not run again in time.
+        Raises `_ChangedError` if the shard has another version by now; raises `StorageError` if its process does not
+        run again in time.
         """
         with self._repairing[place]:
             while self._names[place] is None:
@@ -137,17 +120,7 @@ class HeldShard:
 
 
 class ShardsView:
-    """One commit of all shards.
-
-    Parameters
-    ----------
-    record
-        The commit.
-    shards
-        The version of each shard.
-    replicas
-        The processes of all shards.
-    """
+    """One commit of all shards."""
 
     def __init__(self, record: CommitRecord, shards: Sequence[HeldShard], replicas: Replicas) -> None:
         self.record, self.shards, self.replicas = record, shards, replicas
@@ -182,10 +155,7 @@ class ShardsView:
     def tokenizer(self) -> str | None:
         """Tokenizer of the keyword indexes; None if there are none.
 
-        Raises
-        ------
-        StorageError
-            If they differ.
+        Raises `StorageError` if they differ.
         """
         found = {tokenizer for shard in self.shards for tokenizer in shard.tokenizers}
         if len(found) > 1:
@@ -209,14 +179,7 @@ class ShardsView:
 class ShardsViews:
     """Gives each read the view of the latest commit, or the one that its thread holds.
 
-    Parameters
-    ----------
-    storage
-        The catalog of the sharded index.
-    generations
-        The processes of the shards.
-    initial
-        The record of an index without a commit.
+    `initial`: the record of an index without a commit.
     """
 
     def __init__(self, storage: Storage, generations: Generations, initial: CommitRecord) -> None:
@@ -233,10 +196,7 @@ class ShardsViews:
     def run(self, read: Callable[[ShardsView], T]) -> T:
         """Return the result of a function that reads a view; it is called again if the view cannot be used any more.
 
-        Raises
-        ------
-        StorageError
-            If this thread holds the view, and a shard has died and has another version by now.
+        Raises `StorageError` if this thread holds the view, and a shard has died and has another version by now.
         """
         while True:
             with self.open() as view:

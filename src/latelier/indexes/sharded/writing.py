@@ -46,21 +46,8 @@ _BATCHES_ON_THE_WAY = 2
 class Write:
     """One write that is being staged.
 
-    Parameters
-    ----------
-    replicas
-        All shards.
-    record
-        The commit before it.
-    fields
-        The metadata keys that filters can name.
-
-    Attributes
-    ----------
-    remove, prefixes, replace
-        What the write does besides inserting documents, see `Manifest`.
-    new_fields
-        Metadata keys that it makes known.
+    `fields`: the metadata keys that filters can name; `remove`, `prefixes`, `replace`: what the write does besides
+    inserting documents, see `Manifest`; `new_fields`: metadata keys that it makes known.
     """
 
     def __init__(self, replicas: Replicas, record: CommitRecord, fields: Sequence[str]) -> None:
@@ -77,10 +64,7 @@ class Write:
     def insert(self, documents: Sequence[StoredDocument], embeddings: TokenEmbeddings) -> None:
         """Send documents to their shards.
 
-        Raises
-        ------
-        DuplicateIdError
-            If documents that were sent before have duplicates.
+        Raises `DuplicateIdError` if documents that were sent before have duplicates.
         """
         ids = [document.id for document in documents]
         self.new_fields += new_fields(
@@ -142,14 +126,7 @@ class Write:
 class Writer:
     """Writes to a sharded index.
 
-    Parameters
-    ----------
-    storage
-        Its catalog.
-    generations
-        The processes of its shards.
-    views
-        The views of its readers, which see each write when it returns.
+    `views`: the views of its readers, which see each write when it returns.
     """
 
     def __init__(self, storage: Storage, generations: Generations, views: ShardsViews) -> None:
@@ -159,10 +136,7 @@ class Writer:
     def begin(self) -> Iterator[tuple[Write, ShardsView]]:
         """Wait until there is no other writer, and open a write that is committed at the end of the ``with`` block.
 
-        Yields
-        ------
-        tuple
-            The write, and the view of the commit before it.
+        Yields: the write, and the view of the commit before it.
         """
         changed: list[int] = []
         with ExitStack() as stack:
@@ -209,10 +183,7 @@ class Writer:
     def _apply(self, version: str, replicas: Sequence[Replica]) -> None:
         """Let shards apply what was committed.
 
-        Raises
-        ------
-        StorageError
-            If one of them cannot do so now, for example on a full disk.
+        Raises `StorageError` if one of them cannot do so now, for example on a full disk.
         """
         try:
             has_maintained = persist(replicas, lambda replica: replica.write("apply", version))
@@ -234,10 +205,7 @@ class Writer:
 def _staged(replica: Any, call: Any) -> Any:
     """Return the result of a call of a write that is being staged.
 
-    Raises
-    ------
-    StorageError
-        If the process has died: what it had checked cannot be continued.
+    Raises `StorageError` if the process has died: what it had checked cannot be continued.
     """
     try:
         return replica.result(call)

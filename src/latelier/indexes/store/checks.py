@@ -50,28 +50,12 @@ _FIRST_FORMAT_WITH_CHECKSUMS = 2
 
 
 def row_checksum(table: str, values: Sequence[Any]) -> int:
-    """Return the CRC-32 of the name of a table and the values of a row.
-
-    Examples
-    --------
-    >>> row_checksum("document", (1, "a")) == row_checksum("document", (1, "b"))
-    False
-    >>> row_checksum("document", (1, "1")) == row_checksum("document", (1, 1))
-    False
-    """
+    """Return the CRC-32 of the name of a table and the values of a row."""
     return zlib.crc32("".join([table, *spell(values)]).encode())
 
 
 def column_checksums(table: str, spelled: Sequence[Sequence[str]]) -> list[int]:
-    """Return the `row_checksum` of each row of some columns, given as `spell` returns them.
-
-    Examples
-    --------
-    >>> column_checksums("document", [spell([1, 2]), spell(["a", "b"])]) == [
-    ...     row_checksum("document", row) for row in [(1, "a"), (2, "b")]
-    ... ]
-    True
-    """
+    """Return the `row_checksum` of each row of some columns, given as `spell` returns them."""
     lines = map("".join, zip(repeat(table), *spelled, strict=False))
     return list(map(zlib.crc32, map(str.encode, lines)))
 
@@ -99,14 +83,7 @@ def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Seque
 def insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
     """Insert new rows into a table, many in one statement, which takes half the time of a statement for each.
 
-    Parameters
-    ----------
-    connection
-        In a transaction.
-    table
-        Its name.
-    columns
-        The names of its columns, and the values of each in the new rows.
+    `columns`: the names of its columns, and the values of each in the new rows.
     """
     width, values = len(columns), list(columns.values())
     row, count = f"({placeholders(width)})", max(1, _MOST_VALUES // width)
@@ -126,21 +103,8 @@ def read_rows(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield rows of a table of `COLUMNS`, without their checksums.
 
-    Parameters
-    ----------
-    connection
-        In a transaction.
-    table
-        Its name.
-    tail
-        The end of the statement: ``"WHERE name = ? ORDER BY first"``.
-    parameters
-        The values of the ``?`` in `tail`.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If a row differs from its checksum.
+    `tail`: the end of the statement: ``"WHERE name = ? ORDER BY first"``; `parameters`: the values of the ``?`` in
+    `tail`; raises `CorruptedIndexError` if a row differs from its checksum.
     """
     count = len(COLUMNS[table])
     for row in connection.execute(f"SELECT * FROM {table} {tail}", parameters):
@@ -150,10 +114,7 @@ def read_rows(
 def check_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> tuple[Any, ...]:
     """Return the values of a row if they match its checksum; `checksum` is empty in a format without checksums.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If the checksum differs.
+    Raises `CorruptedIndexError` if the checksum differs.
     """
     if not checksum or checksum[0] == row_checksum(table, values):
         return values
@@ -182,10 +143,7 @@ def placeholders(count: int) -> str:
 def decode_json(value: object, what: str) -> Any:
     """Return the value of a column that holds JSON; `what` names the column in an error.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If the column does not hold JSON.
+    Raises `CorruptedIndexError` if the column does not hold JSON.
     """
     try:
         return json.loads(value)  # type: ignore[arg-type]

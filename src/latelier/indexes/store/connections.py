@@ -114,11 +114,6 @@ class Lock:
 
     Use it as ``with lock.current:``. If a fork replaces `current` within the block, the block still releases the lock
     that it acquired.
-
-    Parameters
-    ----------
-    make
-        ``threading.Lock`` or ``threading.RLock``.
     """
 
     def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
@@ -178,10 +173,7 @@ class _Using:
 def using() -> _Using:
     """Return a context for every use of SQLite: entering it waits for a running fork, and forks wait until it is left.
 
-    Raises
-    ------
-    StorageError
-        In a forked child in which SQLite cannot be used.
+    Raises `StorageError` in a forked child in which SQLite cannot be used.
     """
     return _Using()
 
@@ -189,10 +181,7 @@ def using() -> _Using:
 def check_usable() -> None:
     """Raise an error in a forked child in which using an index could hang.
 
-    Raises
-    ------
-    StorageError
-        If this process is such a child.
+    Raises `StorageError` if this process is such a child.
     """
     if os.getpid() != _state.process:
         _after_fork_in_child()  # C code has forked without calling Python's hooks
@@ -323,12 +312,7 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 def as_folder(path: object) -> Path:
     """Return a user's path as an absolute one.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not a path.
-    StorageError
-        If the operating system cannot look up the path.
+    Raises `StorageError` if the operating system cannot look up the path.
     """
     # An empty text, as from a variable that is not set, would be the working directory.
     if isinstance(path, (str, os.PathLike)) and path != "" and "\0" not in os.fsdecode(path) and _is_encodable(path):
@@ -357,14 +341,8 @@ def _is_encodable(path: str | os.PathLike[str]) -> bool:
 def check_index_folder(folder: Path, *, create: bool) -> None:
     """Check that a folder holds an index, or, with `create`, that one can be made in it.
 
-    Raises
-    ------
-    IndexFormatError
-        If it does not, or cannot.
-    CorruptedIndexError
-        If opening the catalog could make SQLite touch other files.
-    StorageError
-        If the system denies to look into the folder.
+    Raises `IndexFormatError` if it does not, or cannot; raises `CorruptedIndexError` if opening the catalog could make
+    SQLite touch other files; raises `StorageError` if the system denies to look into the folder.
     """
     with looking_into(folder):
         if folder.exists() and not folder.is_dir():
@@ -434,13 +412,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class OpenedFolder:
-    """Detects that the catalog, or the folder of segments, was replaced after an index was opened.
-
-    Parameters
-    ----------
-    catalog
-        The catalog's file.
-    """
+    """Detects that the catalog, or the folder of segments, was replaced after an index was opened."""
 
     def __init__(self, catalog: Path) -> None:
         self._folder_path = catalog.parent
@@ -546,14 +518,9 @@ _SIGNS_OF_DAMAGE = ("malformed", "not a database", "Could not decode", "unsuppor
 class Connection(sqlite3.Connection):
     """A connection to the catalog.
 
-    Attributes
-    ----------
-    authorizer
-        Restricts statements to reading documents while a filter is evaluated.
-    single_use
-        Whether this connection cannot see later commits of others, so that each transaction needs a new connection.
-    inherited
-        Whether this process inherited the connection from its parent by a fork, and so must not use it.
+    `authorizer`: restricts statements to reading documents while a filter is evaluated; `single_use`: whether this
+    connection cannot see later commits of others, so that each transaction needs a new connection; `inherited`: whether
+    this process inherited the connection from its parent by a fork, and so must not use it.
     """
 
     authorizer: Authorizer
@@ -584,10 +551,7 @@ class Connection(sqlite3.Connection):
 def make_catalog(path: Path) -> None:
     """Make an empty catalog and its folders, unless there is a catalog already.
 
-    Raises
-    ------
-    StorageError
-        If the folder cannot be made, or its file system cannot hold SQLite's write-ahead log.
+    Raises `StorageError` if the folder cannot be made, or its file system cannot hold SQLite's write-ahead log.
     """
     if path.is_file() and path.stat().st_size:
         return
@@ -629,17 +593,8 @@ def _begin_log(connection: sqlite3.Connection) -> str:
 def connect(uri: str, *, alone: bool = False) -> Connection:
     """Open a connection.
 
-    Parameters
-    ----------
-    uri
-        ``":memory:"`` or a ``file:`` URI.
-    alone
-        Lock the file for this connection alone, so that SQLite needs no shared-memory file (``-shm``).
-
-    Returns
-    -------
-    Connection
-        With an authorizer that allows everything until it is restricted.
+    `uri`: ``":memory:"`` or a ``file:`` URI; `alone`: lock the file for this connection alone, so that SQLite needs no
+    shared-memory file (``-shm``); returns: with an authorizer that allows everything until it is restricted.
     """
     connection = sqlite3.connect(
         uri,
@@ -807,12 +762,7 @@ class MemoryPool:
 class FilePool:
     """A pool of connections to a catalog on disk.
 
-    Parameters
-    ----------
-    path
-        The catalog's file.
-    read_only
-        Never write, not even SQLite's side files if the folder cannot be written.
+    `read_only`: never write, not even SQLite's side files if the folder cannot be written.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
@@ -838,14 +788,9 @@ class FilePool:
     def writing(self) -> Iterator[Callable[[], Connection]]:
         """Begin the only writing transaction, and yield a function that returns its connection.
 
-        The transaction commits at the end of the context, or is rolled back if an error is raised.
-
-        Raises
-        ------
-        ReadOnlyIndexError
-            If the index is open for reading only.
-        StorageError
-            If another writer does not finish in time, or if the files were moved or replaced.
+        The transaction commits at the end of the context, or is rolled back if an error is raised. Raises
+        `ReadOnlyIndexError` if the index is open for reading only; raises `StorageError` if another writer does not
+        finish in time, or if the files were moved or replaced.
         """
         _check_open(self._closed, self.where)
         if self.read_only:
@@ -923,10 +868,7 @@ class FilePool:
     def _open(self) -> Connection:
         """Open a connection to the catalog that was opened first.
 
-        Raises
-        ------
-        StorageError
-            If the catalog was replaced, or a connection to it was inherited from the parent process.
+        Raises `StorageError` if the catalog was replaced, or a connection to it was inherited from the parent process.
         """
         found = self._folder.find()
         if found in _inherited:

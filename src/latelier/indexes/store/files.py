@@ -76,19 +76,9 @@ def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
 def read_file(path: Path, written: Any) -> np.ndarray:
     """Return an array, memory-mapped if it is large. Its header is not parsed but compared with its description.
 
-    Parameters
-    ----------
-    path
-        The file.
-    written
-        Its description in the catalog; it is checked here, as it may be damaged.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If the file is missing, or differs from its description in size, shape or dtype.
-    StorageError
-        If the operating system cannot open it now, for example because too many files are open.
+    `written`: its description in the catalog; it is checked here, as it may be damaged. Raises `CorruptedIndexError` if
+    the file is missing, or differs from its description in size, shape or dtype. Raises `StorageError` if the operating
+    system cannot open it now, for example because too many files are open.
     """
     try:
         _check_size(path, written)
@@ -122,10 +112,7 @@ def release_memory(array: np.ndarray) -> None:
 def file_damage(path: Path, written: Any) -> str | None:
     """Read every byte of a file; return what is wrong with it, or ``None`` if it is intact.
 
-    Raises
-    ------
-    StorageError
-        If the operating system cannot read it now.
+    Raises `StorageError` if the operating system cannot read it now.
     """
     try:
         _check_size(path, written)
@@ -145,10 +132,7 @@ def file_damage(path: Path, written: Any) -> str | None:
 def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> None:
     """Compare the checksum of a file's header and of the array that was read from it with its description.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If the checksums differ.
+    Raises `CorruptedIndexError` if the checksums differ.
     """
     try:
         with path.open("rb") as file:
@@ -207,24 +191,9 @@ def _check_size(path: Path, written: Any) -> None:
 class FileReads:
     """Reads bytes by their addresses in arrays.
 
-    Parameters
-    ----------
-    arrays
-        C-contiguous arrays. Bytes of mapped ones are read from their files, those of others are copied. The arrays
-        must stay alive as long as this object.
-
-    Raises
-    ------
-    StorageError
-        If a file cannot be opened now, for example because too many files are open.
-
-    Examples
-    --------
-    >>> array = np.arange(5, dtype="uint8")
-    >>> addresses = array.ctypes.data + np.array([3, 0])
-    >>> buffer, places = FileReads([array]).read(addresses, np.array([2, 1]))
-    >>> buffer[places], buffer[places[0] + 1]
-    (array([3, 0], dtype=uint8), np.uint8(4))
+    `arrays`: C-contiguous arrays. Bytes of mapped ones are read from their files, those of others are copied. The
+    arrays must stay alive as long as this object. Raises `StorageError` if a file cannot be opened now, for example
+    because too many files are open.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray]) -> None:
@@ -242,22 +211,10 @@ class FileReads:
     def read(self, addresses: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return bytes in a new buffer; neighbours are read together.
 
-        Parameters
-        ----------
-        addresses, sizes
-            ``(n,)`` int64: where each run of bytes begins in one of the arrays, and its length, at least 1.
-
-        Returns
-        -------
-        tuple of numpy.ndarray
-            The buffer, uint8, and where each run begins in it, ``(n,)`` int64.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If a file has become shorter, or its disk cannot read it.
-        StorageError
-            If the operating system cannot read a file now.
+        `addresses`, `sizes`: ``(n,)`` int64: where each run of bytes begins in one of the arrays, and its length, at
+        least 1; returns: the buffer, uint8, and where each run begins in it, ``(n,)`` int64; raises
+        `CorruptedIndexError` if a file has become shorter, or its disk cannot read it; raises `StorageError` if the
+        operating system cannot read a file now.
         """
         order = np.argsort(addresses, kind="stable")
         begins, lengths = addresses[order], sizes[order]
@@ -323,17 +280,9 @@ _COPIED = 4 << 20
 class Scratch:
     """Makes arrays in memory, or in temporary files that are deleted with the array, even if the process is killed.
 
-    Parameters
-    ----------
-    folder
-        Folder of the temporary files; ``None`` keeps all arrays in memory.
-    most
-        Arrays with more bytes are in a file; ``None`` keeps all arrays in memory.
-
-    Attributes
-    ----------
-    block
-        Bytes that a writer may hold in memory of each array that it reads or makes.
+    `folder`: folder of the temporary files; ``None`` keeps all arrays in memory. `most`: arrays with more bytes are in
+    a file; ``None`` keeps all arrays in memory. `block`: bytes that a writer may hold in memory of each array that it
+    reads or makes.
 
     Examples
     --------
@@ -348,10 +297,7 @@ class Scratch:
     def empty(self, shape: int | Sequence[int], dtype: np.dtype | str) -> np.ndarray:
         """Return an array whose values are arbitrary.
 
-        Raises
-        ------
-        StorageError
-            If the disk has no room for it.
+        Raises `StorageError` if the disk has no room for it.
         """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -370,14 +316,8 @@ class Scratch:
     def concatenate(self, blocks: Iterable[np.ndarray], rows: int, like: np.ndarray) -> np.ndarray:
         """Return the rows of all blocks in one array.
 
-        Parameters
-        ----------
-        blocks
-            Arrays; the memory of mapped ones is given back while they are copied.
-        rows
-            Their number of rows together.
-        like
-            An array with the dtype and the shape per row of the result.
+        `blocks`: arrays; the memory of mapped ones is given back while they are copied. `like`: an array with the dtype
+        and the shape per row of the result.
         """
         joined = self.empty((rows, *like.shape[1:]), like.dtype)
         step = max(1, _COPIED // max(1, like.dtype.itemsize * math.prod(like.shape[1:])))

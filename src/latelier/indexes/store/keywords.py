@@ -109,25 +109,13 @@ def has_fts5() -> bool:
 
 
 def check_tokenizer(tokenizer: object) -> str:
-    """Return the name of a tokenizer; the default one for None.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such tokenizer.
-    """
+    """Return the name of a tokenizer; the default one for None."""
     check_choice("tokenizer", tokenizer, TOKENIZERS, optional=True)
     return plain_str(tokenizer) if isinstance(tokenizer, str) else DEFAULT_TOKENIZER
 
 
 def check_compaction(keywords: object, tokenizer: object) -> None:
-    """Check the arguments of `Index.compact` that are about keywords; see `check_options`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Also if a tokenizer is given without ``keywords=True``.
-    """
+    """Check the arguments of `Index.compact` that are about keywords; see `check_options`."""
     if tokenizer is not None and not keywords:
         raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
     check_options(keywords, tokenizer)
@@ -136,14 +124,7 @@ def check_compaction(keywords: object, tokenizer: object) -> None:
 def check_expected(where: str, stored: str | None, keywords: bool | None, tokenizer: str | None) -> None:
     """Raise an error if the keyword index is not what a user expects, who gives one of the last two arguments.
 
-    Parameters
-    ----------
-    where
-        What messages call the index.
-    stored
-        Its tokenizer; None if it has no keyword index.
-    keywords, tokenizer
-        From `check_options`.
+    `stored`: its tokenizer; None if it has no keyword index. `keywords`, `tokenizer`: from `check_options`.
     """
     if stored is None if keywords is False else stored is not None and tokenizer in (None, stored):
         return
@@ -157,19 +138,8 @@ def check_expected(where: str, stored: str | None, keywords: bool | None, tokeni
 def check_options(keywords: object, tokenizer: object) -> str | None:
     """Return the tokenizer of a new index; None for one without a keyword index.
 
-    Parameters
-    ----------
-    keywords
-        True or False; None is True if SQLite has FTS5.
-    tokenizer
-        A name of `TOKENIZERS`; None for the default.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a value is none of these, or a tokenizer is given with ``keywords=False``.
-    StorageError
-        If a keyword index is asked for, and SQLite has no FTS5.
+    `keywords`: True or False; None is True if SQLite has FTS5. `tokenizer`: a name of `TOKENIZERS`; None for the
+    default. Raises `StorageError` if a keyword index is asked for, and SQLite has no FTS5.
 
     Examples
     --------
@@ -193,10 +163,7 @@ def check_options(keywords: object, tokenizer: object) -> str | None:
 def stored_tokenizer(connection: sqlite3.Connection) -> str | None:
     """Return the tokenizer of the keyword index; None if there is no keyword index.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If its table is not one that this library makes.
+    Raises `CorruptedIndexError` if its table is not one that this library makes.
     """
     row = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'keyword'").fetchone()
     if row is None:
@@ -212,14 +179,8 @@ def make_keywords(
 ) -> None:
     """Make the keyword index of all stored texts, in place of the present one, if any.
 
-    Parameters
-    ----------
-    connection
-        In a writing transaction.
-    tokenizer
-        A name of `TOKENIZERS`.
-    progress
-        Called with the number of documents of each step.
+    `connection`: in a writing transaction; `tokenizer`: a name of `TOKENIZERS`; `progress`: called with the number of
+    documents of each step.
     """
     drop_keywords(connection)
     with translate_damage():
@@ -297,10 +258,7 @@ def is_merged(connection: sqlite3.Connection) -> bool:
 def check_config(connection: sqlite3.Connection) -> None:
     """Check the settings that FTS5 stores with its table, before it reads them.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If they are not those of a new table.
+    Raises `CorruptedIndexError` if they are not those of a new table.
     """
     if connection.execute("SELECT k, v FROM keyword_config LIMIT 2").fetchall() != _FTS5_CONFIG:
         raise keyword_damage("its settings are not those of an index")
@@ -345,14 +303,8 @@ _VARINT_BYTES = 9
 class KeywordStatistics(NamedTuple):
     """Statistics of the documents that have a text.
 
-    Attributes
-    ----------
-    documents
-        Their number.
-    length
-        Number of words in all of them together.
-    frequencies
-        Number of documents that hold a word, by word; words that no document holds may be missing.
+    `length`: number of words in all of them together. `frequencies`: number of documents that hold a word, by word;
+    words that no document holds may be missing.
     """
 
     documents: int
@@ -361,14 +313,7 @@ class KeywordStatistics(NamedTuple):
 
     @classmethod
     def total(cls, parts: Iterable[KeywordStatistics]) -> KeywordStatistics:
-        """Return the statistics of several parts of a collection together.
-
-        Examples
-        --------
-        >>> first = KeywordStatistics(2, 10, {"a": 1})
-        >>> KeywordStatistics.total([first, KeywordStatistics(1, 4, {"a": 1})])
-        KeywordStatistics(documents=3, length=14, frequencies={'a': 2})
-        """
+        """Return the statistics of several parts of a collection together."""
         documents, length, frequencies = 0, 0, Counter[str]()
         for part in parts:
             documents, length = documents + part.documents, length + part.length
@@ -389,17 +334,8 @@ class KeywordStatistics(NamedTuple):
 def read_statistics(connection: sqlite3.Connection, words: Iterable[str]) -> KeywordStatistics:
     """Return the statistics of the keyword index, with the frequencies of some words.
 
-    Parameters
-    ----------
-    connection
-        In a reading transaction of a catalog with a keyword index.
-    words
-        Words without quotes.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If FTS5's totals are damaged.
+    `connection`: in a reading transaction of a catalog with a keyword index; `words`: words without quotes; raises
+    `CorruptedIndexError` if FTS5's totals are damaged.
     """
     statement = "SELECT block FROM keyword_data WHERE id = ?"
     row = connection.execute(statement, (_AVERAGES_ROW,)).fetchone()
@@ -417,15 +353,7 @@ def read_statistics(connection: sqlite3.Connection, words: Iterable[str]) -> Key
 def read_length(size: object) -> int:
     """Return the number of words of a document, given the value that FTS5 stores in ``keyword_docsize``.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If the value is damaged.
-
-    Examples
-    --------
-    >>> read_length(bytes([0x07])), read_length(bytes([0x81, 0x00]))
-    (7, 128)
+    Raises `CorruptedIndexError` if the value is damaged.
     """
     if not isinstance(size, bytes) or not size:
         raise keyword_damage("it gives a document a length that is not a number")
@@ -463,11 +391,6 @@ def query_words(text: str) -> list[str]:
     A word is a run of letters, digits and marks. FTS5's tokenizer cuts it further where its Unicode tables differ; the
     pieces must then follow each other in a document. It also maps words to lower case by these tables, in a query as in
     a document: they lack letters that Python knows.
-
-    Examples
-    --------
-    >>> query_words('NOT "wi-fi" OR (Wi*) AND NEAR')
-    ['NOT', 'wi', 'fi', 'OR', 'AND', 'NEAR']
     """
     words: dict[str, str] = {}
     for is_word, run in groupby(text, _is_in_word):
@@ -498,32 +421,11 @@ def rank_by_keywords(
     FTS5 takes two microseconds per document that it scores, so documents that hold only frequent words are left out of
     the first attempt. Its result is final if the k-th best score is higher than the sum of the highest scores that
     those words can add (the bound of MaxScore, Turtle and Flood 1995); otherwise all documents are scored.
-
-    Parameters
-    ----------
-    connection
-        In a reading transaction of a catalog with a keyword index.
-    text
-        The query.
-    k
-        Maximum number of documents.
-    allowed
-        Numbers of the documents that may be found, ascending; None for all.
-    statistics
-        Those of the collection of which this catalog holds a part, with the frequencies of `searched_words`; None if
-        it holds the whole collection.
-
-    Returns
-    -------
-    Ranking
-        Scores are float64 and above 0.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If the keyword index is damaged.
-    LatelierError
-        If the index has no keyword index.
+    `connection`: in a reading transaction of a catalog with a keyword index. `allowed`: numbers of the documents that
+    may be found, ascending; None for all. `statistics`: those of the collection of which this catalog holds a part,
+    with the frequencies of `searched_words`; None if it holds the whole collection. Returns: scores are float64 and
+    above 0. Raises `CorruptedIndexError` if the keyword index is damaged. Raises `LatelierError` if the index has no
+    keyword index.
     """
     words = searched_words(connection, text)
     with translate_damage():
@@ -547,10 +449,7 @@ def rank_by_keywords(
 def searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
     """Return the words of a query that are searched for.
 
-    Raises
-    ------
-    LatelierError
-        If the index has no keyword index.
+    Raises `LatelierError` if the index has no keyword index.
     """
     tokenizer = stored_tokenizer(connection)
     if tokenizer is None:

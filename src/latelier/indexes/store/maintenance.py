@@ -44,23 +44,8 @@ class Compaction:
     """Merges the segments of a snapshot.
 
     A segment stays as it is if it is damaged, or if it has no removed documents and at least ``max_tokens / 2`` tokens.
-    Consecutive other segments are merged, up to `max_tokens` tokens at a time.
-
-    Parameters
-    ----------
-    snapshot
-        The snapshot of the latest commit.
-    store
-        Where its segments are stored.
-    max_tokens
-        Maximum number of tokens of a merged segment.
-    scratch
-        Where arrays of merged segments are made.
-
-    Attributes
-    ----------
-    damages
-        One message per damaged segment; complete once `merged` is exhausted.
+    Consecutive other segments are merged, up to `max_tokens` tokens at a time. `damages`: one message per damaged
+    segment; complete once `merged` is exhausted.
     """
 
     def __init__(self, snapshot: Snapshot, store: SegmentStore, max_tokens: int, scratch: Scratch) -> None:
@@ -136,15 +121,7 @@ _LOST_WORDS = (
 def keyword_damages(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield a message if the keyword index does not match the texts.
 
-    Parameters
-    ----------
-    connection
-        A connection in a reading transaction.
-
-    Yields
-    ------
-    str
-        What is wrong, and the cure.
+    `connection`: a connection in a reading transaction.
     """
     tokenizer = stored_tokenizer(connection)
     if tokenizer is None:
@@ -183,20 +160,8 @@ def _copy_rows(source: sqlite3.Connection, statement: str, target: sqlite3.Conne
 def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
     """Yield the damages of the catalog.
 
-    Parameters
-    ----------
-    connection
-        A connection in a reading transaction.
-
-    Yields
-    ------
-    Damage
-        With the ids of the damaged documents where they are known.
-
-    Raises
-    ------
-    CorruptedIndexError
-        At damage that makes further checks impossible.
+    `connection`: a connection in a reading transaction; yields: with the ids of the damaged documents where they are
+    known; raises `CorruptedIndexError` at damage that makes further checks impossible.
     """
     check_tables(connection)
     # SQLite 3.44 and newer also check the keyword index here; `keyword_damages` names the cure of its damage.
@@ -251,17 +216,7 @@ def _damaged_documents(connection: sqlite3.Connection) -> list[Id]:
 def verify(pool: ConnectionPool, store: SegmentStore) -> VerifyReport:
     """Check the catalog and read all files of an index; an index in memory has no files.
 
-    Parameters
-    ----------
-    pool
-        Connections to the catalog.
-    store
-        The segments.
-
-    Returns
-    -------
-    VerifyReport
-        The damaged files, and the ids of their documents.
+    `pool`: connections to the catalog.
     """
     damages: list[Damage] = []
     rows: list[SegmentRow] = []

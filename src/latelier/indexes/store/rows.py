@@ -84,14 +84,8 @@ class StoredMetadata(dict[str, Any]):
 class Field(NamedTuple):
     """A metadata key that filters can name.
 
-    Attributes
-    ----------
-    folded
-        The key as SQL compares names, see `fold_name`.
-    spelling
-        The key as the first document spells it.
-    column
-        Its column in ``document``.
+    `folded`: the key as SQL compares names, see `fold_name`; `spelling`: the key as the first document spells it;
+    `column`: its column in ``document``.
     """
 
     folded: str
@@ -102,21 +96,9 @@ class Field(NamedTuple):
 def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
     """Return the exact JSON of a document's metadata, and one SQL value per key.
 
-    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the metadata is not a mapping of strings to JSON values, or is nested more than 100 levels deep and is no
-        `StoredMetadata`.
-
-    Examples
-    --------
-    >>> json, values = encode_metadata({"open": True, "tags": ["a"]}, "doc")
-    >>> json
-    '{"open":true,"tags":["a"]}'
-    >>> values
-    {'open': 1, 'tags': '["a"]'}
+    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float. Raises
+    `InvalidArgumentError` if the metadata is not a mapping of strings to JSON values, or is nested more than 100 levels
+    deep and is no `StoredMetadata`.
     """
     if metadata is None:
         return "{}", _NO_FIELDS
@@ -138,10 +120,8 @@ def fold_name(name: str) -> str:
 def known_fields(connection: sqlite3.Connection) -> list[Field]:
     """Return all fields in the order in which they were made.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If a row is damaged. An invalid column name is damage too, since it becomes part of SQL statements.
+    Raises `CorruptedIndexError` if a row is damaged. An invalid column name is damage too, since it becomes part of SQL
+    statements.
     """
     fields = [Field(*row) for row in read_rows(connection, "field", "ORDER BY rowid")]
     for field in fields:
@@ -202,14 +182,7 @@ _ROW_BYTES = 300  # approximate size of one document's Python objects, without i
 class StoredDocument(NamedTuple):
     """What the catalog stores of one document.
 
-    Attributes
-    ----------
-    id, text
-        As the user gave them.
-    metadata
-        Exact JSON.
-    fields
-        The SQL value of each key of the metadata.
+    `id`, `text`: as the user gave them; `metadata`: exact JSON; `fields`: the SQL value of each key of the metadata.
     """
 
     id: Id
@@ -222,12 +195,8 @@ class DocumentColumns(Sequence[StoredDocument]):
     """What the catalog stores of some documents, as a list per attribute.
 
     An object per document would be looked at in each pass of Python's garbage collector, which begins one for so many
-    new objects: a tenth of the time of building an index.
-
-    Parameters
-    ----------
-    ids, texts, metadata, fields
-        One of each per document, as in `StoredDocument`.
+    new objects: a tenth of the time of building an index. `ids`, `texts`, `metadata`, `fields`: one of each per
+    document, as in `StoredDocument`.
     """
 
     __slots__ = ("fields", "ids", "metadata", "texts")
@@ -333,10 +302,7 @@ def find_prefixed(connection: sqlite3.Connection, prefix: str) -> dict[Id, int]:
 def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, Record]:
     """Return texts and metadata by id; ids that are not in the index are left out.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If a row is damaged.
+    Raises `CorruptedIndexError` if a row is damaged.
     """
     found: dict[Id, Record] = {}
     for chunk in _chunks(ids):
@@ -383,14 +349,8 @@ def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: S
 def write_rows(connection: sqlite3.Connection, fields: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
     """Insert rows of ``document`` and ``content``.
 
-    Parameters
-    ----------
-    connection
-        In a transaction.
-    fields
-        Names of the columns of ``document`` that hold metadata keys.
-    columns
-        Numbers, ids, metadata as JSON, texts, and the values of each of `fields`.
+    `fields`: names of the columns of ``document`` that hold metadata keys; `columns`: numbers, ids, metadata as JSON,
+    texts, and the values of each of `fields`.
     """
     numbers, ids, metadata, texts, *values = columns
     own = _without_null(dict(zip(fields, values, strict=True)))

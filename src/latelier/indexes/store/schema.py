@@ -109,12 +109,8 @@ def create_tables(connection: sqlite3.Connection) -> None:
 def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, Any] | None:
     """Check the catalog's format, tables and counters; return its configuration, ``None`` if it is still empty.
 
-    Raises
-    ------
-    IndexFormatError
-        If the file was made by another program or by a newer version.
-    CorruptedIndexError
-        If the tables or the configuration are damaged.
+    Raises `IndexFormatError` if the file was made by another program or by a newer version; raises
+    `CorruptedIndexError` if the tables or the configuration are damaged.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -142,12 +138,8 @@ def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, 
 def check_tables(connection: sqlite3.Connection) -> None:
     """Check that the catalog has the tables of its format and nothing else.
 
-    In an untrusted index, a view or a trigger could change the data that is read and written.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If a table is missing or different, or if there is anything else.
+    In an untrusted index, a view or a trigger could change the data that is read and written. Raises
+    `CorruptedIndexError` if a table is missing or different, or if there is anything else.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     expected = _TABLES_OF_FORMAT.get(version)
@@ -192,12 +184,8 @@ def _is_count(value: object) -> bool:
 def upgrade(connection: sqlite3.Connection) -> None:
     """Convert a catalog of format 1 or 2; do nothing if it has the newest format.
 
-    A catalog of format 1 gets a checksum in every row, and a ``uid``.
-
-    Parameters
-    ----------
-    connection
-        A connection in a writing transaction.
+    A catalog of format 1 gets a checksum in every row, and a ``uid``. `connection`: a connection in a writing
+    transaction.
     """
     if has_checksums(connection):
         connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")

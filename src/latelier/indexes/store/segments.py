@@ -62,20 +62,8 @@ Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
 class Segment:
     """Some documents in the order of insertion.
 
-    Parameters
-    ----------
-    arrays
-        The stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `numbers`, `offsets` and `id_offsets`;
-        ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
-    dim
-        Dimension of the token vectors.
-
-    Examples
-    --------
-    >>> arrays = {"vectors": np.zeros((3, 4))}
-    >>> segment = Segment.build([7, 9], ["a", 5], lengths=[2, 1], arrays=arrays)
-    >>> segment.numbers, segment.offsets, segment.ids([1, 0])
-    (array([7, 9]), array([0, 2, 3]), [5, 'a'])
+    `arrays`: the stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `numbers`, `offsets` and
+    `id_offsets`; ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
     """
 
     arrays: Arrays
@@ -91,16 +79,7 @@ class Segment:
     ) -> Segment:
         """Return a segment of new documents.
 
-        Parameters
-        ----------
-        numbers
-            Number of each document in the catalog, ascending.
-        ids
-            Id of each document.
-        lengths
-            Number of tokens of each document.
-        arrays
-            The token arrays of the index.
+        `numbers`: number of each document in the catalog, ascending.
         """
         encoded = [(str(id) if isinstance(id, int) else _JSON.encode(id)).encode() for id in ids]
         sizes = list(map(len, encoded))
@@ -110,12 +89,8 @@ class Segment:
     def merge(cls, parts: Sequence[Part], scratch: Scratch | None = None) -> Segment:
         """Return one segment with the documents of all parts (at least one), in order.
 
-        Parameters
-        ----------
-        parts
-            Documents of segments with the same token arrays.
-        scratch
-            Where the arrays are made; None: in memory.
+        `parts`: documents of segments with the same token arrays. `scratch`: where the arrays are made; None: in
+        memory.
         """
         scratch = scratch or Scratch()
         numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
@@ -169,10 +144,7 @@ class Segment:
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
         """Return the ids of the documents at `positions`.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If the ids are damaged.
+        Raises `CorruptedIndexError` if the ids are damaged.
         """
         # Views of memory take less time to slice than arrays.
         encoded, places = self.arrays[_IDS].data, np.asarray(positions, dtype="int64")
@@ -293,10 +265,7 @@ class MemoryStore:
     def open(self, row: SegmentRow, dim: int) -> Segment:
         """Return a segment.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If the segment is missing.
+        Raises `CorruptedIndexError` if the segment is missing.
         """
         if row.name not in self._arrays:  # a newer commit has merged it
             raise CorruptedIndexError("it is missing")
@@ -330,12 +299,7 @@ class MemoryStore:
 class FileStore:
     """The segments and ANN data of an index on disk.
 
-    Parameters
-    ----------
-    folder
-        Holds one folder per segment; made with the first segment.
-    layout
-        The token arrays of the index.
+    `folder`: holds one folder per segment; made with the first segment.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
@@ -345,12 +309,8 @@ class FileStore:
     def write(self, arrays: Arrays) -> tuple[str, Files]:
         """Write arrays into a new folder; return its name, and the description of its files for the catalog.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If the folder of segments is a link.
-        StorageError
-            If the file system reports an error, such as a full disk; no file is left behind.
+        Raises `CorruptedIndexError` if the folder of segments is a link. Raises `StorageError` if the file system
+        reports an error, such as a full disk; no file is left behind.
         """
         name = secrets.token_hex(8)
         temporary = self.folder / f".{name}"
@@ -379,10 +339,7 @@ class FileStore:
     def open(self, row: SegmentRow, dim: int) -> Segment:
         """Open a segment, and check that its arrays fit together; kernels rely on this check, see `Segment.check`.
 
-        Raises
-        ------
-        CorruptedIndexError, StorageError
-            As for `open_arrays`, and if the arrays do not fit together.
+        Raises `CorruptedIndexError` or `StorageError`: as for `open_arrays`, and if the arrays do not fit together.
         """
         arrays = self.open_arrays(row.name, row.files)
         # "documents" is copied from the memory map, so that it cannot change with the file after it was checked.
@@ -396,12 +353,8 @@ class FileStore:
     def open_arrays(self, name: str, files: Files) -> Arrays:
         """Return the arrays in a folder, the larger ones memory-mapped.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If a file is missing, or differs from its description in size, shape or dtype.
-        StorageError
-            If the operating system cannot open it now, for example because too many files are open.
+        Raises `CorruptedIndexError` if a file is missing, or differs from its description in size, shape or dtype;
+        raises `StorageError` if the operating system cannot open it now, for example because too many files are open.
         """
         return {Path(file).stem: read_file(self._path(name, file), written) for file, written in files.items()}
 
@@ -423,10 +376,7 @@ class FileStore:
     def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
         """Compare open arrays with their checksums, before they are copied into another segment.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If an array does not match its checksum.
+        Raises `CorruptedIndexError` if an array does not match its checksum.
         """
         for file, written in files.items():
             compare_checksum(arrays[Path(file).stem], self._path(name, file), written)
@@ -440,10 +390,7 @@ class FileStore:
     def names(self) -> list[str]:
         """Return the names of all folders of segments, including the incomplete ones of killed writers.
 
-        Raises
-        ------
-        StorageError
-            If the system denies to look into the folder.
+        Raises `StorageError` if the system denies to look into the folder.
         """
         with looking_into(self.folder.parent):
             if not self.folder.is_dir() or self.folder.is_symlink():
@@ -453,10 +400,8 @@ class FileStore:
     def _path(self, name: str, file: str) -> Path:
         """Return the path of a file, given the names of its folder and itself in the catalog.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If a name does not have the form that `write` generates, or the file or one of its folders is a link.
+        Raises `CorruptedIndexError` if a name does not have the form that `write` generates, or the file or one of its
+        folders is a link.
         """
         if not (isinstance(name, str) and _NAME.fullmatch(name) and _FILE.fullmatch(file)):
             raise CorruptedIndexError(

@@ -39,10 +39,7 @@ __all__ = [
 def read_setting(connection: sqlite3.Connection, name: str) -> Any:
     """Return one value of the configuration, or a counter.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If it is missing or damaged.
+    Raises `CorruptedIndexError` if it is missing or damaged.
     """
     found = find_setting(connection, name)
     if found is None:
@@ -53,10 +50,7 @@ def read_setting(connection: sqlite3.Connection, name: str) -> Any:
 def find_setting(connection: sqlite3.Connection, name: str) -> tuple[Any] | None:
     """Return one value of the configuration, or a counter, in a tuple; ``None`` if there is none of this name.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If it is damaged.
+    Raises `CorruptedIndexError` if it is damaged.
     """
     for _, value in read_rows(connection, "setting", "WHERE name = ?", (name,)):
         return (decode_json(value, f"setting {name!r}"),)
@@ -66,10 +60,7 @@ def find_setting(connection: sqlite3.Connection, name: str) -> tuple[Any] | None
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     """Return the whole configuration and the counters.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If one is damaged.
+    Raises `CorruptedIndexError` if one is damaged.
     """
     return {name: decode_json(value, f"setting {name!r}") for name, value in read_rows(connection, "setting")}
 
@@ -168,18 +159,9 @@ _ANN_DATA = "derived"
 class SegmentRow(NamedTuple):
     """The row of a segment.
 
-    Attributes
-    ----------
-    name
-        Name of its folder.
-    first, last
-        The numbers of its first and last document.
-    documents, removed
-        Number of documents that it holds, and number of those that were removed since.
-    tokens
-        Number of tokens of all its documents, removed ones included.
-    files
-        The size, shape, dtype and checksum of each of its files.
+    `name`: name of its folder; `first`, `last`: the numbers of its first and last document; `documents`, `removed`:
+    number of documents that it holds, and number of those that were removed since; `tokens`: number of tokens of all
+    its documents, removed ones included; `files`: the size, shape, dtype and checksum of each of its files.
     """
 
     name: str
@@ -201,10 +183,7 @@ class AnnDataRow(NamedTuple):
 def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
     """Return all segments in the order of insertion.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If a row is damaged, or its values are impossible.
+    Raises `CorruptedIndexError` if a row is damaged, or its values are impossible.
     """
     rows = []
     next_first = 0
@@ -242,10 +221,7 @@ def count_documents(connection: sqlite3.Connection) -> int:
 def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     """Return the numbers of a segment's removed documents, ascending.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If their count differs from the segment's row, or a number is outside of the segment.
+    Raises `CorruptedIndexError` if their count differs from the segment's row, or a number is outside of the segment.
     """
     numbers = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
     fits = all(type(number) is int and row.first <= number <= row.last for number in numbers)
@@ -265,10 +241,7 @@ def write_tombstones(connection: sqlite3.Connection, row: SegmentRow, numbers: S
 def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
     """Return the row of the ANN data; ``None`` if the index has none.
 
-    Raises
-    ------
-    CorruptedIndexError
-        If the row is damaged.
+    Raises `CorruptedIndexError` if the row is damaged.
     """
     for _, value in read_rows(connection, "setting", "WHERE name = ?", (_ANN_DATA,)):
         row = decode_json(value, f"setting {_ANN_DATA!r}")

@@ -42,10 +42,7 @@ class SegmentState(NamedTuple):
     def living(self) -> Part:
         """The living documents.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If the segment cannot be read.
+        Raises `CorruptedIndexError` if the segment cannot be read.
         """
         if isinstance(self.part, Part):
             return self.part
@@ -63,10 +60,7 @@ class SegmentState(NamedTuple):
     def select(self, numbers: np.ndarray) -> Part:
         """Return the living documents with these numbers, which ascend.
 
-        Raises
-        ------
-        CorruptedIndexError
-            If the segment cannot be read, or one of them is missing in it or removed.
+        Raises `CorruptedIndexError` if the segment cannot be read, or one of them is missing in it or removed.
         """
         segment, living = self.living
         positions = np.searchsorted(segment.numbers, numbers)
@@ -100,23 +94,9 @@ class AnnData(NamedTuple):
 class Snapshot:
     """The segments and ANN data of one commit.
 
-    Parameters
-    ----------
-    generation
-        Number of the commit.
-    dim
-        Dimension of the token vectors; ``None`` if there is no document.
-    segments
-        The segments in the order of insertion.
-    ann_data
-        The ANN data; ``None`` if there is none.
-    stamp
-        The value of `read_stamp` for the commit.
-
-    Attributes
-    ----------
-    selections
-        Cache of the documents that filters have selected from this snapshot.
+    `dim`: dimension of the token vectors; ``None`` if there is no document. `segments`: the segments in the order of
+    insertion. `ann_data`: the ANN data; ``None`` if there is none. `stamp`: the value of `read_stamp` for the commit.
+    `selections`: cache of the documents that filters have selected from this snapshot.
     """
 
     def __init__(
@@ -179,15 +159,8 @@ class Snapshot:
     def parts(self, numbers: np.ndarray | None = None) -> list[Part]:
         """Return living documents by segment, in the order of insertion.
 
-        Parameters
-        ----------
-        numbers
-            Ascending numbers of living documents; ``None`` returns all.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If one of these documents is in a segment that cannot be read, or in no segment.
+        `numbers`: ascending numbers of living documents; ``None`` returns all. Raises `CorruptedIndexError` if one of
+        these documents is in a segment that cannot be read, or in no segment.
         """
         if numbers is None:
             return [state.living for state in self.segments]
@@ -222,16 +195,8 @@ class Snapshot:
 def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapshot | None) -> Snapshot:
     """Return the snapshot of the commit that `connection` reads; the previous one, if nothing has changed.
 
-    Segments that could not be read are opened again each time.
-
-    Parameters
-    ----------
-    connection
-        A connection in a reading transaction.
-    store
-        Where the segments are stored.
-    previous
-        The latest snapshot that was loaded, if any.
+    Segments that could not be read are opened again each time. `connection`: a connection in a reading transaction;
+    `previous`: the latest snapshot that was loaded, if any.
     """
     stamp = read_stamp(connection)
     is_same = previous is not None and previous.stamp == stamp
@@ -291,12 +256,7 @@ class View(NamedTuple):
 class Views:
     """Opens views of an index.
 
-    Parameters
-    ----------
-    pool
-        Connections to the catalog.
-    store
-        The segments.
+    `pool`: connections to the catalog.
     """
 
     def __init__(self, pool: ConnectionPool, store: SegmentStore) -> None:

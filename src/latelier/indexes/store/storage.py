@@ -78,29 +78,12 @@ class StoredSizes(NamedTuple):
 class Storage:
     """The documents of one index.
 
-    Parameters
-    ----------
-    path
-        The index's folder, made if it does not exist; ``None`` for memory.
-    configuration
-        Configuration of a new index, as JSON values; the attribute of this name is the stored one. ``"kind"`` names
-        the class of the index.
-    layout
-        The token arrays of the index.
-    tokenizer
-        Tokenizer of the keyword index of a new index; None makes one without a keyword index.
-    read_only
-        Never write; implied if the folder cannot be written.
-
-    Attributes
-    ----------
-    scratch
-        Where writes make large arrays: in memory, or for an index with a memory budget in temporary files.
-
-    Raises
-    ------
-    IndexFormatError
-        If the folder holds something else, another kind of index, or one of a newer version.
+    `path`: the index's folder, made if it does not exist; ``None`` for memory. `configuration`: configuration of a new
+    index, as JSON values; the attribute of this name is the stored one. ``"kind"`` names the class of the index.
+    `tokenizer`: tokenizer of the keyword index of a new index; None makes one without a keyword index. `read_only`:
+    never write; implied if the folder cannot be written. `scratch`: where writes make large arrays: in memory, or for
+    an index with a memory budget in temporary files. Raises `IndexFormatError` if the folder holds something else,
+    another kind of index, or one of a newer version.
     """
 
     def __init__(
@@ -149,19 +132,8 @@ class Storage:
     ) -> tuple[Snapshot, np.ndarray]:
         """Return the snapshot of the commit, and the numbers of its documents that meet a filter, ascending.
 
-        Parameters
-        ----------
-        filter, parameters
-            As the user gave them.
-        timeout
-            Maximum time for evaluating the filter, in seconds; ``None`` for no limit.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the filter is rejected or cannot be evaluated.
-        FilterTimeoutError
-            If it takes longer than `timeout`.
+        `filter`, `parameters`: as the user gave them. `timeout`: maximum time for evaluating the filter, in seconds;
+        ``None`` for no limit. Raises `FilterTimeoutError` if it takes longer than `timeout`.
         """
         parsed, values = read_filter(filter, parameters)
         key = selection_key(parsed, values)
@@ -183,23 +155,10 @@ class Storage:
     ) -> list[Ranking]:
         """Return the best documents of each query by keywords.
 
-        Parameters
-        ----------
-        texts
-            The queries.
-        k
-            Maximum number of documents per query.
-        allowed
-            Numbers of the documents that may be found, ascending; None for all.
-        statistics
-            See `latelier.indexes.store.keywords.rank_by_keywords`.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If the keyword index is damaged.
-        LatelierError
-            If there is no keyword index, or, without `statistics`, no document has a text.
+        `k`: maximum number of documents per query. `allowed`: numbers of the documents that may be found, ascending;
+        None for all. `statistics`: see `latelier.indexes.store.keywords.rank_by_keywords`. Raises `CorruptedIndexError`
+        if the keyword index is damaged. Raises `LatelierError` if there is no keyword index, or, without `statistics`,
+        no document has a text.
         """
         with self._views.open() as (connection, snapshot):
             k = min(k, max(1, snapshot.documents))
@@ -214,10 +173,7 @@ class Storage:
     def keyword_statistics(self, texts: Sequence[str]) -> KeywordStatistics:
         """Return what BM25 needs of this index, with the frequencies of the words of some queries.
 
-        Raises
-        ------
-        LatelierError
-            If there is no keyword index.
+        Raises `LatelierError` if there is no keyword index.
         """
 
         def read(connection: Connection) -> KeywordStatistics:
@@ -231,10 +187,7 @@ class Storage:
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
         """Return the snapshot of the commit, and the numbers of documents in the order of `ids`.
 
-        Raises
-        ------
-        UnknownIdError
-            If an id is not in the index.
+        Raises `UnknownIdError` if an id is not in the index.
         """
         with self._views.open() as (connection, snapshot):
             found = document_rows.find_numbers(connection, ids)
@@ -244,10 +197,7 @@ class Storage:
     def records(self, ids: Sequence[Id]) -> list[Record]:
         """Return texts and metadata, in the order of `ids`.
 
-        Raises
-        ------
-        UnknownIdError
-            If an id is not in the index.
+        Raises `UnknownIdError` if an id is not in the index.
         """
         found = self._views.ask(document_rows.find_records, ids)
         check_known(ids, found)
@@ -326,11 +276,7 @@ class Storage:
         """Compare the segments of a snapshot with their checksums, except those that later commits have replaced.
 
         The files of these may be deleted. Where another segment holds their documents, they were compared before.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If one is damaged.
+        Raises `CorruptedIndexError` if one is damaged.
         """
         for state in snapshot.segments:
             try:
@@ -362,21 +308,9 @@ class Storage:
         """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
 
         Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report. A
-        catalog of an older format is converted to the newest one.
-
-        Parameters
-        ----------
-        max_tokens
-            Maximum number of tokens of a merged segment.
-        progress
-            Called with the number of documents of each merged segment, and of each step of making a keyword index.
-        keywords, tokenizer
-            See `Transaction.compact_keywords`.
-
-        Returns
-        -------
-        list of str
-            One message per damaged segment.
+        catalog of an older format is converted to the newest one. `progress`: called with the number of documents of
+        each merged segment, and of each step of making a keyword index; `keywords`, `tokenizer`: see
+        `Transaction.compact_keywords`; returns: one message per damaged segment.
         """
         with self.transaction() as transaction:
             compaction = Compaction(self.snapshot(), self._store, max_tokens, self.scratch)
@@ -464,12 +398,8 @@ def without_texts() -> LatelierError:
 def stored_settings(path: Path) -> dict[str, Any]:
     """Return the configuration of the index in a folder.
 
-    Raises
-    ------
-    IndexFormatError
-        If the folder holds no index.
-    CorruptedIndexError
-        If its catalog is empty, but there are segments.
+    Raises `IndexFormatError` if the folder holds no index; raises `CorruptedIndexError` if its catalog is empty, but
+    there are segments.
     """
     check_index_folder(path, create=False)
     has_segments = bool(FileStore(path / "segments", lambda dim: {}).names())

@@ -57,20 +57,8 @@ class Transaction:
        commit itself raises an error, nothing is deleted: nobody knows yet which of the two states will be found.
 
     If the process is killed, the index stays at its last commit, and at most leaves files that `compact` deletes.
-
-    Parameters
-    ----------
-    begin
-        Begins the transaction of the catalog, and returns its connection.
-    store
-        Where segments are written.
-    scratch
-        Where arrays of merged segments are made.
-
-    Attributes
-    ----------
-    written, dropped
-        Names in the store that are garbage if the transaction fails, and names that are garbage if it succeeds.
+    `store`: where segments are written; `written`, `dropped`: names in the store that are garbage if the transaction
+    fails, and names that are garbage if it succeeds.
     """
 
     def __init__(self, begin: Callable[[], Connection], store: SegmentStore, scratch: Scratch) -> None:
@@ -90,19 +78,8 @@ class Transaction:
     def open(cls, pool: ConnectionPool, store: SegmentStore, scratch: Scratch) -> Iterator[Transaction]:
         """Wait until there is no other writer, and open a transaction that commits at the end of the ``with`` block.
 
-        Parameters
-        ----------
-        pool
-            Connections to the catalog.
-        store
-            Where segments are written.
-        scratch
-            Where arrays of merged segments are made.
-
-        Yields
-        ------
-        Transaction
-            Without changes yet.
+        `pool`: connections to the catalog; `store`: where segments are written; `scratch`: where arrays of merged
+        segments are made.
         """
         transaction: Transaction | None = None
         committing = False
@@ -171,10 +148,7 @@ class Transaction:
     def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents; segments without living documents are dropped.
 
-        Raises
-        ------
-        UnknownIdError
-            If an id is not in the index.
+        Raises `UnknownIdError` if an id is not in the index.
         """
         if ids:
             found = document_rows.find_numbers(self._start(), ids)
@@ -226,14 +200,9 @@ class Transaction:
     def compact_keywords(self, keywords: bool | None, tokenizer: str | None, progress: Callable[[int], Any]) -> None:
         """Make the keyword index, drop it, or merge its parts.
 
-        Parameters
-        ----------
-        keywords
-            True makes it from all texts, in place of the present one; False drops it; None merges its parts.
-        tokenizer
-            Tokenizer of a keyword index that is made; None for the present one, or the default.
-        progress
-            Called with the number of documents of each step.
+        `keywords`: True makes it from all texts, in place of the present one; False drops it; None merges its parts.
+        `tokenizer`: tokenizer of a keyword index that is made; None for the present one, or the default. `progress`:
+        called with the number of documents of each step.
         """
         connection = self._start()
         if keywords:
@@ -276,10 +245,7 @@ class Transaction:
     def _find_replaced(self, ids: list[Id], replace: bool) -> dict[Id, int]:
         """Return the numbers of the documents that are in the index already, by id.
 
-        Raises
-        ------
-        DuplicateIdError
-            See `insert`.
+        Raises `DuplicateIdError`: see `insert`.
         """
         present = document_rows.find_numbers(self._start(), ids)
         twice = [id for id, count in Counter(ids).items() if count > 1]

@@ -28,26 +28,8 @@ _FIRST_DOCUMENTS = 16
 class TransferBatch(NamedTuple):
     """Some documents, in the order of insertion.
 
-    Attributes
-    ----------
-    ids
-        One id per document.
-    embeddings
-        One ``(tokens, dim)`` matrix per document, float32 or float16, numpy.
-    texts, metadata
-        One text or ``None``, and one dict, per document.
-
-    Examples
-    --------
-    >>> matrices = [np.eye(2, dtype="float32"), np.ones((1, 2), dtype="float32")]
-    >>> vectors = TokenEmbeddings.from_list(matrices)
-    >>> batch = TransferBatch(["a", "b"], vectors, ["one", None], [{}, {}])
-    >>> batch
-    TransferBatch(2 documents, 3 tokens)
-    >>> batch.nbytes
-    array([19,  8])
-    >>> batch.select([1]).ids
-    ['b']
+    `ids`: one id per document; `embeddings`: one ``(tokens, dim)`` matrix per document, float32 or float16, numpy;
+    `texts`, `metadata`: one text or ``None``, and one dict, per document.
     """
 
     ids: list[Id]
@@ -96,15 +78,7 @@ class TransferBatch(NamedTuple):
 def check_documents(index: Index) -> None:
     """Check that no document of an index is damaged: what is read from it gets new checksums, which hide the damage.
 
-    Parameters
-    ----------
-    index
-        Any index. All its files are read.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If a document is damaged.
+    `index`: any index. All its files are read. Raises `CorruptedIndexError` if a document is damaged.
     """
     report = index.verify()
     ids = report.ids
@@ -119,22 +93,8 @@ def check_documents(index: Index) -> None:
 def read_index(index: Index, ids: Sequence[Id]) -> Iterator[TransferBatch]:
     """Yield documents of an index in parts of about `PART_BYTES`.
 
-    Parameters
-    ----------
-    index
-        Any index.
-    ids
-        The documents.
-
-    Yields
-    ------
-    TransferBatch
-        At least one document; vectors as the index returns them, in float16 if it holds float16, else in float32.
-
-    Raises
-    ------
-    StorageError
-        If a document is not in the index any more.
+    Yields: at least one document; vectors as the index returns them, in float16 if it holds float16, else in float32.
+    Raises `StorageError` if a document is not in the index any more.
     """
     first, count = 0, _FIRST_DOCUMENTS
     while first < len(ids):
@@ -156,20 +116,6 @@ def batches_of_bytes(parts: Iterable[TransferBatch], max_bytes: int) -> Iterator
     """Regroup documents: a batch ends with the document with which it reaches a size.
 
     So the batches depend on the documents only, and not on the parts in which they come.
-
-    Parameters
-    ----------
-    parts
-        Documents.
-    max_bytes
-        The size.
-
-    Examples
-    --------
-    >>> vectors = TokenEmbeddings.from_list([np.eye(2, dtype="float32")] * 5)
-    >>> part = TransferBatch([1, 2, 3, 4, 5], vectors, [None] * 5, [{}] * 5)
-    >>> [batch.ids for batch in batches_of_bytes([part], 50)]
-    [[1, 2, 3, 4], [5]]
     """
     waiting: list[TransferBatch] = []
     size = 0

@@ -52,10 +52,7 @@ def describe_chunk(batch: TransferBatch, contents: tuple[bytes, bytes]) -> Expor
 def write_chunk(folder: Path, number: int, contents: tuple[bytes, bytes]) -> None:
     """Write the two files of a chunk, and sync them.
 
-    Raises
-    ------
-    StorageError
-        If one cannot be written.
+    Raises `StorageError` if one cannot be written.
     """
     for path, content in zip(chunk_paths(folder, number), contents, strict=True):
         write_bytes(path, content)
@@ -70,14 +67,9 @@ def has_files(folder: Path, number: int, chunk: ExportedChunk) -> bool:
 def read_chunk(folder: Path, number: int, manifest: ExportManifest) -> Iterator[TransferBatch]:
     """Yield the documents of a chunk, in parts of about `PART_BYTES`, after both files were compared with the manifest.
 
-    Whether vectors are finite and ids are unique is checked by the index that they are added to.
-
-    Raises
-    ------
-    CorruptedIndexError
-        If a file is missing or damaged, or does not fit the manifest.
-    StorageError
-        If the operating system cannot read a file now.
+    Whether vectors are finite and ids are unique is checked by the index that they are added to. Raises
+    `CorruptedIndexError` if a file is missing or damaged, or does not fit the manifest; raises `StorageError` if the
+    operating system cannot read a file now.
     """
     chunk = manifest.chunks[number]
     vectors_path, lines_path = chunk_paths(folder, number)

@@ -59,24 +59,11 @@ class ExportedChunk:
 class ExportManifest:
     """The description of an export.
 
-    Parameters
-    ----------
-    complete
-        Whether all documents are exported.
-    documents
-        Number of documents of the index.
-    dim, dtype
-        Dimension and floating type of the vectors; the dim is None for an empty index.
-    kind, nbits
-        Kind of the exported index, such as ``"ivf"``, and its bits per number, if it is quantised.
-    tokenizer
-        Tokenizer of its keyword index; None if it has none.
-    settings
-        The settings of the index: its model, how its documents were prepared, and those of users.
-    ids_sha256
-        Checksum of all ids in the order of insertion; None if another program wrote the export.
-    chunks
-        The finished chunks.
+    `dim`, `dtype`: dimension and floating type of the vectors; the dim is None for an empty index. `kind`, `nbits`:
+    kind of the exported index, such as ``"ivf"``, and its bits per number, if it is quantised. `tokenizer`: tokenizer
+    of its keyword index; None if it has none. `settings`: the settings of the index: its model, how its documents were
+    prepared, and those of users. `ids_sha256`: checksum of all ids in the order of insertion; None if another program
+    wrote the export.
     """
 
     complete: bool
@@ -115,12 +102,8 @@ class ExportManifest:
     def read(cls, folder: Path) -> ExportManifest:
         """Return the manifest of the export in a folder.
 
-        Raises
-        ------
-        IndexFormatError
-            If there is no export, or one that a newer version wrote.
-        CorruptedIndexError
-            If the manifest is damaged.
+        Raises `IndexFormatError` if there is no export, or one that a newer version wrote; raises `CorruptedIndexError`
+        if the manifest is damaged.
         """
         file = folder / MANIFEST
         if file.is_symlink() or not file.is_file():
@@ -147,10 +130,7 @@ class ExportManifest:
     def write(self, folder: Path) -> None:
         """Write the manifest; the former one stays until this one is on disk.
 
-        Raises
-        ------
-        StorageError
-            If it cannot be written.
+        Raises `StorageError` if it cannot be written.
         """
         values = {"format": _FORMAT, "version": _VERSION, **asdict(self), "tokens": self.tokens}
         del values["chunks"]

@@ -18,15 +18,8 @@ __all__ = ["Tile", "multiply_bfloat16", "multiply_floats"]
 class Tile(NamedTuple):
     """How many sums are computed together: as many as registers hold, beside what they are computed from.
 
-    Parameters
-    ----------
-    rows
-        Document tokens.
-    groups
-        Groups of sixteen query tokens.
-    by_element
-        Whether a multiplication can take one element of a register, so that four words of a row are loaded at once.
-        Elsewhere each word is loaded into all lanes.
+    `by_element`: whether a multiplication can take one element of a register, so that four words of a row are loaded at
+    once. Elsewhere each word is loaded into all lanes.
     """
 
     rows: int
@@ -60,23 +53,10 @@ def multiply_floats(
 ) -> list[list[ir.Value]]:
     """Emit the dot products of the rows of a tile with its query tokens: one loop over the words.
 
-    Parameters
-    ----------
-    builder
-        Emits the instructions.
-    tile
-        Rows and groups of query tokens.
-    places
-        Address of the rows, of words; address of the groups of packed query tokens, ``(groups, words, 16)`` words;
-        number of words, a multiple of `STEP`.
-    meanwhile
-        Emits what else to do for each step of `STEP` words, from the number of the step: prefetch the next rows, since
-        reading them from memory takes as long as the multiplication.
-
-    Returns
-    -------
-    list of list
-        For each row and each group, sixteen float32.
+    `places`: address of the rows, of words; address of the groups of packed query tokens, ``(groups, words, 16)``
+    words; number of words, a multiple of `STEP`. `meanwhile`: emits what else to do for each step of `STEP` words, from
+    the number of the step: prefetch the next rows, since reading them from memory takes as long as the multiplication.
+    Returns: for each row and each group, sixteen float32.
     """
     # Fused where the processor has it; a fused multiplication in software would take a hundred times as long.
     multiply = declare(builder.module, "llvm.fmuladd.v16f32", [FLOATS] * 3, FLOATS)

@@ -30,25 +30,10 @@ def multiply_bytes(
 ) -> list[ir.Value]:
     """Emit the dot products of some rows with groups of sixteen vectors: a loop for two rows and half a group.
 
-    Parameters
-    ----------
-    builder
-        Emits the instructions.
-    rows
-        Address of `count` rows ``(words * 4)`` uint8.
-    groups
-        Addresses of sixteen packed vectors ``(words, 16, 4)`` int8; their starting sums are not needed.
-    words
-        Words of four bytes in a row, a multiple of `STEP`.
-    count
-        Number of rows.
-    meanwhile
-        Emits what else to do for each word, from the number of the word.
-
-    Returns
-    -------
-    list of ir.Value
-        Sixteen int32 for each row: all rows of the first group, then of the next.
+    `rows`: address of `count` rows ``(words * 4)`` uint8. `groups`: addresses of sixteen packed vectors
+    ``(words, 16, 4)`` int8; their starting sums are not needed. `words`: words of four bytes in a row, a multiple of
+    `STEP`. `meanwhile`: emits what else to do for each word, from the number of the word. Returns: sixteen int32 for
+    each row: all rows of the first group, then of the next.
     """
     results = []
     for vectors, _ in groups:

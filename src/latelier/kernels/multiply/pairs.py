@@ -34,31 +34,11 @@ def multiply_bytes(
 ) -> list[ir.Value]:
     """Emit the dot products of some rows with groups of sixteen vectors: a loop for as many as fit into registers.
 
-    Parameters
-    ----------
-    builder
-        Emits the instructions.
-    rows
-        Address of `count` rows ``(words * 4)`` of 16 bits.
-    groups
-        Addresses of sixteen packed vectors ``(words, 16, 4)`` and of their starting sums ``(16,)`` int32.
-    words
-        Words of four numbers in a row.
-    count
-        Number of rows.
-    meanwhile
-        Emits what else to do for each word, from the number of the word.
-    lanes
-        How many vectors of each group to multiply; all others are zeros.
-    widened
-        Whether the packed vectors are int16; otherwise they are int8, and each loop widens them again.
-    width
-        Numbers of 16 bits in a register.
-
-    Returns
-    -------
-    list of ir.Value
-        Sixteen int32 for each row: all rows of the first group, then of the next.
+    `rows`: address of `count` rows ``(words * 4)`` of 16 bits. `groups`: addresses of sixteen packed vectors
+    ``(words, 16, 4)`` and of their starting sums ``(16,)`` int32. `meanwhile`: emits what else to do for each word,
+    from the number of the word. `lanes`: how many vectors of each group to multiply; all others are zeros. `widened`:
+    whether the packed vectors are int16; otherwise they are int8, and each loop widens them again. `width`: numbers of
+    16 bits in a register. Returns: sixteen int32 for each row: all rows of the first group, then of the next.
     """
     part_lanes = width // 4  # vectors of which a register holds one word
     parts, all_parts = -(-lanes // part_lanes), LANES // part_lanes

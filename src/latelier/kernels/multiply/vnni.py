@@ -24,29 +24,10 @@ def _multiply_bytes(
 ) -> list[ir.Value]:
     """Emit the dot products of some rows with groups of sixteen vectors.
 
-    Parameters
-    ----------
-    builder
-        Emits the instructions.
-    rows
-        Address of `count` rows ``(words * 4)`` uint8.
-    groups
-        Addresses of sixteen packed vectors ``(words, 16, 4)`` int8 and of their starting sums ``(16,)`` int32.
-    words
-        Words of four bytes in a row.
-    count
-        Number of rows.
-    meanwhile
-        Emits what else to do for each word, from the number of the word.
-    lanes
-        Lanes of a register.
-    sums
-        Registers for sums; the others hold what is multiplied.
-
-    Returns
-    -------
-    list of ir.Value
-        Sixteen int32 for each row: all rows of the first group, then of the next.
+    `rows`: address of `count` rows ``(words * 4)`` uint8. `groups`: addresses of sixteen packed vectors
+    ``(words, 16, 4)`` int8 and of their starting sums ``(16,)`` int32. `words`: words of four bytes in a row.
+    `meanwhile`: emits what else to do for each word, from the number of the word. `sums`: registers for sums; the
+    others hold what is multiplied. Returns: sixteen int32 for each row: all rows of the first group, then of the next.
     """
     parts = LANES // lanes
     some_rows = min(count, sums // parts)

@@ -52,10 +52,7 @@ class _Layer(NamedTuple):
 class PrepackedBert:
     """Prepacked weights of a `BertModel`, and its forward pass with them.
 
-    Parameters
-    ----------
-    bert
-        A model for which `has_standard_modules` holds.
+    `bert`: a model for which `has_standard_modules` holds.
     """
 
     def __init__(self, bert: BertModel) -> None:
@@ -84,14 +81,8 @@ class PrepackedBert:
     ) -> BaseModelOutput:
         """Return the model's last hidden state, without its pooled output.
 
-        Parameters
-        ----------
-        bert
-            The model.
-        input_ids, attention_mask, token_type_ids
-            ``(n, length)``.
-        dtype
-            The dtype of matrix products; sums of residuals and norms keep the dtype of the embeddings.
+        `input_ids`, `attention_mask`, `token_type_ids`: ``(n, length)``. `dtype`: the dtype of matrix products; sums of
+        residuals and norms keep the dtype of the embeddings.
         """
         # A fiftieth of the time of a short query is saved where tensors do not count their changes.
         with torch.inference_mode():

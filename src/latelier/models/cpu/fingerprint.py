@@ -21,10 +21,7 @@ _values, _version = methodcaller("values"), attrgetter("_version")
 class Fingerprint:
     """What modules hold at one time, to be compared before each text is encoded.
 
-    Parameters
-    ----------
-    modules
-        The modules; those inside them do not count.
+    `modules`: the modules; those inside them do not count.
     """
 
     __slots__ = ("_addresses", "_counting", "_found", "_parameters", "_samples", "_tensors", "_versions", "_words")

@@ -44,17 +44,8 @@ def patched_forwards(model: nn.Module) -> Iterator[None]:
 
     They are patched for the calling thread. Results are those of the modules, up to rounding; under autocast, in its
     dtype. Changed weights are prepacked again. Where gradients are enabled, a patched forward calls the module's own.
-
-    Parameters
-    ----------
-    model
-        The model. Modules on other devices, of other dtypes or of other classes (quantised layers, adapters) keep
-        their forwards, and so do compiled models and those with more than 1 GiB of linear weights.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If ``LATELIER_CPU_FORWARD`` is set to anything but 0 or 1.
+    `model`: the model. Modules on other devices, of other dtypes or of other classes (quantised layers, adapters) keep
+    their forwards, and so do compiled models and those with more than 1 GiB of linear weights.
     """
     with replaced_forwards(_patches(model) if _is_on() else {}):
         yield

@@ -34,21 +34,8 @@ _COUNTS = re.compile(r"(?:at::get_num_threads|\w+_get_max_threads)\(\) : (\d+)")
 def held_threads(most: int) -> Iterator[bool]:
     """Let torch compute with at most `most` threads in the calling thread inside the block; others keep their number.
 
-    Parameters
-    ----------
-    most
-        Number of threads, the calling one included; no more than ``torch.get_num_threads()``.
-
-    Yields
-    ------
-    bool
-        Whether it is held to them: False where torch takes its threads from elsewhere than OpenMP and MKL.
-
-    Examples
-    --------
-    >>> with held_threads(1) as is_held:
-    ...     not is_held or torch.get_num_threads() == 1
-    True
+    `most`: number of threads, the calling one included; no more than ``torch.get_num_threads()``. Yields: whether it is
+    held to them: False where torch takes its threads from elsewhere than OpenMP and MKL.
     """
     torch.get_num_threads()  # at its first call in a thread, torch sets the number of that thread
     limit_mkl = _limit_of_mkl()

@@ -22,11 +22,6 @@ class ModuleTree:
     """The modules inside another one, as they are at one time.
 
     It holds no reference to the outer module, by which it may be kept in a weak dictionary.
-
-    Parameters
-    ----------
-    root
-        The outer module.
     """
 
     __slots__ = ("_children", "_leaves", "_namespaces", "_plain", "modules")

@@ -32,13 +32,7 @@ _WEIGHT_TOKENS = 20
 
 
 class Pace:
-    """Runs a function with the number of threads that has been faster lately.
-
-    Examples
-    --------
-    >>> Pace().run(12, lambda: "a query of twelve tokens")
-    'a query of twelve tokens'
-    """
+    """Runs a function with the number of threads that has been faster lately."""
 
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}

@@ -36,20 +36,8 @@ class PatchedForward:
 def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Replace the forwards of modules for the calling thread inside the block; blocks may be nested.
 
-    Pickles and copies of the modules, made by any thread meanwhile, have the forwards of their classes.
-
-    Parameters
-    ----------
-    forwards
-        The replacement of each module's forward.
-
-    Examples
-    --------
-    >>> import torch
-    >>> linear, x = nn.Linear(2, 2), torch.ones(1, 2)
-    >>> with replaced_forwards({linear: torch.neg}):
-    ...     linear(x)
-    tensor([[-1., -1.]])
+    Pickles and copies of the modules, made by any thread meanwhile, have the forwards of their classes. `forwards`: the
+    replacement of each module's forward.
     """
     thread, before = get_ident(), {}
     with _lock:

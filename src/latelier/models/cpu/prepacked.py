@@ -22,10 +22,7 @@ _ROWS_HINT = 32  # rows of a typical short input; the prepacked weight serves an
 class PrepackedLinear:
     """Weights of one or several linear layers that read the same input, prepacked once per dtype.
 
-    Parameters
-    ----------
-    linears
-        The layers; all with a bias or all without. Their outputs are concatenated.
+    `linears`: the layers; all with a bias or all without. Their outputs are concatenated.
     """
 
     __slots__ = ("_by_dtype", "nbytes")

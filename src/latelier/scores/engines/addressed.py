@@ -25,18 +25,9 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 class AddressedDocuments:
     """Documents in the CPU's memory by the addresses of their rows, for `kernels.float_maxsim`.
 
-    Parameters
-    ----------
-    owner
-        The object that owns the memory, referenced so that the memory is not freed.
-    addresses
-        Address of each document's first row, ``(n,)`` int64; its rows are contiguous.
-    lengths
-        Number of tokens of each document, ``(n,)`` int64.
-    dim
-        Numbers per token.
-    dtype
-        ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+    `owner`: the object that owns the memory, referenced so that the memory is not freed. `addresses`: address of each
+    document's first row, ``(n,)`` int64; its rows are contiguous. `lengths`: number of tokens of each document,
+    ``(n,)`` int64. `dim`: numbers per token. `dtype`: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
     """
 
     owner: Any

@@ -47,23 +47,9 @@ class Int8Engine(Engine):
 def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """Score every query against every document.
 
-    Parameters
-    ----------
-    queries, documents
-        Packed embeddings of one dim, on the CPU; those that are not int8 yet are quantised first, each token by its
-        own scale. Quantise documents once (``documents.to("int8")``) rather than in every call.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(n_queries, n_documents)`` float32.
-
-    Examples
-    --------
-    >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> matrices = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
-    >>> maxsim(queries, TokenEmbeddings.from_list(matrices).to("int8"))
-    array([[1., 0.]], dtype=float32)
+    `queries`, `documents`: packed embeddings of one dim, on the CPU; those that are not int8 yet are quantised first,
+    each token by its own scale. Quantise documents once (``documents.to("int8")``) rather than in every call. Returns:
+    ``(n_queries, n_documents)`` float32.
     """
     left, right = queries.to("int8"), documents.to("int8")
     scores = np.empty((len(left), len(right)), dtype=np.float32)

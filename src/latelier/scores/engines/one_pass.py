@@ -24,23 +24,9 @@ _QUERY_TOKENS = 1024
 def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | AddressedDocuments) -> np.ndarray:
     """Score every query against every document.
 
-    Parameters
-    ----------
-    queries, documents
-        Packed embeddings of one dim, numpy or torch on the CPU, in any dtype; or `AddressedDocuments`.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(n_queries, n_documents)`` float32. A document without tokens scores minus infinity, a query without tokens
-        0 elsewhere.
-
-    Examples
-    --------
-    >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> matrices = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
-    >>> maxsim(queries, TokenEmbeddings.from_list(matrices))
-    array([[1., 0.]], dtype=float32)
+    `queries`, `documents`: packed embeddings of one dim, numpy or torch on the CPU, in any dtype; or
+    `AddressedDocuments`. Returns: ``(n_queries, n_documents)`` float32. A document without tokens scores minus
+    infinity, a query without tokens 0 elsewhere.
     """
     scores = np.empty((len(queries), len(documents)), dtype=np.float32)
     score_into(scores, queries, documents)
@@ -55,15 +41,9 @@ def score_into(
 ) -> None:
     """Score every query against every document.
 
-    Parameters
-    ----------
-    scores
-        ``(q, d)`` float32, written in place.
-    queries, documents
-        As in `maxsim`.
-    positions
-        ``(query tokens, d)`` int32, written in place: the best token's position in the document (the first of equal
-        ones), -1 for a document without tokens.
+    `scores`: ``(q, d)`` float32, written in place; `queries`, `documents`: as in `maxsim`; `positions`:
+    ``(query tokens, d)`` int32, written in place: the best token's position in the document (the first of equal ones),
+    -1 for a document without tokens.
     """
     if not isinstance(documents, AddressedDocuments):
         documents = AddressedDocuments.of_packed(documents)

@@ -60,19 +60,9 @@ def maxsim(
 ) -> torch.Tensor:
     """Score every query against every document.
 
-    Parameters
-    ----------
-    queries
-        ``(q, query_tokens, dim)``.
-    documents
-        ``(d, document_tokens, dim)``, same dtype and device.
-    queries_mask, documents_mask
-        ``(q, query_tokens)`` and ``(d, document_tokens)`` bool, true where the token is real.
-
-    Returns
-    -------
-    torch.Tensor
-        ``(q, d)`` float32, with the gradient of the inputs.
+    `queries`: ``(q, query_tokens, dim)``; `documents`: ``(d, document_tokens, dim)``, same dtype and device;
+    `queries_mask`, `documents_mask`: ``(q, query_tokens)`` and ``(d, document_tokens)`` bool, true where the token is
+    real; returns: ``(q, d)`` float32, with the gradient of the inputs.
     """
     if not len(queries):  # of any dim
         return queries.new_zeros(0, len(documents), dtype=torch.float32)
@@ -93,19 +83,9 @@ def maxsim_grouped(
 ) -> torch.Tensor:
     """Score each query against its own group of documents.
 
-    Parameters
-    ----------
-    queries
-        ``(b, query_tokens, dim)``.
-    documents
-        ``(b, n, document_tokens, dim)``, same dtype and device.
-    queries_mask, documents_mask
-        ``(b, query_tokens)`` and ``(b, n, document_tokens)`` bool.
-
-    Returns
-    -------
-    torch.Tensor
-        ``(b, n)`` float32, with the gradient of the inputs.
+    `queries`: ``(b, query_tokens, dim)``; `documents`: ``(b, n, document_tokens, dim)``, same dtype and device;
+    `queries_mask`, `documents_mask`: ``(b, query_tokens)`` and ``(b, n, document_tokens)`` bool; returns: ``(b, n)``
+    float32, with the gradient of the inputs.
     """
     n, width = documents.shape[1:3]
     per_query = max(1, queries.shape[1] * n * width)

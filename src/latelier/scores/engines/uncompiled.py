@@ -16,23 +16,9 @@ _BLOCK_ELEMENTS = 1 << 20
 def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """Score every query against every document.
 
-    Parameters
-    ----------
-    queries, documents
-        Packed numpy embeddings of one dim, of any floating dtype; each with at least one token.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(n_queries, n_documents)`` float32. The order of the sums, and so the last digits, may differ from those of
-        the compiled kernels.
-
-    Examples
-    --------
-    >>> queries = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> matrices = [[[1.0, 0.0]], [[-0.5, 0.0], [0.0, -0.25]]]
-    >>> maxsim(queries, TokenEmbeddings.from_list(matrices))
-    array([[1., 0.]], dtype=float32)
+    `queries`, `documents`: packed numpy embeddings of one dim, of any floating dtype; each with at least one token.
+    Returns: ``(n_queries, n_documents)`` float32. The order of the sums, and so the last digits, may differ from those
+    of the compiled kernels.
     """
     rows = queries.vectors.astype("float32", copy=False)
     scores = np.empty((len(queries), len(documents)), dtype="float32")

@@ -55,22 +55,10 @@ def invert(
 ) -> None:
     """Count, or write, the distinct documents of some lists.
 
-    Parameters
-    ----------
-    lists
-        ``(tokens,)`` int32: the list of each token.
-    lengths
-        ``(n,)`` int64: number of tokens of each document.
-    first
-        Number of the first document; the others follow.
-    begin
-        The first of these lists.
-    last
-        ``(lists,)`` int32: the last document seen in each list, -1 for none; updated.
-    places
-        ``(lists,)`` int64: the position of the next document of each list; increased for each document.
-    documents
-        ``(entries,)`` int32, written; empty to count only.
+    `lists`: ``(tokens,)`` int32: the list of each token. `lengths`: ``(n,)`` int64: number of tokens of each document.
+    `first`: number of the first document; the others follow. `last`: ``(lists,)`` int32: the last document seen in each
+    list, -1 for none; updated. `places`: ``(lists,)`` int64: the position of the next document of each list; increased
+    for each document. `documents`: ``(entries,)`` int32, written; empty to count only.
     """
     writing = len(documents) > 0
     token = 0
@@ -91,14 +79,9 @@ def append_lists(
 ) -> None:
     """Append lists to lists: list i of the result is list i of the first ones, then list i of the second ones.
 
-    Parameters
-    ----------
-    offsets, documents
-        The first lists: offsets ``(lists + 1,)`` int64, and the documents of all lists, int32.
-    more_offsets, more
-        The second lists, in the same form.
-    merged
-        ``(len(documents) + len(more),)`` int32, written: the documents of the resulting lists.
+    `offsets`, `documents`: the first lists: offsets ``(lists + 1,)`` int64, and the documents of all lists, int32;
+    `more_offsets`, `more`: the second lists, in the same form; `merged`: ``(len(documents) + len(more),)`` int32,
+    written: the documents of the resulting lists.
     """
     n = 0
     for i in range(len(offsets) - 1):
@@ -118,19 +101,7 @@ _BLOCK = 128
 def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
     """Write the positions of the highest scores, ascending; of scores equal to the lowest of them, the first.
 
-    Parameters
-    ----------
-    scores
-        ``(n,)`` float32, no NaN.
-    places
-        ``(most,)`` int64, at most n; written.
-
-    Examples
-    --------
-    >>> places = np.empty(2, dtype="int64")
-    >>> highest_places(np.array([1, 3, 2, 2], dtype="float32"), places)
-    >>> places
-    array([1, 2])
+    `scores`: ``(n,)`` float32, no NaN. `places`: ``(most,)`` int64, at most n; written.
     """
     most = len(places)
     edge = nth_highest(scores.copy(), most)
@@ -152,29 +123,8 @@ def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
 def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -> int:
     """Write the positions, ascending, of all scores of at least ``(k-th highest score) - slack``.
 
-    Parameters
-    ----------
-    scores
-        ``(n,)`` float32, no NaN, ``n >= k``.
-    k
-        At least 1.
-    slack
-        Not negative.
-    places
-        ``(n,)`` int64, of which the first are written.
-
-    Returns
-    -------
-    int
-        Number of positions written.
-
-    Examples
-    --------
-    >>> places = np.empty(4, dtype="int64")
-    >>> near_highest(np.array([1, 3, 2, 2.5], dtype="float32"), 1, 0.75, places)
-    2
-    >>> places[:2]
-    array([1, 3])
+    `scores`: ``(n,)`` float32, no NaN, ``n >= k``; `places`: ``(n,)`` int64, of which the first are written; returns:
+    number of positions written.
     """
     edge = nth_highest(scores.copy(), k) - slack
     n = 0
@@ -189,18 +139,7 @@ def near_highest(scores: np.ndarray, k: int, slack: float, places: np.ndarray) -
 def nth_highest(scores: np.ndarray, n: int) -> float:
     """Return the n-th highest number, and reorder the array so that the n highest come first: Hoare's quickselect.
 
-    Parameters
-    ----------
-    scores
-        ``(m,)`` numbers of any type, no NaN; reordered in place.
-    n
-        From 1 to m.
-
-    Examples
-    --------
-    >>> numbers = np.array([1, 5, 3, 4])
-    >>> int(nth_highest(numbers, 2)), sorted(numbers[:2].tolist())
-    (4, [4, 5])
+    `scores`: ``(m,)`` numbers of any type, no NaN; reordered in place. `n`: from 1 to m.
     """
     first, last, wanted = 0, len(scores) - 1, n - 1
     while first < last:
@@ -228,19 +167,8 @@ def nth_highest(scores: np.ndarray, n: int) -> float:
 def sort_falling(numbers: np.ndarray, n: int) -> None:
     """Reorder up to a few hundred distinct numbers so that the n highest come first, in descending order.
 
-    Parameters
-    ----------
-    numbers
-        ``(m,)`` distinct numbers of any type, no NaN; reordered in place.
-    n
-        Any number; all are sorted if it is m or more.
-
-    Examples
-    --------
-    >>> numbers = np.array([1, 5, 3, 4])
-    >>> sort_falling(numbers, 2)
-    >>> numbers[:2]
-    array([5, 4])
+    `numbers`: ``(m,)`` distinct numbers of any type, no NaN; reordered in place. `n`: any number; all are sorted if it
+    is m or more.
     """
     block = np.empty(min(_BLOCK, len(numbers)), dtype=numbers.dtype)
     for first in range(0, min(n, len(numbers)), _BLOCK):
@@ -298,16 +226,10 @@ def _lanes_from(typing_context: Any, address: Any, lowest: Any) -> Any:
 def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, values: np.ndarray) -> None:
     """Find the centroids with the highest dot products for every query token, best first; of equal ones, the first.
 
-    Parameters
-    ----------
-    dots
-        ``(tokens, groups, 16)`` int32: for each token, the dot products of the groups in its ranges, one range after
-        the other.
-    ranges
-        ``(tokens, n, 2)`` int64: first and last (exclusive) group of each range.
-    best, values
-        ``(tokens, most)`` int32 both, written: the centroid, ``group * 16 + lane``, or -1 if there are fewer; and its
-        dot product.
+    `dots`: ``(tokens, groups, 16)`` int32: for each token, the dot products of the groups in its ranges, one range
+    after the other. `ranges`: ``(tokens, n, 2)`` int64: first and last (exclusive) group of each range. `best`,
+    `values`: ``(tokens, most)`` int32 both, written: the centroid, ``group * 16 + lane``, or -1 if there are fewer; and
+    its dot product.
     """
     most, groups = best.shape[1], dots.shape[1]
     keys, highest = np.empty(2 * most + LANES, dtype=np.int64), np.empty(2 * groups, dtype=np.int64)
@@ -354,19 +276,10 @@ def _count_groups(ranges: np.ndarray) -> int:
 def fine_ranges(best: np.ndarray, fine_offsets: np.ndarray, ranges: np.ndarray) -> int:
     """Look up where the second-level centroids of every query token's best coarse centroids are.
 
-    Parameters
-    ----------
-    best
-        ``(tokens, most)`` int32: coarse centroids, from `best_centroids`.
-    fine_offsets
-        ``(coarse centroids + 1,)`` int64: where the groups of second-level centroids of each begin.
-    ranges
-        ``(tokens, most, 2)`` int64, written: first and last (exclusive) group of second-level centroids.
-
-    Returns
-    -------
-    int
-        The largest number of groups in all ranges of a token.
+    `best`: ``(tokens, most)`` int32: coarse centroids, from `best_centroids`; `fine_offsets`:
+    ``(coarse centroids + 1,)`` int64: where the groups of second-level centroids of each begin; `ranges`:
+    ``(tokens, most, 2)`` int64, written: first and last (exclusive) group of second-level centroids; returns: the
+    largest number of groups in all ranges of a token.
     """
     longest = 0
     for t in range(len(best)):
@@ -383,20 +296,12 @@ def fine_ranges(best: np.ndarray, fine_offsets: np.ndarray, ranges: np.ndarray) 
 def imputed_excess(lists: np.ndarray, values: np.ndarray, scales: np.ndarray, room: int) -> None:
     """Replace the dot products of the lists that every query token probes by the scores they impute to their documents.
 
-    The imputed score of a document for a query token is the token's dot product with the centroid of the best probed
-    list that holds the document, or of the last probed list if none does. The kernel writes the excess of each list
-    over the last one, as an integer. With ``share = room / sum over tokens of (first - last) * scale``, it is
-    ``excess = floor((dot - last) * scale * share) + 1``.
-
-    Parameters
-    ----------
-    lists, values
-        ``(tokens, nprobe)`` int32 both, from `best_centroids`. The kernel replaces the dot products in `values` by the
-        excess, 0 where there is no list.
-    scales
-        ``(tokens,)`` float32: the value of a dot product of 1.
-    room
-        Upper bound of the sum over tokens of ``excess - 1`` of the first list.
+    The kernel writes the excess of each list over the last one, as an integer. With
+    ``share = room / sum over tokens of (first - last) * scale``, it is
+    ``excess = floor((dot - last) * scale * share) + 1``. `lists`, `values`: ``(tokens, nprobe)`` int32 both, from
+    `best_centroids`. The kernel replaces the dot products in `values` by the excess, 0 where there is no list.
+    `scales`: ``(tokens,)`` float32: the value of a dot product of 1. `room`: upper bound of the sum over tokens of
+    ``excess - 1`` of the first list.
     """
     tokens, nprobe = lists.shape
     if nprobe == 0:
@@ -427,26 +332,12 @@ def find_lists(
     """Find the inverted lists that every query token probes, by two levels of centroids, and the scores they impute.
 
     It is one kernel, as is `latelier.indexes.ivf.kernels.candidates.find_candidates`, since each call waits for the
-    interpreter lock when it returns, while another thread runs Python.
-
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    vectors
-        ``(tokens, dim)`` float32: the query.
-    centroids
-        The arrays of `Centroids`, in their order, as a plain tuple.
-    coarse, nprobe
-        Number of coarse centroids under which a token looks for lists, and maximum number of lists.
-    bits
-        From `candidates.sum_bits`: the first excesses of all tokens add up to less than ``2 ** bits``.
-
-    Returns
-    -------
-    tuple of numpy.ndarray
-        The lists, best first, -1 if there are fewer; and their excess. Both are ``(tokens, nprobe)`` int32, or have
-        fewer columns if no token has so many lists.
+    interpreter lock when it returns, while another thread runs Python. `isa`: `InstructionSet.argument`. `vectors`:
+    ``(tokens, dim)`` float32: the query. `centroids`: the arrays of `Centroids`, in their order, as a plain tuple.
+    `coarse`, `nprobe`: number of coarse centroids under which a token looks for lists, and maximum number of lists.
+    `bits`: from `candidates.sum_bits`: the first excesses of all tokens add up to less than ``2 ** bits``. Returns: the
+    lists, best first, -1 if there are fewer; and their excess. Both are ``(tokens, nprobe)`` int32, or have fewer
+    columns if no token has so many lists.
     """
     packed, start, fine, fine_start, fine_offsets = centroids
     query = quantise_query(vectors, 1)
@@ -481,14 +372,8 @@ _SUM_BITS, _BIN_BITS = 24, 12
 class ListEntries(NamedTuple):
     """All inverted lists, as the kernel reads them.
 
-    Attributes
-    ----------
-    offsets
-        ``(lists + 1,)`` int64: where the entries of each list begin.
-    documents
-        The entries, ascending in each list, as bytes.
-    itemsize
-        Bytes of an entry: 2 or 4.
+    `offsets`: ``(lists + 1,)`` int64: where the entries of each list begin; `documents`: the entries, ascending in each
+    list, as bytes; `itemsize`: bytes of an entry: 2 or 4.
     """
 
     offsets: np.ndarray
@@ -499,16 +384,8 @@ class ListEntries(NamedTuple):
 class CandidateLimits(NamedTuple):
     """Which documents are candidates.
 
-    Attributes
-    ----------
-    bits
-        From `sum_bits`.
-    documents
-        Number of documents in the index.
-    most
-        Maximum number of candidates.
-    k, share
-        Of these, only documents with at least this share of the k-th highest sum are returned.
+    `bits`: from `sum_bits`; `most`: maximum number of candidates; `k`, `share`: of these, only documents with at least
+    this share of the k-th highest sum are returned.
     """
 
     bits: int
@@ -519,13 +396,7 @@ class CandidateLimits(NamedTuple):
 
 
 def sum_bits(tokens: int) -> int:
-    """Return the number of bits of a document's sum, for a query of `tokens` tokens, at most `MOST_TOKENS`.
-
-    Examples
-    --------
-    >>> sum_bits(12), sum_bits(500)
-    (24, 23)
-    """
+    """Return the number of bits of a document's sum, for a query of `tokens` tokens, at most `MOST_TOKENS`."""
     return min(_SUM_BITS, 32 - tokens.bit_length())
 
 
@@ -542,14 +413,7 @@ def find_candidates(
 ) -> tuple[int, np.ndarray]:
     """Find the candidates of a query: `find_lists`, then `select_near`, whose result it returns.
 
-    Parameters
-    ----------
-    isa, vectors, centroids
-        See `find_lists`.
-    probing
-        `coarse` and `nprobe` of `find_lists`.
-    lists, limits, allowed, sums
-        See `select_near`.
+    `probing`: `coarse` and `nprobe` of `find_lists`.
     """
     coarse, nprobe = probing
     probed, excess = find_lists(isa, vectors, centroids, coarse, nprobe, CandidateLimits(*limits).bits)
@@ -567,17 +431,9 @@ def select_near(
 ) -> tuple[int, np.ndarray]:
     """Find the documents in the probed lists with the highest imputed scores, if they are near that of the k-th.
 
-    Parameters
-    ----------
-    probed, excess, lists, allowed, sums
-        See `select_candidates`.
-    limits
-        `CandidateLimits`, as a plain tuple.
-
-    Returns
-    -------
-    tuple
-        The number of documents that `select_candidates` finds; and those of them that are near, ascending, int64.
+    `probed`, `excess`, `lists`, `allowed`, `sums`: see `select_candidates`. `limits`: `CandidateLimits`, as a plain
+    tuple. Returns: the number of documents that `select_candidates` finds; and those of them that are near, ascending,
+    int64.
     """
     limits = CandidateLimits(*limits)
     best = np.empty((2, limits.most), dtype=np.int64)
@@ -607,31 +463,15 @@ def select_candidates(
     """Find the documents in the probed lists with the highest imputed scores.
 
     The sum of a document is the sum over query tokens of the excess of the first probed list that holds the document.
-
-    Parameters
-    ----------
-    probed, excess
-        ``(query_tokens, nprobe)`` int32, from `probing.find_lists`: the lists, best first, and the excess of their
-        imputed score, which is at least 1 and never increases along a row. A negative list ends its row.
-    lists
-        `ListEntries`, as a plain tuple. The entries may hold any numbers: one that is out of order or out of range
-        ends its list, and no memory outside of the arrays is read or written.
-    bits
-        From `sum_bits`: the first excesses of all rows add up to less than ``2 ** bits``.
-    allowed
-        ``(documents,)`` uint8, 0 for documents that a filter excludes; empty if all are allowed.
-    documents
-        Number of documents.
-    sums
-        ``(block,)`` uint32, scratch memory; `block` is a multiple of `RUN`.
-    best
-        ``(2, most)`` int64, written: the documents with the highest sums, ascending, and their sums. Sums are sorted
-        into 4,096 bins; of the documents in the lowest bin that is needed, the first are taken.
-
-    Returns
-    -------
-    int
-        Number of documents written: `most`, or all that were found.
+    `probed`, `excess`: ``(query_tokens, nprobe)`` int32, from `probing.find_lists`: the lists, best first, and the
+    excess of their imputed score, which is at least 1 and never increases along a row. A negative list ends its row.
+    `lists`: `ListEntries`, as a plain tuple. The entries may hold any numbers: one that is out of order or out of range
+    ends its list, and no memory outside of the arrays is read or written. `bits`: from `sum_bits`: the first excesses
+    of all rows add up to less than ``2 ** bits``. `allowed`: ``(documents,)`` uint8, 0 for documents that a filter
+    excludes; empty if all are allowed. `sums`: ``(block,)`` uint32, scratch memory; `block` is a multiple of `RUN`.
+    `best`: ``(2, most)`` int64, written: the documents with the highest sums, ascending, and their sums. Sums are
+    sorted into 4,096 bins; of the documents in the lowest bin that is needed, the first are taken. Returns: number of
+    documents written: `most`, or all that were found.
     """
     lists = ListEntries(*lists)
     most, block = best.shape[1], len(sums)

@@ -139,18 +139,10 @@ def centroid_dots(
 ) -> None:
     """Write the dot products of each row with the centroids in its own ranges of groups.
 
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    rows
-        ``(n, words * 4)`` uint8, shifted by 128.
-    ranges
-        ``(n, m, 2)`` int64: first and last (exclusive) group of each range.
-    packed, start
-        Centroids ``(groups, words, 16, 4)`` int8 and their starting sums ``(groups, 16)`` int32.
-    out
-        ``(n, groups, 16)`` int32, written: the groups of a row's ranges, one range after the other.
+    `isa`: `InstructionSet.argument`; `rows`: ``(n, words * 4)`` uint8, shifted by 128; `ranges`: ``(n, m, 2)`` int64:
+    first and last (exclusive) group of each range; `packed`, `start`: centroids ``(groups, words, 16, 4)`` int8 and
+    their starting sums ``(groups, 16)`` int32; `out`: ``(n, groups, 16)`` int32, written: the groups of a row's ranges,
+    one range after the other.
     """
     wide = np.empty(rows.shape[1], dtype=np.uint16)  # used in each turn, as numba frees it after its last use by name
     for n in range(len(rows)):
@@ -174,18 +166,9 @@ def nearest_centroids(
 ) -> None:
     """Find the centroid with the highest dot product for some rows; of equal ones, the first.
 
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    rows
-        ``(n, words * 4)`` uint8, shifted by 128.
-    order
-        ``(m,)`` int64: the rows to assign.
-    packed, start
-        As for `centroid_dots`.
-    nearest, dots
-        ``(n,)`` int32 both, written for these rows: the centroid, ``group * 16 + lane``, and its dot product.
+    `isa`: `InstructionSet.argument`; `rows`: ``(n, words * 4)`` uint8, shifted by 128; `order`: ``(m,)`` int64: the
+    rows to assign; `packed`, `start`: as for `centroid_dots`; `nearest`, `dots`: ``(n,)`` int32 both, written for these
+    rows: the centroid, ``group * 16 + lane``, and its dot product.
     """
     groups, words = packed.shape[0], packed.shape[1]
     width = words * 4
@@ -217,17 +200,10 @@ def nearest_of_groups(
 ) -> None:
     """Find the nearest centroid of rows that each have centroids of their own: those of the coarse centroid above.
 
-    Parameters
-    ----------
-    isa, rows
-        As for `nearest_centroids`.
-    members
-        Offsets ``(coarse + 1,)`` and rows ``(n,)``, both int64: which rows are under each coarse centroid.
-    centroids
-        `packed` and `start`, as for `centroid_dots`, and offsets ``(coarse + 1,)`` int64 of the groups under each
-        coarse centroid.
-    nearest, dots
-        As for `nearest_centroids`; numbers of centroids begin with 0 under each coarse centroid.
+    `isa`, `rows`: as for `nearest_centroids`. `members`: offsets ``(coarse + 1,)`` and rows ``(n,)``, both int64: which
+    rows are under each coarse centroid. `centroids`: `packed` and `start`, as for `centroid_dots`, and offsets
+    ``(coarse + 1,)`` int64 of the groups under each coarse centroid. `nearest`, `dots`: as for `nearest_centroids`;
+    numbers of centroids begin with 0 under each coarse centroid.
     """
     offsets, order = members
     packed, start, groups = centroids
@@ -268,22 +244,12 @@ class QuantisedQuery(NamedTuple):
     """A query as ``scale * (d0 + d1 / 254 + d2 / 254**2)``, each digit in -127 to 127: as precise as float32.
 
     Most stages read only the first digit. In the shapes below, ``width = byte_width(dim)``, and a group has 16 tokens,
-    one in each SIMD lane.
-
-    Attributes
-    ----------
-    vectors
-        ``(tokens, dim)`` float32: the query itself.
-    digits
-        ``(3, tokens, width)`` int16, as which they are multiplied one row at a time; zero beyond the dim.
-    rows
-        ``(tokens, width)`` uint8: first digits + 128, to be multiplied with packed centroids.
-    packed
-        ``(3, groups, width / 4, 16, 4)`` int8: the digits packed for SIMD, to be multiplied with document rows.
-    start
-        ``(3, groups, 16)`` int32: ``-128 * (sum of a token's digits)``, which cancels the shift of document rows.
-    scales
-        ``(tokens,)`` float32: scale of each token.
+    one in each SIMD lane. `vectors`: ``(tokens, dim)`` float32: the query itself. `digits`: ``(3, tokens, width)``
+    int16, as which they are multiplied one row at a time; zero beyond the dim. `rows`: ``(tokens, width)`` uint8: first
+    digits + 128, to be multiplied with packed centroids. `packed`: ``(3, groups, width / 4, 16, 4)`` int8: the digits
+    packed for SIMD, to be multiplied with document rows. `start`: ``(3, groups, 16)`` int32:
+    ``-128 * (sum of a token's digits)``, which cancels the shift of document rows. `scales`: ``(tokens,)`` float32:
+    scale of each token.
     """
 
     vectors: np.ndarray
@@ -298,18 +264,8 @@ class QuantisedQuery(NamedTuple):
 def quantise_query(vectors: np.ndarray, digits: int = DIGITS) -> QuantisedQuery:
     """Return a quantised query; the scale of each token is its largest absolute number / 127.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32.
-    digits
-        How many digits to compute, the first ones, in place of three: probing reads only the first.
-
-    Examples
-    --------
-    >>> query = quantise_query(np.array([[1.0, -0.5]], dtype="float32"))
-    >>> query.digits[0, 0, :2].tolist(), round(float(query.scales[0]), 4)
-    ([127, -64], 0.0079)
+    `vectors`: ``(tokens, dim)`` float32; `digits`: how many digits to compute, the first ones, in place of three:
+    probing reads only the first.
     """
     tokens, dim = vectors.shape
     words, groups = 8 * -(-dim // 32), -(-tokens // LANES)  # words of four bytes: byte_width(dim) / 4

@@ -122,16 +122,8 @@ _merge_1, _merge_2, _merge_4 = _merge_of(1), _merge_of(2), _merge_of(4)
 def merge_planes(bits: int, signs: int, low: int, row: int, words: int) -> None:
     """Merge the planes of a token's 1, 2 or 4-bit codes into bytes that kernels multiply.
 
-    Parameters
-    ----------
-    bits
-        1, 2 or 4.
-    signs, low
-        Address of the highest plane, and of the other planes from the highest to the lowest.
-    row
-        Address of ``32 * words`` bytes, written: ``2 * code - (2 ** bits - 1)``, shifted by 128.
-    words
-        Number of words of a plane.
+    `bits`: 1, 2 or 4; `signs`, `low`: address of the highest plane, and of the other planes from the highest to the
+    lowest; `row`: address of ``32 * words`` bytes, written: ``2 * code - (2 ** bits - 1)``, shifted by 128.
     """
     if bits == 4:
         _merge_4(signs, low, row, words)
@@ -255,20 +247,10 @@ def encode_tokens(
 ) -> None:
     """Write the codes of tokens.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32, contiguous.
-    bits
-        8, 4, 2 or 1.
-    signs
-        ``(tokens, sign_words(dim))`` uint32, written; a bit is set where the integer is not negative.
-    codes
-        ``(tokens, dim)`` uint8, written at 8 bits only.
-    planes
-        ``(tokens, bits - 1, sign_words(dim))`` uint32, highest plane first, written at fewer bits only.
-    scales
-        ``(tokens,)`` uint16, written; 0xFF00 or above for a token that holds NaN or infinity.
+    `vectors`: ``(tokens, dim)`` float32, contiguous. `bits`: 8, 4, 2 or 1. `signs`: ``(tokens, sign_words(dim))``
+    uint32, written; a bit is set where the integer is not negative. `codes`: ``(tokens, dim)`` uint8, written at 8 bits
+    only. `planes`: ``(tokens, bits - 1, sign_words(dim))`` uint32, highest plane first, written at fewer bits only.
+    `scales`: ``(tokens,)`` uint16, written; 0xFF00 or above for a token that holds NaN or infinity.
     """
     dim, words = vectors.shape[1], signs.shape[1]
     row = np.zeros(32 * words, dtype=np.uint8)
@@ -361,19 +343,8 @@ def _square(vector: np.ndarray) -> float:
 def load_rows(at: TokenAddresses, shape: CodeShape, count: int, rows: np.ndarray, scales: np.ndarray) -> None:
     """Read up to eight consecutive tokens in the form that kernels multiply.
 
-    Parameters
-    ----------
-    at
-        Addresses of the first token.
-    shape
-        Sizes of the codes.
-    count
-        Number of tokens, 1 to 8.
-    rows
-        ``(8, byte_width(dim))`` uint8, written: integers + 128; bytes beyond the dim are undefined. Rows from `count`
-        on are copies of the last token.
-    scales
-        ``(8,)`` float32, written.
+    `count`: number of tokens, 1 to 8. `rows`: ``(8, byte_width(dim))`` uint8, written: integers + 128; bytes beyond the
+    dim are undefined. Rows from `count` on are copies of the last token. `scales`: ``(8,)`` float32, written.
     """
     rows_at = np.int64(rows.ctypes.data)
     for r in range(ROWS):
@@ -385,14 +356,8 @@ def load_rows(at: TokenAddresses, shape: CodeShape, count: int, rows: np.ndarray
 def load_row(at: TokenAddresses, token: int, shape: CodeShape, row: int) -> None:
     """Write a token to an address in the form that kernels multiply: integers + 128, and any bytes beyond the dim.
 
-    Parameters
-    ----------
-    at, token
-        Addresses of a token, and how many tokens after it the wanted one is.
-    shape
-        Sizes of the codes.
-    row
-        Address of `byte_width(dim)` bytes.
+    `at`, `token`: addresses of a token, and how many tokens after it the wanted one is; `row`: address of
+    `byte_width(dim)` bytes.
     """
     if shape.bits == 8:
         copy_bytes(row, at.codes + token * shape.dim, shape.dim)  # type: ignore[call-arg]
@@ -418,14 +383,8 @@ def unpack_documents(
 ) -> None:
     """Write the tokens of some documents, one document after the other, in the form that kernels multiply.
 
-    Parameters
-    ----------
-    documents, chosen, shape
-        As for `decode_documents`.
-    rows
-        ``(tokens, byte_width(dim))`` uint8, written: integers + 128; beyond the dim 128, which stands for zero.
-    scales
-        ``(tokens,)`` float32, written.
+    `documents`, `chosen`, `shape`: as for `decode_documents`. `rows`: ``(tokens, byte_width(dim))`` uint8, written:
+    integers + 128; beyond the dim 128, which stands for zero. `scales`: ``(tokens,)`` float32, written.
     """
     documents, shape = CodedDocuments(*documents), CodeShape(*shape)
     block = np.empty((ROWS, rows.shape[1]), dtype=np.uint8)
@@ -454,16 +413,9 @@ def unpack_tokens(
 ) -> None:
     """Write some tokens of some documents in the form that kernels multiply.
 
-    Parameters
-    ----------
-    documents, chosen, shape
-        As for `decode_documents`.
-    offsets
-        ``(n + 1,)`` int64, from 0: the number of the first token of each of these documents.
-    numbers
-        ``(tokens,)`` int64: the tokens to write, ascending; with each step back all documents are passed again.
-    rows, scales
-        As for `unpack_documents`.
+    `documents`, `chosen`, `shape`: as for `decode_documents`. `offsets`: ``(n + 1,)`` int64, from 0: the number of the
+    first token of each of these documents. `numbers`: ``(tokens,)`` int64: the tokens to write, ascending; with each
+    step back all documents are passed again. `rows`, `scales`: as for `unpack_documents`.
     """
     documents, shape = CodedDocuments(*documents), CodeShape(*shape)
     count, width, rows_at = len(numbers), rows.shape[1], np.int64(rows.ctypes.data)
@@ -501,16 +453,8 @@ def _prefetch_token(signs: int, codes: int, scales: int, shape: CodeShape) -> No
 def decode_documents(documents: CodedDocuments, chosen: np.ndarray, shape: CodeShape, vectors: np.ndarray) -> None:
     """Write the decoded vectors of some documents, one document after the other.
 
-    Parameters
-    ----------
-    documents
-        `CodedDocuments`, as a plain tuple.
-    chosen
-        ``(n,)`` int64: documents to decode.
-    shape
-        `CodeShape`, as a plain tuple.
-    vectors
-        ``(tokens, dim)`` float32, written.
+    `documents`: `CodedDocuments`, as a plain tuple; `chosen`: ``(n,)`` int64: documents to decode; `shape`:
+    `CodeShape`, as a plain tuple; `vectors`: ``(tokens, dim)`` float32, written.
     """
     documents, shape = CodedDocuments(*documents), CodeShape(*shape)
     block = np.empty((ROWS, 32 * shape.sign_words), dtype=np.uint8)

@@ -26,18 +26,9 @@ def spherical_kmeans(
     """Train unit centroids on some tokens.
 
     The first centroids are the directions of tokens at equal distances in `rows`, and so are those that take the place
-    of centroids without tokens: the result does not depend on threads.
-
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    rows, scales
-        Codes ``(n, width)`` uint8, shifted by 128, and scales ``(n,)`` float32; at least one.
-    iterations
-        Number of iterations.
-    centroids
-        ``(count, dim)`` float32, at most `n`; written.
+    of centroids without tokens: the result does not depend on threads. `isa`: `InstructionSet.argument`. `rows`,
+    `scales`: codes ``(n, width)`` uint8, shifted by 128, and scales ``(n,)`` float32; at least one. `centroids`:
+    ``(count, dim)`` float32, at most `n`; written.
     """
     count, members, width = len(centroids), len(rows), rows.shape[1]
     nearest, dots = np.empty(members, dtype=np.int32), np.empty(members, dtype=np.int32)
@@ -67,14 +58,8 @@ def empty_groups(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 def group_rows(clusters: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> None:
     """Sort rows by their cluster, with a stable counting sort.
 
-    Parameters
-    ----------
-    clusters
-        ``(n,)`` int32: the cluster of each row.
-    offsets
-        ``(clusters + 1,)`` int64, zeros; written: where each cluster begins in `order`.
-    order
-        ``(n,)`` int64, written: the rows.
+    `clusters`: ``(n,)`` int32: the cluster of each row. `offsets`: ``(clusters + 1,)`` int64, zeros; written: where
+    each cluster begins in `order`. `order`: ``(n,)`` int64, written: the rows.
     """
     for i in range(len(clusters)):
         offsets[clusters[i] + 1] += 1
@@ -90,14 +75,8 @@ def group_rows(clusters: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> 
 def pack_rows(centroids: np.ndarray, scale: float, words: np.ndarray, start: np.ndarray) -> None:
     """Quantise centroids to 8 bits and pack them for SIMD: see `latelier.indexes.ivf.lists.pack_centroids`.
 
-    Parameters
-    ----------
-    centroids
-        ``(n, dim)`` float32.
-    scale
-        The value of a code of 1; 0 is taken for a very small number.
-    words, start
-        From `empty_groups`, the codes as int32 ``(groups, width / 4, 16, 1)``; written for these centroids.
+    `centroids`: ``(n, dim)`` float32. `scale`: the value of a code of 1; 0 is taken for a very small number. `words`,
+    `start`: from `empty_groups`, the codes as int32 ``(groups, width / 4, 16, 1)``; written for these centroids.
     """
     dim, divisor = centroids.shape[1], max(np.float32(scale), np.float32(1e-30))
     for c in range(len(centroids)):

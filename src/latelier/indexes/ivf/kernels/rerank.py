@@ -125,24 +125,12 @@ def rerank_scores(
 ) -> None:
     """Write the MaxSim of the chosen documents' codes with one query in 8 bits, and of the best in single precision.
 
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    documents
-        `CodedDocuments`, as a plain tuple.
-    chosen
-        ``(n,)`` int64: documents to score. The earlier the best ones come, the fewer others are scored twice.
-    shape
-        `CodeShape`, as a plain tuple.
-    vectors
-        ``(tokens, dim)`` float32: the query.
-    highest
-        ``(most,)`` float32, minus infinity before the first call for a query: the highest scores in 8 bits so far.
-        A document is scored in single precision if its score in 8 bits is among them. With `most` 0, all are.
-    scores
-        ``(n, 2)`` float32, written: in 8 bits, and in single precision, NaN if the document is not scored so. Minus
-        infinity for a document without tokens.
+    `isa`: `InstructionSet.argument`. `documents`: `CodedDocuments`, as a plain tuple. `chosen`: ``(n,)`` int64:
+    documents to score. The earlier the best ones come, the fewer others are scored twice. `shape`: `CodeShape`, as a
+    plain tuple. `vectors`: ``(tokens, dim)`` float32: the query. `highest`: ``(most,)`` float32, minus infinity before
+    the first call for a query: the highest scores in 8 bits so far. A document is scored in single precision if its
+    score in 8 bits is among them. With `most` 0, all are. `scores`: ``(n, 2)`` float32, written: in 8 bits, and in
+    single precision, NaN if the document is not scored so. Minus infinity for a document without tokens.
     """
     documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), quantise_query(vectors)
     groups, longest = query.packed.shape[1], ROWS

@@ -46,13 +46,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 class SignIntegers(NamedTuple):
     """A query as ``unit * integers``, about.
 
-    Attributes
-    ----------
-    integers
-        ``(tokens, 32 * words)`` int8, in which each four, from the first, have absolute values that add up to at most
-        15; 0 beyond the dim.
-    units
-        ``(tokens,)`` float32.
+    `integers`: ``(tokens, 32 * words)`` int8, in which each four, from the first, have absolute values that add up to
+    at most 15; 0 beyond the dim. `units`: ``(tokens,)`` float32.
     """
 
     integers: np.ndarray
@@ -62,19 +57,7 @@ class SignIntegers(NamedTuple):
 def round_to_integers(vectors: np.ndarray, words: int) -> SignIntegers:
     """Round the first ``32 * words`` dims of a query; the unit is the largest sum of four absolute numbers / 13.5.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32.
-    words
-        Words of sign codes that the integers are multiplied with.
-
-    Examples
-    --------
-    >>> vectors = np.array([[0.5, -1.0, 0.25, 0.5]], dtype="float32")
-    >>> integers, units = round_to_integers(vectors, 1)
-    >>> integers[0, :5].tolist(), round(float(units[0]), 4)
-    ([3, -6, 2, 3, 0], 0.1667)
+    `vectors`: ``(tokens, dim)`` float32.
     """
     tokens = len(vectors)
     rounded = SignIntegers(np.zeros((tokens, 32 * words), dtype="int8"), np.empty(tokens, dtype="float32"))
@@ -106,14 +89,10 @@ _HALF = 16
 class Lookup(NamedTuple):
     """How an instruction set looks up bytes.
 
-    Attributes
-    ----------
-    width
-        Bytes looked up together: 32, those of one query token, or 64, those of two.
-    emit
-        Emits the lookup, ``emit(builder, table, rows)``: address of a table of 16 bytes, `width` bytes which repeat it,
-        or for two query tokens repeat the table of each in 32 bytes; and addresses of rows of `TOKENS` positions, 0 to
-        15 each. Returns `width` bytes for each row.
+    `width`: bytes looked up together: 32, those of one query token, or 64, those of two. `emit`: emits the lookup,
+    ``emit(builder, table, rows)``: address of a table of 16 bytes, `width` bytes which repeat it, or for two query
+    tokens repeat the table of each in 32 bytes; and addresses of rows of `TOKENS` positions, 0 to 15 each. Returns
+    `width` bytes for each row.
     """
 
     width: int
@@ -205,24 +184,10 @@ GROUPS = 8
 def make_sign_tables(integers: np.ndarray) -> np.ndarray:
     """Return the tables of a query.
 
-    Parameters
-    ----------
-    integers
-        From `round_to_integers`, ``(tokens, 32 * words)`` int8.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(pairs, groups, 2, 32)`` uint8, for pairs of query tokens and groups of four dims: ``(sum of integer * sign) +
-        (sum of absolute integers)`` for each value of four bits, twice. A set bit is the sign +1, the lowest bit that
-        of the first dim. The last table is 0 if the number of tokens is odd.
-
-    Examples
-    --------
-    >>> integers = np.zeros((1, 32), dtype="int8")
-    >>> integers[0, :2] = 3, -6
-    >>> make_sign_tables(integers)[0, 0, 0, :4].tolist()
-    [12, 18, 0, 6]
+    `integers`: from `round_to_integers`, ``(tokens, 32 * words)`` int8. Returns: ``(pairs, groups, 2, 32)`` uint8, for
+    pairs of query tokens and groups of four dims: ``(sum of integer * sign) + (sum of absolute integers)`` for each
+    value of four bits, twice. A set bit is the sign +1, the lowest bit that of the first dim. The last table is 0 if
+    the number of tokens is odd.
     """
     tokens, dims = integers.shape
     tables = np.zeros((-(-tokens // 2), dims // GROUP, 2, TOKENS), dtype="uint8")
@@ -372,22 +337,10 @@ def sign_scores(
     """Write ``sum over query tokens of unit * largest sum of lookups`` for each chosen document.
 
     Up to a constant, this is the MaxSim of the query, in the integers of its tables, and the signs of the document.
-
-    Parameters
-    ----------
-    isa
-        `InstructionSet.argument`.
-    documents
-        `CodedDocuments`, as a plain tuple.
-    chosen
-        ``(n,)`` int64: documents to score, with at least one token each.
-    row_bytes
-        Bytes of a token's sign code.
-    query
-        Tables and units of the query, see `make_sign_tables` and `SignIntegers`. The tables may have fewer words than
-        the sign codes; then the first dims are scored.
-    scores
-        ``(n,)`` float32, written; minus infinity where the sum is not finite.
+    `isa`: `InstructionSet.argument`. `documents`: `CodedDocuments`, as a plain tuple. `chosen`: ``(n,)`` int64:
+    documents to score, with at least one token each. `query`: tables and units of the query, see `make_sign_tables` and
+    `SignIntegers`. The tables may have fewer words than the sign codes; then the first dims are scored. `scores`:
+    ``(n,)`` float32, written; minus infinity where the sum is not finite.
     """
     documents = CodedDocuments(*documents)
     tables, units = query
@@ -471,20 +424,8 @@ def _fetch(address: int, end: int) -> int:
 def product_variance(vectors: np.ndarray, dims: int, rows: np.ndarray) -> float:
     """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``, by the first dims.
 
-    Parameters
-    ----------
-    vectors
-        ``(tokens, dim)`` float32.
-    dims
-        Number of dims.
-    rows
-        From `variance_rows`: the tokens to compare with all; with a part of them, the result is an estimate.
-
-    Examples
-    --------
-    >>> ones = np.ones((2, 2), dtype="float32")
-    >>> round(product_variance(ones, 1, np.arange(2)), 6)
-    4.0
+    `vectors`: ``(tokens, dim)`` float32. `rows`: from `variance_rows`: the tokens to compare with all; with a part of
+    them, the result is an estimate.
     """
     tokens = len(vectors)
     directions, norms = np.empty((tokens, dims), dtype=np.float32), np.empty(tokens)
