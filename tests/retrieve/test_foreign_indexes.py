@@ -11,7 +11,7 @@ from latelier.retrieve import Retriever
 from latelier.retrieve.model import ModelIdentity, check_option, storable_options
 
 FINGERPRINT = [0.5] * 384
-GOOD = {"name": "someone/model", "options": {}, "probe": FINGERPRINT}
+GOOD = {"name": "someone/model", "options": {}, "fingerprint": FINGERPRINT}
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +86,15 @@ def test_options_that_may_not_be_stored(filled, tmp_path, option, value):
         {**GOOD, "name": ["a"]},
         {**GOOD, "options": None},
         {**GOOD, "options": [["trust_remote_code", True]]},
-        {**GOOD, "probe": None},
-        {**GOOD, "probe": []},
-        {**GOOD, "probe": {"0": 1}},
-        {**GOOD, "probe": [True] * 384},
-        {**GOOD, "probe": ["0.5"] * 384},
-        {**GOOD, "probe": [1e300] * 384},
-        {**GOOD, "probe": [10**400] * 384},
-        {**GOOD, "probe": [[0.5]] * 384},
-        {**GOOD, "probe": [0.5] * 70_000},
+        {**GOOD, "fingerprint": None},
+        {**GOOD, "fingerprint": []},
+        {**GOOD, "fingerprint": {"0": 1}},
+        {**GOOD, "fingerprint": [True] * 384},
+        {**GOOD, "fingerprint": ["0.5"] * 384},
+        {**GOOD, "fingerprint": [1e300] * 384},
+        {**GOOD, "fingerprint": [10**400] * 384},
+        {**GOOD, "fingerprint": [[0.5]] * 384},
+        {**GOOD, "fingerprint": [0.5] * 70_000},
         {**GOOD, "unstored": "trust_remote_code"},
         {**GOOD, "unstored": [5]},
     ],
@@ -112,10 +112,10 @@ def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, mode
     folder = shutil.copytree(filled, tmp_path / "index")
     with Retriever(model, folder) as retriever:
         fingerprint = retriever._model.identity.fingerprint
-    claim(folder, {**GOOD, "probe": fingerprint, "options": {"trust_remote_code": True}})
+    claim(folder, {**GOOD, "fingerprint": fingerprint, "options": {"trust_remote_code": True}})
     with Retriever(model, folder) as retriever:
         assert len(retriever.search("fruit")) == 1
-    claim(folder, {**GOOD, "probe": fingerprint[::-1], "options": 5})
+    claim(folder, {**GOOD, "fingerprint": fingerprint[::-1], "options": 5})
     with pytest.raises(InvalidArgumentError, match=r"filled by the model 'someone/model' with other weights"):
         Retriever(model, folder)
     claim(folder, 5)

@@ -68,7 +68,7 @@ def test_documents_are_added_by_the_model_itself_while_its_weights_are_the_same(
         assert retriever.search("pears and moons", k=1)[0].id == "new"
     with indexes.open(home / "index") as index:
         identity = ModelIdentity.stored_in(index)
-        index.settings["retriever"] = {**index.settings["retriever"], "probe": identity.fingerprint[::-1]}
+        index.settings["retriever"] = {**index.settings["retriever"], "fingerprint": identity.fingerprint[::-1]}
         encoder_folder(identity).rename(encoder_folder(ModelIdentity.stored_in(index)))
     with Retriever.open(home / "index") as retriever:  # as if the weights had changed since the export
         assert len(retriever.search("pears")) == len(TEXTS) + 1

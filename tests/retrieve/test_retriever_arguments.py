@@ -93,7 +93,7 @@ def test_documents_that_cannot_be_stored(retriever):
 def test_models_indexes_and_options_of_other_types(model):
     for arguments, message in [
         ({"model": 5}, r"received 5 \(int\) as the model; expected a ColBERT or a name"),
-        ({"model": model, "index": 5}, r"received 5 \(int\) as the index; expected an Index, a folder or None"),
+        ({"model": model, "index": 5}, r"received 5 \(int\) as a path"),
         ({"model_options": ["a"]}, r"as model_options; expected a dict"),
         ({"model": model, "index": "a\ud800"}, r"received 'a\\ud800' \(str\) as a path"),
         ({"model": model, "index": "a\0b"}, r"received 'a\\x00b' \(str\) as a path"),

@@ -98,7 +98,7 @@ def retriever_setting(rng: random.Random, catalog: sqlite3.Connection, victim: P
     if isinstance(options, dict) and rng.random() < 0.5:
         options["trust_remote_code"] = True
     probe = rng.choice([[0.0] * 8, [], None, "x", [1e308] * 8, [[1]], ["x"] * 8])
-    stored: Any = {"name": model, "options": options, "probe": probe}
+    stored: Any = {"name": model, "options": options, "fingerprint": probe}
     stored = rng.choice([stored] * 6 + [[], "x", {"name": model}, None])
     catalog.execute("INSERT OR REPLACE INTO user_setting VALUES ('retriever', ?)", (json.dumps(stored),))
     return f"retriever {json.dumps(stored)[:300]}"

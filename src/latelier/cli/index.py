@@ -298,17 +298,15 @@ def _export_encoder(retriever: Retriever) -> None:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
 
 
-def _make_index(
-    folder: Path, kind: Kind, shards: int | None, replicas: int | None, max_memory: str | None
-) -> Index | None:
-    """Make an index in a new folder; None for a `Flat`, which is made once the model is loaded."""
+def _make_index(folder: Path, kind: Kind, shards: int | None, replicas: int | None, max_memory: str | None) -> Index:
+    """Make an index in a new folder."""
     from latelier import indexes
 
     if shards is not None:
         return indexes.Sharded(folder, shards=shards, replicas=replicas, index=kind.value, max_memory=max_memory)
     if replicas is not None:
         raise typer.BadParameter("only an index of shards has replicas; add --shards.", param_hint="--replicas")
-    return None if kind is Kind.FLAT else indexes.IVF(folder, max_memory=max_memory)
+    return (indexes.Flat if kind is Kind.FLAT else indexes.IVF)(folder, max_memory=max_memory)
 
 
 def _check_kind(index: Index, folder: Path, kind: Kind | None) -> None:
@@ -337,30 +335,18 @@ def _open_or_make(
     folder: Path,
     model: str | None,
     device: str | None,
-    make: Callable[[], Index | None],
+    make: Callable[[], Index],
     kind: Kind | None,
     max_memory: str | None,
     computing: dict[str, str],
 ) -> Retriever:
     """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
     from latelier.retrieve import Retriever
-    from latelier.retrieve.model import ModelIdentity, open_if_made, stored_model
+    from latelier.retrieve.model import open_with_model
 
-    given: dict[str, Any] = {"device": device, "model_options": computing or None}
-    opened = open_if_made(folder, max_memory=max_memory)
-    if opened is None:
-        index = make()
-        if index is None:
-            return Retriever(model, folder, **given, max_memory=max_memory)
-        return Retriever(model, index, **given)
-    try:
-        _check_kind(opened, folder, kind)
-        if model is None and opened.dim is None and ModelIdentity.stored_in(opened) is None:
-            return Retriever(None, opened, **given)
-        return Retriever(stored_model(folder, opened, model, device, "auto", computing), opened)
-    except BaseException:
-        opened.close()
-        raise
+    options: dict[str, Any] = {"device": device, "computing": computing, "max_memory": max_memory}
+    check = partial(_check_kind, folder=folder, kind=kind)
+    return Retriever(*open_with_model(folder, model, make=make, check=check, **options))
 
 
 def copy(

@@ -322,9 +322,9 @@ def open_target(
 def _open_or_make(folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, like: Source) -> Index:
     from latelier import indexes
     from latelier.errors import InvalidArgumentError
-    from latelier.retrieve.model import open_if_made
+    from latelier.retrieve.model import find_index
 
-    index = open_if_made(folder)
+    index = find_index(folder)
     if index is not None:
         wanted = {"kind": kind, "nbits": nbits, "shards": shards}
         there = {"kind": _kind_of(index), "nbits": getattr(index, "nbits", None)}

@@ -26,7 +26,7 @@ from latelier.integrations.common import (
 )
 from latelier.integrations.conditions import SqlCondition, combine, equals, in_order, metadata_field, negate, one_of
 from latelier.retrieve import Retriever
-from latelier.retrieve.model import check_query_backend
+from latelier.retrieve.model import check_backend
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
@@ -232,7 +232,7 @@ class HaystackRetriever:
             )
         if isinstance(retriever, Retriever) and (model, device, backend) != (None, None, "auto"):
             raise InvalidArgumentError("model, device and backend are for a folder, not for an open Retriever.")
-        check_query_backend(backend, model)
+        check_backend(backend, model)
         self.top_k = check_count("top_k", top_k)
         self.filters = filters
         self.filter_policy = FilterPolicy.from_str(filter_policy) if isinstance(filter_policy, str) else filter_policy

@@ -1,16 +1,12 @@
-"""The model of an index: identity, exported encoder, opening, queries.
+"""The model of an index: opening it, which model it is, and encoding with it.
 
-The weights behind a name can change, and queries encoded with other weights give plausible but wrong results. So the
-embedding of a fixed sentence is stored as the model's fingerprint: on any device and in any floating type, equal
-weights give nearly equal fingerprints, and other weights do not. An index may come from an untrusted source, so only
-known option names with values of known types and ranges are accepted; none of them can name code.
+The weights behind a name can change, and queries encoded with other weights give plausible but wrong results. So an
+index stores the mean embedding of a fixed sentence as its model's fingerprint: equal weights give nearly equal
+fingerprints on any device and in any dtype, other weights do not.
 
-Float32 by torch and by ONNX Runtime are equal to 1e-5 and the half precisions nearly so, so an index does not store
-them. Vectors in int8 differ: an index that was filled in int8 stores it, and its queries are encoded in int8 as well.
-
-An index may come from an untrusted source, and ONNX Runtime is not made for files of such sources. So no encoder is
-read from the folder of an index: an index only names its model, and an encoder that this user has exported from a model
-of the same name, options and fingerprint is found by a hash of these three.
+An index may come from an untrusted source. What it says about its model is accepted only if it is of known names, types
+and ranges, none of which can name code. And no encoder is read from its folder: an encoder that this user has exported
+from a model of the same name, options and fingerprint is found in the cache folder by a hash of these three.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +29,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierErro
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
 from latelier.indexes.store.checks import CATALOG
-from latelier.models.exported import DESCRIPTION_FILE, is_own, is_whole
+from latelier.models.exported import DESCRIPTION_FILE, ExportedEncoder, is_own, is_whole
 from latelier.models.location import DEFAULT_MODEL
 from latelier.models.tokens import token_starts, tokenizer_lock, tokenizer_offsets
 from latelier.models.untrusted import load, load_untrusted
@@ -43,362 +39,76 @@ from latelier.utils.files import cache_folder, check_unicode, is_folder
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT
-    from latelier.models.exported import ExportedEncoder
-
-__all__ = [
-    "INT8",
-    "Computation",
-    "ModelIdentity",
-    "QueryModel",
-    "check_option",
-    "check_query_backend",
-    "checked_queries",
-    "encoder_folder",
-    "export_encoder",
-    "find_encoder",
-    "given_model",
-    "is_exported",
-    "is_same_model",
-    "model_fingerprint",
-    "open_encoder",
-    "open_existing",
-    "open_if_made",
-    "open_or_make",
-    "storable_options",
-    "stored_model",
-]
-
-# Returns one matrix per text.
-EncodeDocuments: TypeAlias = Callable[[list[str]], Any]
-
-# The key among the settings of the index.
-_SETTING = "retriever"
-_SENTENCE = "Late interaction compares every word of a question with every word of a text."
-# Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
-# other models give about 0.
-_LEAST_COSINE = 0.97
-_LONGEST_NAME = 4096  # characters, the longest path
-_MOST_DIMENSIONS = 65_536
-_LARGEST_NUMBER = 1_000_000
-_LONGEST_TEXT = 10_000
-_REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
 
 
-class ModelIdentity(NamedTuple):
-    """The name of a model, the options stored with it, its fingerprint, and the names of options that are not stored.
+def open_with_model(
+    place: PathLike | Index,
+    model: PathLike | None = None,
+    *,
+    device: str | None = None,
+    backend: str = "auto",
+    computing: Mapping[str, Any] | None = None,
+    read_only: bool = False,
+    max_memory: int | str | None = None,
+    make: Callable[[], Index] | None = None,
+    check: Callable[[Index], None] | None = None,
+) -> tuple[QueryModel, Index]:
+    """Open an index with the model that filled it, or with the one that the user names: what a `Retriever` is made of.
 
-    The name is None for a model that was given as an object.
+    Arguments are those of `Retriever.open`, and `computing`: the model's own ``backend`` and ``compute_dtype``. `check`
+    may refuse an existing index before its model is loaded. `make` makes an index where there is none, after the model
+    is loaded; with it, an empty index that names no model gets the default model.
     """
-
-    name: str | None
-    options: dict[str, Any]
-    fingerprint: list[float]
-    unstored: list[str]
-
-    @classmethod
-    def of(cls, encode: EncodeDocuments, name: str | None, options: Mapping[str, Any]) -> ModelIdentity:
-        """Return the identity of a model, given its `encode_document`, and the name and options it was loaded with."""
-        stored = storable_options(options)
-        return cls(name, stored, model_fingerprint(encode), sorted(set(options) - set(stored)))
-
-    @classmethod
-    def stored_in(cls, index: Index) -> ModelIdentity | None:
-        """Return the identity of the model that filled an index; None if no retriever filled it.
-
-        Raises `IndexFormatError` if the stored identity is malformed, or has options that may not be stored.
-        """
-        stored = _read_setting(index)
-        if stored is None:
-            return None
-        (name, fingerprint), (options, unstored) = _check_name_and_fingerprint(stored), _check_options(stored)
-        return cls(name, options, fingerprint, unstored)
-
-    def store_in(self, index: Index) -> None:
-        """Store that this model fills the index."""
-        index.settings[_SETTING] = {
-            "name": self.name,
-            "options": self.options,
-            "probe": self.fingerprint,
-            "unstored": self.unstored,
-        }
-
-    def check(self, index: Index) -> None:
-        """Check that an index is empty or was filled by this model.
-
-        The options are not compared: users who pass a model have already chosen its options.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the dimensions or the fingerprints differ.
-        IndexFormatError
-            If the stored fingerprint is malformed.
-        """
-        if index.dim is None:
-            return
-        stored = _read_setting(index)
-        name, fingerprint = (None, None) if stored is None else _check_name_and_fingerprint(stored)
-        filler = f"the model {short(name)}" if name else "another model"
-        if index.dim != len(self.fingerprint):
-            raise InvalidArgumentError(
-                f"the index holds embeddings of {index.dim} dimensions, this model makes {len(self.fingerprint)}: it "
-                f"was filled by {filler}. Retriever.open(path) loads the model that an index names; or make a new "
-                "index."
-            )
-        if fingerprint and not is_same_model(fingerprint, self.fingerprint):
-            raise InvalidArgumentError(
-                f"the index was filled by {filler} with other weights than this model has, so their embeddings cannot "
-                "be compared. Retriever.open(path) loads the model that an index names; or make a new index."
-            )
-
-
-def model_fingerprint(encode: EncodeDocuments) -> list[float]:
-    """Return the mean of the token vectors of a fixed sentence, ``(dim,)``, rounded to four digits.
-
-    `encode`: a model's `encode_document`.
-
-    Examples
-    --------
-    >>> from latelier.models import load
-    >>> fingerprint = model_fingerprint(load(device="cpu").encode_document)
-    >>> len(fingerprint), is_same_model(fingerprint, fingerprint)
-    (384, True)
-    >>> is_same_model(fingerprint, [0.1] * 384)
-    False
-    """
-    vectors = TokenEmbeddings.from_list(encode([_SENTENCE])).to("numpy").to("float32")[0]
-    return [round(float(value), 4) for value in np.mean(vectors, axis=0)]
-
-
-def is_same_model(left: Sequence[float], right: Sequence[float]) -> bool:
-    """Whether two fingerprints are of the same weights: their cosine is at least 0.97."""
-    if len(left) != len(right):
-        return False
-    cosine = np.dot(left, right) / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12)
-    return bool(cosine >= _LEAST_COSINE)
-
-
-def storable_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those options of loading a model that an index may store.
-
-    Options that could name code, files, credentials or another loader (``trust_remote_code``, ``model_kwargs``,
-    ``token``, ``backend``, ...) are never stored.
-    """
-    stored = {name: value for name, value in options.items() if name in _OPTIONS and _OPTIONS[name][0](value)}
-    return {name: int(value) if is_count(value) else value for name, value in stored.items()}  # integers of numpy
-
-
-def check_option(name: str, value: Any) -> None:
-    """Check that an option may be stored.
-
-    Raises `InvalidArgumentError` if the name is unknown, or the value has another type or is out of range.
-    """
-    if name not in _OPTIONS:
-        raise InvalidArgumentError(f"the option {short(name)} is not one of {', '.join(_OPTIONS)}.")
-    is_storable, expected = _OPTIONS[name]
-    if not is_storable(value):
-        raise InvalidArgumentError(f"the option {name} is {describe(value)}; expected {expected}.")
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or is_count(value, most=_LARGEST_NUMBER)
-
-
-def _is_text(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and len(value) <= _LONGEST_TEXT)
-
-
-def _are_prompts(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict)
-        and len(value) <= 100
-        and all(isinstance(key, str) and len(key) <= 100 and isinstance(text, str) for key, text in value.items())
-        and all(map(_is_text, value.values()))
-    )
-
-
-def _is_revision(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and bool(_REVISION.fullmatch(value)) and ".." not in value)
-
-
-def _is_int8(value: Any) -> bool:
-    return isinstance(value, str) and value == "int8"
-
-
-def _is_similarity(value: Any) -> bool:
-    return value is None or value in ("maxsim", "meanmaxsim")
-
-
-_NUMBER = (_is_number, f"an integer from 1 to {_LARGEST_NUMBER:,}")
-# Each option that may be stored: whether a value is valid, and what a message says is expected.
-_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "embedding_size": _NUMBER,
-    "max_length_query": _NUMBER,
-    "max_length_document": _NUMBER,
-    "truncate_dim": _NUMBER,
-    "prompts": (_are_prompts, "texts by name"),
-    "default_prompt_name": (_is_text, f"a text of at most {_LONGEST_TEXT:,} characters"),
-    "similarity_fn_name": (_is_similarity, "'maxsim' or 'meanmaxsim'"),
-    "compute_dtype": (_is_int8, "'int8'"),
-    "revision": (_is_revision, "the name of a branch, a tag or a commit"),
-}
-
-_FOREIGN = "the index describes its model in a form that this library does not write"
-_PASS_MODEL = "If you know the model, pass it: Retriever(model, path), or --model on the command line."
-_FORGET = (
-    "If you know the model, del index.settings['retriever'] removes the description, and Retriever(model, index) then "
-    "accepts the model unchecked."
-)
-
-
-def _read_setting(index: Index) -> Any:
-    """Return what an index stores about its model, unchecked; None if it stores nothing."""
+    check_backend(backend, model)
+    index = find_index(place, read_only=read_only, max_memory=max_memory)
+    if index is None and make is None:
+        index = indexes.open(place, read_only=read_only)  # type: ignore[arg-type]  # raises: there is no index
     try:
-        return index.settings.get(_SETTING)
-    except LatelierError:
+        if index is not None and check is not None:
+            check(index)
+        if index is not None and (make is None or index.dim is not None or ModelIdentity.stored_in(index)):
+            query_model = _stored_model(index, model, device, backend, computing or {})
+        else:
+            query_model = given_model(model, device, computing)
+        query_model.prepare()
+        if index is None:
+            return query_model, make()
+        query_model.check(index)
+        return query_model, index
+    except BaseException:
+        if index is not None and index is not place:
+            index.close()
         raise
-    except (ValueError, RecursionError) as error:  # malformed JSON, or JSON nested too deeply
-        raise IndexFormatError(f"{_FOREIGN}: {error}. {_FORGET}") from error
 
 
-def _check_name_and_fingerprint(stored: Any) -> tuple[str | None, list[float]]:
-    if not isinstance(stored, dict):
-        raise IndexFormatError(f"{_FOREIGN}: {describe(stored)}. {_FORGET}")
-    name, fingerprint = stored.get("name"), stored.get("probe")
-    if name is not None and not (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME):
-        raise IndexFormatError(f"{_FOREIGN}: the name {describe(name)}. {_FORGET}")
-    if (
-        not isinstance(fingerprint, list)
-        or not 0 < len(fingerprint) <= _MOST_DIMENSIONS
-        or not all(type(value) in (int, float) and -1e6 <= value <= 1e6 for value in fingerprint)
-    ):
-        raise IndexFormatError(f"{_FOREIGN}: the fingerprint {describe(fingerprint)}. {_FORGET}")
-    return name, fingerprint
+def find_index(
+    place: PathLike | Index | None, *, read_only: bool = False, max_memory: int | str | None = None
+) -> Index | None:
+    """Return the index at a place: an open one, or the one in a folder; None if there is none yet.
 
-
-def _check_options(stored: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options, and the names of the options that were not stored."""
-    options, unstored = stored.get("options"), stored.get("unstored", [])
-    if not isinstance(options, dict):
-        raise IndexFormatError(f"{_FOREIGN}: the options {describe(options)}. {_PASS_MODEL}")
-    for option, value in options.items():
-        try:
-            check_option(option, value)
-        except InvalidArgumentError as error:
-            raise IndexFormatError(f"{_FOREIGN}: {error} {_PASS_MODEL}") from error
-    if not isinstance(unstored, list) or not all(isinstance(each, str) for each in unstored):
-        raise IndexFormatError(f"{_FOREIGN}: the names of options {describe(unstored)}. {_PASS_MODEL}")
-    return options, [cut(each, 60) for each in unstored[:20]]
-
-
-# The option that an index stores.
-INT8 = {"compute_dtype": "int8"}
-_EQUAL_BACKENDS = (None, "torch", "onnx", "auto")
-
-
-class Computation(NamedTuple):
-    """The options of a model, divided into what computes and all others.
-
-    `backend`: as in `latelier.models.ColBERT`; None for its default, or ONNX Runtime for int8. `compute_dtype`: as in
-    `latelier.models.ColBERT.encode`.
-
-    Examples
-    --------
-    >>> given = {"backend": "auto", "compute_dtype": "int8", "dim": 64}
-    >>> computation = Computation.of(given)
-    >>> computation.loading_options, computation.identity_options
-    ({'dim': 64, 'backend': 'auto'}, {'dim': 64, 'compute_dtype': 'int8'})
-    >>> Computation.of({"compute_dtype": "int8"}).loading_options
-    {'backend': 'onnx'}
+    There is none yet while another process makes one: the classes of indexes expect that process, and open or make the
+    index as it comes.
     """
-
-    backend: str | None
-    compute_dtype: str
-    others: dict[str, Any]
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Computation:
-        """Divide the options that a model is given by a user, or by an index."""
-        others = dict(options)
-        backend, compute_dtype = others.pop("backend", None), others.pop("compute_dtype", "auto")
-        return cls("onnx" if backend is None and compute_dtype == "int8" else backend, compute_dtype, others)
-
-    @property
-    def loading_options(self) -> dict[str, Any]:
-        """The options to load the model with."""
-        return self.others if self.backend is None else {**self.others, "backend": self.backend}
-
-    @property
-    def identity_options(self) -> dict[str, Any]:
-        """The options that say which vectors the model makes."""
-        options = {**self.others, **(INT8 if self.compute_dtype == "int8" else {})}
-        return options if self.backend in _EQUAL_BACKENDS else {**options, "backend": self.backend}
-
-    def check_stored(self, stored: Mapping[str, Any]) -> None:
-        """Check that this does not ask for int8 where an index was filled without, or the reverse."""
-        is_int8 = stored.get("compute_dtype") == "int8"
-        if self.compute_dtype != "auto" and (self.compute_dtype == "int8") != is_int8:
-            filled = "in int8" if is_int8 else "in another dtype than int8"
+    if isinstance(place, Index):
+        if read_only or max_memory is not None:
             raise InvalidArgumentError(
-                f"received compute_dtype={self.compute_dtype!r}, but the index was filled {filled}; omit it, or make "
-                "a new index."
+                f"received read_only={read_only} and max_memory={short(max_memory)} for an open index; they are for "
+                "one given by its folder. Open the index with them."
             )
-
-
-def encoder_folder(identity: ModelIdentity) -> Path:
-    """Return the folder for the exported encoder of a model, in the cache folder; it need not exist.
-
-    `identity`: the name, options and fingerprint of the model, as an index stores them.
-    """
-    content = json.dumps([identity.name, identity.options, identity.fingerprint], sort_keys=True)
-    return cache_folder() / "encoders" / hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def export_encoder(model: ColBERT, identity: ModelIdentity) -> Path:
-    """Export a model for the indexes that store this identity, unless there is a whole export; return the folder."""
-    folder = encoder_folder(identity)
-    if not (is_own(folder) and is_whole(folder)):
-        from latelier.models.onnx import export
-
-        export(model, folder, compute_dtype=identity.options.get("compute_dtype", "float32"))
-    return folder
-
-
-def find_encoder(identity: ModelIdentity) -> ExportedEncoder | None:
-    """Return the exported encoder of a model; None if there is none that can be used.
-
-    It cannot be used if it is damaged, others can write it, or ONNX Runtime is missing.
-    """
-    folder = encoder_folder(identity)
-    if find_spec("onnxruntime") is None or not is_exported(folder) or not is_own(folder):
+        return place
+    if place is None:
         return None
     try:
-        return open_encoder(folder)
-    except ModelLoadError:
-        return None
+        return indexes.open(place, read_only=read_only, max_memory=max_memory)
+    except IndexFormatError:
+        # A catalog, with what SQLite puts beside it, is there before the index is described in it.
+        if all(path.name.startswith(CATALOG) for path in (Path(place).iterdir() if is_folder(Path(place)) else ())):
+            return None
+        raise
 
 
-def is_exported(folder: Any) -> bool:
-    """Whether a folder holds an exported encoder."""
-    try:
-        return (Path(folder) / DESCRIPTION_FILE).is_file()
-    except (OSError, ValueError):  # a name that is no path
-        return False
-
-
-def open_encoder(folder: Any) -> ExportedEncoder:
-    """Open an exported encoder."""
-    from latelier.models.exported import ExportedEncoder
-
-    return ExportedEncoder(folder)
-
-
-def check_query_backend(backend: Any, model: Any) -> None:
-    """Check what is to encode the queries of an index, before the index is opened.
-
-    `backend`: ``"auto"``, ``"onnx"`` or ``"torch"``, see `latelier.retrieve.Retriever.open`. `model`: name or folder of
-    the model, or folder of an exported encoder, that the user names; None: the index's own.
-    """
+def check_backend(backend: Any, model: Any) -> None:
+    """Check what is to encode queries, and the model that the user names, before the index is opened."""
     if not isinstance(model, (str, os.PathLike, type(None))):
         raise InvalidArgumentError(
             f"received {describe(model)} as the model to open an index with; expected its name or folder. With a "
@@ -414,21 +124,296 @@ def check_query_backend(backend: Any, model: Any) -> None:
         )
 
 
-class QueryModel:
-    """A model by name and options, its exported encoder, or both.
+def given_model(model: Any, device: str | None = None, options: Mapping[str, Any] | None = None) -> QueryModel:
+    """Return the model that a user gives: an object, a name or folder, an exported encoder, or None for the default."""
+    if not isinstance(options, (Mapping, type(None))):
+        raise InvalidArgumentError(f"received {describe(options)} as model_options; expected a dict.")
+    if isinstance(model, QueryModel):
+        return model
+    if not isinstance(model, (str, os.PathLike, type(None))):
+        from latelier.models import ColBERT
 
-    Parameters
-    ----------
-    name
-        Name or folder of the model; None for one that was given as an object.
-    options
-        The options that it is loaded with.
-    load
-        Loads it; called once, when the model is first needed. None if there is only an exported encoder.
-    encoder
-        Encodes queries as the model does, without torch; None: the model encodes them.
-    compute_dtype
-        What the model computes in, as in `latelier.models.ColBERT.encode`.
+        if not isinstance(model, ColBERT):
+            raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
+        if device is not None or options:
+            raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
+        return QueryModel(None, {}, lambda: model)
+    name = os.fspath(DEFAULT_MODEL if model is None else model)
+    if is_folder(Path(name)):  # as an absolute path, so that the index can be opened from any working directory
+        name = str(Path(name).resolve())
+    if not is_exported(name):
+        computation = Computation.of(options or {})
+        loaded = load(name, device=device, **computation.loading_options)
+        return QueryModel(name, computation.identity_options, lambda: loaded, None, computation.compute_dtype)
+    if device not in (None, "cpu"):
+        raise InvalidArgumentError(f"{short(name)} is an exported encoder, which runs on the CPU; omit the device.")
+    if options:
+        raise InvalidArgumentError(
+            f"{short(name)} is an exported encoder, which has the options that its model was exported with; omit "
+            f"model_options: {', '.join(map(short, options))}."
+        )
+    return QueryModel(name, {}, None, ExportedEncoder(name))
+
+
+def _stored_model(
+    index: Index, model: PathLike | None, device: str | None, backend: str, computing: Mapping[str, Any]
+) -> QueryModel:
+    """Return the model that an index names, or the one that the user names, loaded with the options that it stores."""
+    try:
+        stored = ModelIdentity.stored_in(index)
+    except IndexFormatError:
+        if model is None:
+            raise
+        stored = None
+    options = dict(stored.options) if stored else {}
+    asked, is_int8 = computing.get("compute_dtype", "auto"), options.get("compute_dtype") == "int8"
+    if index.dim is not None and asked != "auto" and (asked == "int8") != is_int8:
+        filled = "in int8" if is_int8 else "in another dtype than int8"
+        raise InvalidArgumentError(
+            f"received compute_dtype={asked!r}, but the index was filled {filled}; omit it, or make a new index."
+        )
+    if model is not None:
+        return given_model(model, device, computing if is_exported(model) else {**options, **computing})
+    if stored is None or stored.name is None:
+        raise InvalidArgumentError(
+            f"{index!r} does not name its model: it is empty, or was filled with embeddings or with a model given as "
+            "an object. Give the model: Retriever(model, path), or --model."
+        )
+    if stored.unstored:
+        raise InvalidArgumentError(
+            f"{index!r} was filled by {short(stored.name)} with options that are not stored: "
+            f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
+        )
+    on_cpu, name = device in (None, "cpu"), stored.name
+    if backend == "onnx" and not on_cpu:
+        raise InvalidArgumentError(
+            f"received backend='onnx' with device={device!r}; an exported encoder runs on the CPU. Omit one."
+        )
+    encoder = _exported_encoder(stored) if backend != "torch" and on_cpu else None
+    if backend == "onnx" and encoder is None:
+        raise InvalidArgumentError(
+            f"this machine has no exported encoder of the model {short(name)}: make one with "
+            "Retriever.export_encoder() or latelier index, which need the extra 'onnx'; or use backend=\"torch\"."
+        )
+    if not on_cpu or backend == "torch":  # which do not compute in int8
+        options.pop("compute_dtype", None)
+    computation = Computation.of({**options, **computing})
+    loading = computation.loading_options
+    return QueryModel(
+        name, stored.options, lambda: load_untrusted(name, device, **loading), encoder, computation.compute_dtype
+    )
+
+
+class Computation(NamedTuple):
+    """The options of a model: those to load it with, what it computes in, and those that say which vectors it makes.
+
+    Float32 by torch and by ONNX Runtime are equal to 1e-5, and the half precisions nearly so, but int8 is not: an index
+    that was filled in int8 stores that, and its queries are encoded in int8 as well.
+    """
+
+    loading_options: dict[str, Any]
+    compute_dtype: str
+    identity_options: dict[str, Any]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Computation:
+        """Divide the options that a user gives, or that an index stores."""
+        others = dict(options)
+        backend, dtype = others.pop("backend", None), others.pop("compute_dtype", None) or "auto"
+        identity = {**others, "compute_dtype": "int8"} if dtype == "int8" else dict(others)
+        if backend is None and dtype == "int8":
+            backend = "onnx"
+        if backend not in (None, "torch", "onnx", "auto"):  # whose vectors may differ
+            identity["backend"] = backend
+        return cls(others if backend is None else {**others, "backend": backend}, dtype, identity)
+
+
+# The key among the settings of the index.
+_SETTING = "retriever"
+_SENTENCE = "Late interaction compares every word of a question with every word of a text."
+# Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
+# other models give about 0.
+_LEAST_COSINE = 0.97
+_LONGEST_NAME = 4096  # characters, the longest path
+_MOST_DIMENSIONS = 65_536
+_FOREIGN = "the index describes its model in a form that this library does not write"
+_PASS_MODEL = "If you know the model, pass it: Retriever(model, path), or --model on the command line."
+_FORGET = (
+    "If you know the model, del index.settings['retriever'] removes the description, and Retriever(model, index) then "
+    "accepts the model unchecked."
+)
+
+
+class ModelIdentity(NamedTuple):
+    """The name of a model, its options, its fingerprint, and the names of options that an index does not store.
+
+    The name is None for a model that was given as an object.
+    """
+
+    name: str | None
+    options: dict[str, Any]
+    fingerprint: list[float]
+    unstored: list[str]
+
+    @classmethod
+    def stored_in(cls, index: Index) -> ModelIdentity | None:
+        """Return the identity of the model that filled an index; None if no retriever filled it.
+
+        Raises `IndexFormatError` if it is malformed, or has options that may not be stored.
+        """
+        stored = _read_identity(index)
+        if stored is None:
+            return None
+        options, unstored = stored.get("options"), stored.get("unstored", [])
+        if not isinstance(options, dict):
+            raise IndexFormatError(f"{_FOREIGN}: the options {describe(options)}. {_PASS_MODEL}")
+        for option, value in options.items():
+            try:
+                check_option(option, value)
+            except InvalidArgumentError as error:
+                raise IndexFormatError(f"{_FOREIGN}: {error} {_PASS_MODEL}") from error
+        if not isinstance(unstored, list) or not all(isinstance(name, str) for name in unstored):
+            raise IndexFormatError(f"{_FOREIGN}: the names of options {describe(unstored)}. {_PASS_MODEL}")
+        return cls(stored["name"], options, stored["fingerprint"], [cut(name, 60) for name in unstored[:20]])
+
+    def store_in(self, index: Index) -> None:
+        """Store that this model fills the index."""
+        index.settings[_SETTING] = self._asdict()
+
+    def check(self, index: Index) -> None:
+        """Raise `InvalidArgumentError` if an index was filled by another model.
+
+        The options are not compared: users who pass a model have already chosen its options.
+        """
+        if index.dim is None:
+            return
+        stored = _read_identity(index) or {"name": None, "fingerprint": None}
+        filler = f"the model {short(stored['name'])}" if stored["name"] else "another model"
+        if index.dim != len(self.fingerprint):
+            raise InvalidArgumentError(
+                f"the index holds embeddings of {index.dim} dimensions, this model makes {len(self.fingerprint)}: it "
+                f"was filled by {filler}. Retriever.open(path) loads the model that an index names; or make a new "
+                "index."
+            )
+        if stored["fingerprint"] and not is_same_model(stored["fingerprint"], self.fingerprint):
+            raise InvalidArgumentError(
+                f"the index was filled by {filler} with other weights than this model has, so their embeddings cannot "
+                "be compared. Retriever.open(path) loads the model that an index names; or make a new index."
+            )
+
+
+def _read_identity(index: Index) -> dict[str, Any] | None:
+    """Return what an index stores about its model, its name and fingerprint checked, its options not."""
+    try:
+        stored = index.settings.get(_SETTING)
+    except LatelierError:
+        raise
+    except (ValueError, RecursionError) as error:  # malformed JSON, or JSON nested too deeply
+        raise IndexFormatError(f"{_FOREIGN}: {error}. {_FORGET}") from error
+    if stored is None:
+        return None
+    if not isinstance(stored, dict):
+        raise IndexFormatError(f"{_FOREIGN}: {describe(stored)}. {_FORGET}")
+    name, fingerprint = stored.get("name"), stored.get("fingerprint")
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME):
+        raise IndexFormatError(f"{_FOREIGN}: the name {describe(name)}. {_FORGET}")
+    if (
+        not isinstance(fingerprint, list)
+        or not 0 < len(fingerprint) <= _MOST_DIMENSIONS
+        or not all(type(value) in (int, float) and -1e6 <= value <= 1e6 for value in fingerprint)
+    ):
+        raise IndexFormatError(f"{_FOREIGN}: the fingerprint {describe(fingerprint)}. {_FORGET}")
+    return {**stored, "name": name}
+
+
+def is_same_model(left: Sequence[float], right: Sequence[float]) -> bool:
+    """Whether two fingerprints are of the same weights."""
+    if len(left) != len(right):
+        return False
+    cosine = np.dot(left, right) / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12)
+    return bool(cosine >= _LEAST_COSINE)
+
+
+_LARGEST_NUMBER = 1_000_000
+_LONGEST_TEXT = 10_000
+_REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+def _are_prompts(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) <= 100 and all(map(_is_text, (*value, *value.values())))
+
+
+_NUMBER = (lambda value: is_count(value, most=_LARGEST_NUMBER), f"an integer from 1 to {_LARGEST_NUMBER:,}")
+# Each option that may be stored: whether a value, if it is not None, is valid, and what a message says is expected.
+# Options that could name code, files, credentials or another loader (trust_remote_code, token, ...) are not among them.
+_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "embedding_size": _NUMBER,
+    "max_length_query": _NUMBER,
+    "max_length_document": _NUMBER,
+    "truncate_dim": _NUMBER,
+    "prompts": (_are_prompts, "texts by name"),
+    "default_prompt_name": (_is_text, f"a text of at most {_LONGEST_TEXT:,} characters"),
+    "similarity_fn_name": (lambda value: value in ("maxsim", "meanmaxsim"), "'maxsim' or 'meanmaxsim'"),
+    "compute_dtype": (lambda value: value == "int8", "'int8'"),
+    "revision": (
+        lambda value: isinstance(value, str) and bool(_REVISION.fullmatch(value)) and ".." not in value,
+        "the name of a branch, a tag or a commit",
+    ),
+}
+
+
+def check_option(name: str, value: Any) -> None:
+    """Raise `InvalidArgumentError` if an index may not store an option of loading a model."""
+    if name not in _OPTIONS:
+        raise InvalidArgumentError(f"the option {short(name)} is not one of {', '.join(_OPTIONS)}.")
+    is_storable, expected = _OPTIONS[name]
+    if value is not None and not is_storable(value):
+        raise InvalidArgumentError(f"the option {name} is {describe(value)}; expected {expected}.")
+
+
+def storable_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those options of loading a model that an index may store."""
+    stored = {}
+    for name, value in options.items():
+        if name in _OPTIONS and (value is None or _OPTIONS[name][0](value)):
+            stored[name] = int(value) if is_count(value) else value  # integers of numpy
+    return stored
+
+
+def encoder_folder(identity: ModelIdentity) -> Path:
+    """Return the folder for the exported encoder of a model, in the cache folder; it need not exist."""
+    content = json.dumps([identity.name, identity.options, identity.fingerprint], sort_keys=True)
+    return cache_folder() / "encoders" / hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def is_exported(folder: Any) -> bool:
+    """Whether a folder holds an exported encoder."""
+    try:
+        return (Path(folder) / DESCRIPTION_FILE).is_file()
+    except (OSError, ValueError):  # a name that is no path
+        return False
+
+
+def _exported_encoder(identity: ModelIdentity) -> ExportedEncoder | None:
+    """Open the exported encoder of a model; None if there is none, it is damaged, or others can write it."""
+    folder = encoder_folder(identity)
+    if find_spec("onnxruntime") is None or not is_exported(folder) or not is_own(folder):
+        return None
+    try:
+        return ExportedEncoder(folder)
+    except ModelLoadError:
+        return None
+
+
+class QueryModel:
+    """A model by name and options, its exported encoder, or both; the encoder encodes queries without torch.
+
+    `name`: None for a model that was given as an object. `load`: called once, when the model itself is first needed;
+    None if there is only an exported encoder.
     """
 
     def __init__(
@@ -439,80 +424,10 @@ class QueryModel:
         encoder: ExportedEncoder | None = None,
         compute_dtype: str = "auto",
     ) -> None:
-        self.name, self.options, self.encoder = name, dict(options), encoder
-        self.compute_dtype = compute_dtype
+        self.name, self.options, self.encoder, self.compute_dtype = name, dict(options), encoder, compute_dtype
         self._load, self._lock = load, threading.Lock()
         self._loaded: ColBERT | None = None
         self._identity: ModelIdentity | None = None
-
-    @classmethod
-    def given(cls, model: Any, compute_dtype: str = "auto") -> QueryModel:
-        """Return a model that was given as an object; raise `InvalidArgumentError` for anything else."""
-        from latelier.models import ColBERT
-
-        if not isinstance(model, ColBERT):
-            raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
-        return cls(None, {}, lambda: model, compute_dtype=compute_dtype)
-
-    @classmethod
-    def named(cls, name: str, device: str | None, options: Mapping[str, Any]) -> QueryModel:
-        """Load a model or open an exported encoder that the user names."""
-        if not is_exported(name):
-            computation = Computation.of(options)
-            model = load(name, device=device, **computation.loading_options)
-            dtype = computation.compute_dtype
-            return cls(name, computation.identity_options, lambda: model, compute_dtype=dtype)
-        if device not in (None, "cpu"):
-            raise InvalidArgumentError(f"{short(name)} is an exported encoder, which runs on the CPU; omit the device.")
-        if options:
-            raise InvalidArgumentError(
-                f"{short(name)} is an exported encoder, which has the options that its model was exported with; omit "
-                f"model_options: {', '.join(map(short, options))}."
-            )
-        return cls(name, {}, None, open_encoder(name))
-
-    @classmethod
-    def stored(
-        cls, identity: ModelIdentity, device: str | None, backend: str, computing: Mapping[str, Any] | None = None
-    ) -> QueryModel:
-        """Return the model that an index names, with its exported encoder if this machine has one.
-
-        Parameters
-        ----------
-        identity
-            The name, options and fingerprint that the index stores.
-        device
-            Where to load the model; a GPU excludes the exported encoder.
-        backend
-            ``"auto"``, ``"onnx"`` or ``"torch"``, see `latelier.retrieve.Retriever.open`.
-        computing
-            The backend and the dtype of the model itself, where they are not the default.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the backend is ``"onnx"`` and the device is a GPU, or there is no exported encoder.
-        """
-        on_cpu = device in (None, "cpu")
-        if backend == "onnx" and not on_cpu:
-            raise InvalidArgumentError(
-                f"received backend='onnx' with device={device!r}; an exported encoder runs on the CPU. Omit one."
-            )
-        encoder = find_encoder(identity) if backend != "torch" and on_cpu else None
-        if backend == "onnx" and encoder is None:
-            raise InvalidArgumentError(
-                f"this machine has no exported encoder of the model {short(identity.name)}: make one with "
-                "Retriever.export_encoder() or latelier index, which need the extra 'onnx'; or use backend=\"torch\"."
-            )
-        name = str(identity.name)
-        options = dict(identity.options)
-        if not on_cpu or backend == "torch":  # which do not compute in int8
-            options.pop("compute_dtype", None)
-        computation = Computation.of({**options, **(computing or {})})
-        options = computation.loading_options
-        return cls(
-            name, identity.options, lambda: load_untrusted(name, device, **options), encoder, computation.compute_dtype
-        )
 
     @property
     def loaded(self) -> ColBERT:
@@ -534,7 +449,10 @@ class QueryModel:
     def identity(self) -> ModelIdentity:
         """The name, the storable options and the fingerprint of the model, or of an encoder without a model."""
         if self._identity is None:
-            self._identity = ModelIdentity.of(self._encode_document, self.name, self.options)
+            stored = storable_options(self.options)
+            vectors = TokenEmbeddings.from_list(self._encode_whole([_SENTENCE])).to("numpy").to("float32")[0]
+            fingerprint = [round(float(value), 4) for value in np.mean(vectors, axis=0)]
+            self._identity = ModelIdentity(self.name, stored, fingerprint, sorted(set(self.options) - set(stored)))
         return self._identity
 
     def prepare(self) -> None:
@@ -543,19 +461,24 @@ class QueryModel:
             _ = self.identity
 
     def check(self, index: Index) -> None:
-        """Check that an index is empty or was filled by this model.
+        """Raise `InvalidArgumentError` if an index was filled by another model.
 
         An exported encoder in the cache folder needs no check: it is found by the identity that the index stores.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the dimensions or the fingerprints differ.
-        IndexFormatError
-            If the stored fingerprint is malformed.
         """
         if self.encoder is None or self._load is None:
             self.identity.check(index)
+
+    def export(self, index: Index) -> Path:
+        """Export the encoder for indexes that name this model as `index` does, unless there is a whole export."""
+        if self.name is None:
+            raise InvalidArgumentError("the model was given as an object, which no index names; give it by name.")
+        model, identity = self.loaded, ModelIdentity.stored_in(index) or self.identity
+        folder = encoder_folder(identity)
+        if not (is_own(folder) and is_whole(folder)):
+            from latelier.models.onnx import export
+
+            export(model, folder, compute_dtype=identity.options.get("compute_dtype", "float32"))
+        return folder
 
     @property
     def dim(self) -> int:
@@ -581,23 +504,17 @@ class QueryModel:
         precision: str | None = None,
         bar: Any = None,
     ) -> TokenEmbeddings:
-        """Return the token vectors of some documents.
+        """Return the token vectors of some documents; arguments are those of `Retriever.add`, and a progress bar."""
 
-        Parameters
-        ----------
-        texts
-            The documents.
-        batch_size
-            Texts of maximum length per batch; batches of shorter texts hold more.
-        pool_factor
-            About how many token vectors are pooled into one, see `latelier.models.pool_tokens`; 1: none.
-        precision
-            Number format of the vectors; None: as the model computes them.
-        bar
-            A progress bar to update; None for none.
-        """
+        def reduced(vectors: TokenEmbeddings) -> TokenEmbeddings:
+            if pool_factor != 1:
+                from latelier.models.pooling import pool_tokens
+
+                vectors = pool_tokens(vectors, pool_factor)
+            return vectors if precision is None else vectors.to(precision)
+
         if self._load is None:
-            vectors = self._reduced(TokenEmbeddings.from_list(self._encode_document(texts)), pool_factor, precision)
+            vectors = reduced(TokenEmbeddings.from_list(self._encode_whole(texts)))
             if bar is not None:
                 bar.update(len(texts))
             return vectors
@@ -606,13 +523,14 @@ class QueryModel:
         dtype, dim = self.compute_dtype, self.loaded.truncate_dim
         job = Job("document", batch_size=batch_size, compute_dtype=dtype, truncate_dim=dim)
         windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None, bar=bar)
-        return TokenEmbeddings.concatenate([self._reduced(window, pool_factor, precision) for window in windows])
+        return TokenEmbeddings.concatenate([reduced(window) for window in windows])
 
-    def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return where the tokens of texts begin, see `latelier.models.tokens`."""
-        if self.encoder is not None:
-            return token_starts(self.encoder.text_offsets, texts)
-        return token_starts(tokenizer_offsets(self.loaded.tokenizer), texts)
+    def _encode_whole(self, texts: Sequence[str]) -> list[Any]:
+        """Return the token vectors of documents as the model makes them."""
+        if self.encoder is not None and self._load is None:
+            return self.encoder.encode_documents(texts)
+        options = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
+        return list(self.loaded.encode_document(list(texts), **options))
 
     @property
     def document_limits(self) -> tuple[int, int | None]:
@@ -623,6 +541,12 @@ class QueryModel:
         with tokenizer_lock(model.tokenizer):
             empty = model.tokenizer(model.prompts.get("document") or "", truncation=False, verbose=False)
         return len(empty["input_ids"]), model.max_length_document
+
+    def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the first character of each token of each text."""
+        if self.encoder is not None:
+            return token_starts(self.encoder.text_offsets, texts)
+        return token_starts(tokenizer_offsets(self.loaded.tokenizer), texts)
 
     def tokens(self, text: str, *, is_query: bool) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for."""
@@ -650,151 +574,6 @@ class QueryModel:
             return self.encoder.join(tokens)
         tokenizer: Any = self.loaded.tokenizer
         return str(tokenizer.convert_tokens_to_string(tokens))
-
-    def export(self, index: Index) -> Path:
-        """Export the encoder for indexes that name this model as `index` does; see `Retriever.export_encoder`."""
-        if self.name is None:
-            raise InvalidArgumentError("the model was given as an object, which no index names; give it by name.")
-        return export_encoder(self.loaded, ModelIdentity.stored_in(index) or self.identity)
-
-    def _reduced(self, vectors: TokenEmbeddings, pool_factor: int, precision: str | None) -> TokenEmbeddings:
-        """Return pooled vectors in a number format."""
-        if pool_factor != 1:
-            from latelier.models.pooling import pool_tokens
-
-            vectors = pool_tokens(vectors, pool_factor)
-        return vectors if precision is None else vectors.to(precision)
-
-    def _encode_document(self, texts: Sequence[str]) -> list[Any]:
-        """Return the token vectors of documents by the model itself, or by an encoder without a model."""
-        if self.encoder is not None and self._load is None:
-            return self.encoder.encode_documents(texts)
-        options = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
-        return list(self.loaded.encode_document(list(texts), **options))
-
-
-def open_if_made(folder: Path, **options: Any) -> Index | None:
-    """Open the index in a folder; return None if there is none yet, even if another process has begun to make one.
-
-    The classes of indexes expect that process, and open or make the index as it comes. `folder`: the folder; it may be
-    missing. `**options`: arguments of `latelier.indexes.open`. Raises `LatelierError` if the folder holds other files,
-    or its index cannot be opened.
-
-    Examples
-    --------
-    >>> print(open_if_made(Path("no-folder")))
-    None
-    """
-    names = [path.name for path in folder.iterdir()] if is_folder(folder) else []
-    if not names:
-        return None
-    try:
-        return indexes.open(folder, **options)
-    except IndexFormatError:
-        # A catalog, with what SQLite puts beside it, is there before the index is described in it.
-        if all(name.startswith(CATALOG) for name in names):
-            return None
-        raise
-
-
-def given_model(model: Any, device: str | None = None, options: Mapping[str, Any] | None = None) -> QueryModel:
-    """Return the model that a user gives.
-
-    `model`: a model, its name or folder, the folder of an exported encoder, or None for the default model; `device`,
-    `options`: where and how to load a model given by name.
-    """
-    if not isinstance(options, (Mapping, type(None))):
-        raise InvalidArgumentError(f"received {describe(options)} as model_options; expected a dict.")
-    if isinstance(model, QueryModel):
-        return model
-    if isinstance(model, (str, os.PathLike, type(None))):
-        return QueryModel.named(_portable_name(DEFAULT_MODEL if model is None else model), device, options or {})
-    given = QueryModel.given(model)
-    if device is not None or options:
-        raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
-    return given
-
-
-def stored_model(
-    path: PathLike | Index,
-    index: Index,
-    model: PathLike | None,
-    device: str | None,
-    backend: str,
-    computing: Mapping[str, Any] | None = None,
-) -> QueryModel:
-    """Return the model that filled an index, or the one that the user names in its place.
-
-    `path`, `index`: the folder of the index, or the index itself, for messages; and the index. `model`: name or folder
-    of a model, loaded with the options that the index stores, or of an exported encoder; None for the model that the
-    index names. `device`, `backend`: see `latelier.retrieve.Retriever.open`. `computing`: the ``backend`` and the
-    ``compute_dtype`` of the model itself, where they are not the default.
-    """
-    options, computing = _stored_options(index), computing or {}
-    if index.dim is not None:
-        Computation.of(computing).check_stored(options)
-    if model is not None:
-        return given_model(model, device, computing if is_exported(model) else {**options, **computing})
-    stored, which = ModelIdentity.stored_in(index), repr(index) if path is index else f"the index in {path}"
-    if stored is None or stored.name is None:
-        raise InvalidArgumentError(
-            f"{which} does not name its model: it is empty, or was filled with embeddings or with a model given as an "
-            "object. Give the model: Retriever(model, path), or --model."
-        )
-    if stored.unstored:
-        raise InvalidArgumentError(
-            f"{which} was filled by {short(stored.name)} with options that are not stored: "
-            f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
-        )
-    return QueryModel.stored(stored, device, backend, computing)
-
-
-def open_existing(path: PathLike | Index, read_only: bool, max_memory: int | str | None) -> Index:
-    """Open the index in a folder; an open index is returned.
-
-    `read_only`, `max_memory`: how to open the folder; raises `IndexFormatError` if there is no index in the folder.
-    """
-    if not isinstance(path, Index):
-        return indexes.open(path, read_only=read_only, max_memory=max_memory)
-    if read_only or max_memory is not None:
-        raise InvalidArgumentError(
-            f"received read_only={read_only} and max_memory={short(max_memory)} for an open index; they are for one "
-            "given by its folder. Open the index with them."
-        )
-    return path
-
-
-def open_or_make(path: Index | PathLike | None, max_memory: int | str | None = None) -> Index:
-    """Open the index in a folder; make a `latelier.indexes.Flat` in an empty or missing one, or in memory for None.
-
-    `path`: the folder, None, or an index, which is returned.
-    """
-    if isinstance(path, Index):
-        if max_memory is not None:
-            raise InvalidArgumentError(
-                f"received max_memory={short(max_memory)} for an open index; it is for one given by its folder. Open "
-                "the index with max_memory."
-            )
-        return path
-    if not isinstance(path, (str, os.PathLike, type(None))):
-        raise InvalidArgumentError(f"received {describe(path)} as the index; expected an Index, a folder or None.")
-    opened = None if path is None else open_if_made(Path(path), max_memory=max_memory)
-    return indexes.Flat(path, max_memory=max_memory) if opened is None else opened
-
-
-def _stored_options(index: Index) -> dict[str, Any]:
-    """Return the stored options of the model that filled an index; none if they are malformed."""
-    try:
-        stored = ModelIdentity.stored_in(index)
-    except IndexFormatError:
-        return {}
-    return stored.options if stored else {}
-
-
-def _portable_name(model: PathLike) -> str:
-    """Return a folder as an absolute path, so that the index can be opened from any working directory."""
-    name = os.fspath(model)
-    return str(Path(name).resolve()) if is_folder(Path(name)) else name
 
 
 def checked_queries(texts: Any, name: str = "queries") -> list[str]:

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import Hit, Id, Index, WhyNotReport
+from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import Fusion, Mode, Parameters, PathLike
 from latelier.retrieve.explanation import Explanation, explain_document
 from latelier.retrieve.indexing import Filling
 from latelier.retrieve.model import (
     QueryModel,
-    check_query_backend,
     checked_queries,
+    find_index,
     given_model,
-    open_existing,
-    open_or_make,
-    stored_model,
+    open_with_model,
 )
 from latelier.retrieve.passages import Passages, StoredDocuments
 from latelier.retrieve.results import Result
@@ -115,7 +113,8 @@ class Retriever(NotCopied):
     ) -> None:
         self._model = given_model(model, device, model_options)
         self._model.prepare()
-        self.index = open_or_make(index, max_memory)
+        opened = find_index(index, max_memory=max_memory)
+        self.index = Flat(index, max_memory=max_memory) if opened is None else opened  # type: ignore[arg-type]
         try:
             self._model.check(self.index)
         except LatelierError:
@@ -182,14 +181,8 @@ class Retriever(NotCopied):
         ...     retriever.search("fruit")[0].id
         'a'
         """
-        check_query_backend(backend, model)
-        index = open_existing(path, read_only, max_memory)
-        try:
-            return cls(stored_model(path, index, model, device, backend), index)
-        except BaseException:
-            if index is not path:
-                index.close()
-            raise
+        options: dict[str, Any] = {"device": device, "backend": backend, "read_only": read_only}
+        return cls(*open_with_model(path, model, max_memory=max_memory, **options))
 
     @property
     def model(self) -> ColBERT:

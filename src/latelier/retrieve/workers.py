@@ -274,7 +274,8 @@ class _Worker:
 
         torch.set_num_threads(threads)
         loaded = torch.load(io.BytesIO(model), map_location="cpu", weights_only=False)
-        self._model = QueryModel.given(loaded.to("cuda" if on_gpu else "cpu"), compute_dtype)
+        placed = loaded.to("cuda" if on_gpu else "cpu")
+        self._model = QueryModel(None, {}, lambda: placed, compute_dtype=compute_dtype)
 
     def process_id(self) -> int:
         """Return the id of the process, once the model is loaded."""
