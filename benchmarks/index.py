@@ -34,7 +34,7 @@ from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import evaluate, load_beir
 from latelier.indexes.ivf.index import Thresholds
-from latelier.scores.engines.one_pass import maxsim
+from latelier.scores.maxsim import maxsim
 
 K = 10
 STREAMED = 100_000  # collections of at least this many documents are not held in memory

@@ -1,4 +1,4 @@
-"""top_k against sorting the whole matrix."""
+"""top_k against sorting the whole matrix, and the alignment of one query with one document against a loop."""
 
 import itertools
 
@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
+from latelier.errors import EmbeddingsError
 from latelier.scores import colbert, colbert_scores, top_k
-from latelier.scores.topk import TopK
-from naive import naive_matrix, ragged
+from latelier.scores.topk import TopK, align
+from naive import naive_matrix, naive_maxsim, ragged
 
 pytestmark = pytest.mark.processor
 
@@ -51,12 +51,6 @@ def test_no_documents_and_no_queries():
     assert [tuple(t.shape) for t in top_k(none, some, 3)] == [(0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("k", [0, -1, 1.5, True])
-def test_k_has_to_be_a_positive_integer(k):
-    with pytest.raises(InvalidArgumentError, match=f"received k={k}; expected an integer of at least 1"):
-        top_k(ragged([2]), ragged([2]), k)
-
-
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
 def test_scores_that_are_not_a_number_come_last(k):
     documents = [[[0.5]], [[np.nan]], [[-2.0]], [[np.nan]], [[1.0]]]
@@ -82,3 +76,37 @@ def test_the_running_top_k_equals_one_stable_sort(blocks, k):
     order = np.argsort(-scores, kind="stable")[:k]
     assert best.numbers[0].tolist() == order.tolist()
     assert best.scores[0].tolist() == scores[order].tolist()
+
+
+@pytest.mark.parametrize(("queries", "tokens"), [(1, 1), (4, 7), (32, 3)])
+def test_positions_and_similarities_are_those_of_a_loop(queries, tokens):
+    query, document = ragged([queries, tokens], seed=queries)
+    positions, similarities, matrix = align(query, document)
+    for i in range(queries):
+        row = [float(query[i] @ token) for token in document]
+        assert matrix[i].tolist() == pytest.approx(row, abs=1e-5)
+        assert positions[i] == row.index(max(row))
+        assert similarities[i] == pytest.approx(max(row), abs=1e-5)
+    assert similarities.sum() == pytest.approx(naive_maxsim(query, document), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_views_and_matrices_of_numpy_are_aligned_by_their_numbers():
+    query, document = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[-0.5, -1.0], [0.5, 0.25]])
+    for made in (torch._neg_view(-torch.from_numpy(query)), np.matrix(query)):
+        alignment = align(made, np.matrix(document))
+        assert (alignment.positions.tolist(), alignment.similarities.tolist()) == ([1, 1], [0.5, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("query", "document", "message"),
+    [
+        (np.ones((1, 2)), np.ones((1, 3)), "the query has dim 2, the document 3"),
+        (np.ones((1, 2)), np.ones((0, 2)), "the document has no token"),
+        (np.ones(2), np.ones((1, 2)), r"a query of type ndarray and shape \(2,\)"),
+        (np.ones((1, 2)), [[1.0, 2.0]], "a document of type list and shape None"),
+    ],
+)
+def test_matrices_that_cannot_be_aligned(query, document, message):
+    with pytest.raises(EmbeddingsError, match=message):
+        align(query, document)

@@ -65,18 +65,6 @@ def test_all_forms_give_the_same_scores(monkeypatch):
     torch.testing.assert_close(ours.xtr_scores(*packed, top_k=4), expected)
 
 
-def test_all_tokens_retrieved_is_mean_maxsim():
-    (queries, _), (documents, mask) = padded(3, 4), padded(5, 6, seed=1)
-    expected = ours.colbert_scores(queries, documents, documents_mask=mask) / 4
-    torch.testing.assert_close(ours.xtr_scores(queries, documents, documents_mask=mask, top_k=30), expected)
-
-
-def test_documents_without_tokens_score_minus_infinity():
-    query = np.array([[1.0, 0.0]], dtype="float32")
-    documents = TokenEmbeddings(np.array([[0.5, 0.0]], dtype="float32"), [0, 0, 1])
-    assert ours.xtr_scores([query], documents, top_k=3).tolist() == [[-torch.inf, 0.5]]
-
-
 def test_sides_of_two_dtypes_and_no_documents_at_all():
     query, document = np.array([[1.0, 0.0]]), np.array([[0.5, 0.0]], dtype="float32")
     assert ours.xtr_scores([query], [document]).tolist() == [[0.5]]

@@ -6,7 +6,7 @@ enough for tens of thousands of documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from latelier.indexes.store.snapshot import Snapshot
 from latelier.indexes.store.storage import StoredSizes
 from latelier.indexes.stored import MemoryReport, StoredIndex, plan_memory
 from latelier.kernels.threads import FirstUse
+from latelier.scores.maxsim import maxsim, maxsim_numpy
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice
 from latelier.utils.ragged import lengths_to_offsets
@@ -139,14 +140,14 @@ class Flat(StoredIndex):
     def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         tokens = sum(part.tokens for part in parts)
         by_kernels = self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
-        maxsim = _by_kernels() if by_kernels else _by_numpy()
+        score = maxsim if by_kernels else maxsim_numpy
         plan = None if self._max_memory is None else self.memory
         # Without kernels, the process may not search again.
         releases = not by_kernels or (plan is not None and len(plan.read) > 0)
         for part in parts:
             block = self._block if plan is None else _block_within(plan, part, queries)
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
-            for positions, scores in score_blocks(vectors, part.positions, queries, maxsim, block):
+            for positions, scores in score_blocks(vectors, part.positions, queries, score, block):
                 best.add(scores, part.segment.numbers[positions])
                 if releases:
                     release_memory(part.segment.arrays["vectors"])
@@ -161,19 +162,7 @@ def _block_within(plan: MemoryReport, part: Part, queries: TokenEmbeddings) -> B
     return BlockSize(min(size.tokens, share // (4 * queries.dim)), scores)
 
 
-def _by_kernels() -> Callable[[TokenEmbeddings, TokenEmbeddings], np.ndarray]:
-    from latelier.scores.engines import one_pass
-
-    return one_pass.maxsim
-
-
-def _by_numpy() -> Callable[[TokenEmbeddings, TokenEmbeddings], np.ndarray]:
-    from latelier.scores.engines import uncompiled
-
-    return uncompiled.maxsim
-
-
 def _load_kernels() -> None:
     """Compile the kernels of a search, or load them from disk, by one small search."""
     one = TokenEmbeddings(np.ones((1, 1), dtype="float32"), [0, 1])
-    _by_kernels()(one, one)
+    maxsim(one, one)

@@ -1,8 +1,8 @@
 """Late-interaction scores.
 
-`inputs` reads what users pass, and `engines` computes MaxSim for it (`engines.choice` picks one). A scoring variant
-other than MaxSim is a module like `xtr`: it reads the same inputs and computes its own scores, for all pairs, for pairs
-and for distillation.
+`inputs` reads what users pass, and an `engine` computes MaxSim for it (`colbert` chooses one). A scoring variant other
+than MaxSim is a module like `xtr`: it reads the same inputs and computes its own scores, for all pairs, for pairs and
+for distillation.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The three public functions, choice of engine.
+"""MaxSim scores of all pairs, of pairs and for distillation, top k, and the choice of an engine.
 
 ``score(q, d) = sum over query tokens i of max over document tokens j of <q_i, d_j>`` (Khattab and Zaharia, 2020,
 ColBERT, https://arxiv.org/abs/2004.12832). A masked document token is minus infinity before the maximum, so it never
@@ -19,51 +19,23 @@ import numpy as np
 import torch
 
 from latelier.errors import InvalidArgumentError
+from latelier.scores.cpu import Int8Engine, PackedEngine, TorchEngine
 from latelier.scores.cuda import FusedEngine, is_installed
 from latelier.scores.engine import Engine, needs_gradient
-from latelier.scores.engines.int8 import Int8Engine
-from latelier.scores.engines.packed import PackedEngine
-from latelier.scores.engines.padded import TorchEngine
 from latelier.scores.inputs import Side, check_pairs, documents_per_query, read_sides
 from latelier.scores.topk import TopK
 from latelier.utils import check_count
 from latelier.utils.checks import check_choice
 
-__all__ = ["Backend", "choose_engine", "colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise", "top_k"]
+__all__ = ["Backend", "colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise", "top_k"]
 
 Backend: TypeAlias = Literal["auto", "packed", "int8", "torch", "fused"]
 
 _ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (PackedEngine(), Int8Engine(), TorchEngine(), FusedEngine())
 }
-
-
-def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
-    """Return the engine for these inputs.
-
-    `backend`: ``"auto"``, or an engine by name: ``"packed"`` (CPU), ``"int8"`` (CPU, integer products, no gradient),
-    ``"fused"`` (CUDA, with Triton) or ``"torch"`` (any device, any floating dtype). Returns: with ``"auto"``: on the
-    CPU int8 for int8 documents and packed for others, on CUDA fused where it is installed and fits; torch elsewhere,
-    and for gradients in double precision, which the kernels do not have.
-    """
-    if isinstance(backend, str) and backend == "auto":
-        return _ENGINES[_best(queries, documents)]
-    check_choice("backend", backend, ["auto", *_ENGINES])
-    engine = _ENGINES[backend]
-    unfit = engine.unfit(queries, documents)
-    if unfit:
-        raise InvalidArgumentError(f"backend {backend!r} {unfit}; use 'auto'.")
-    engine.require()
-    return engine
-
-
-def _best(queries: Side, documents: Side) -> str:
-    if _ENGINES["fused"].unfit(queries, documents) is None and is_installed():
-        return "fused"
-    double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
-    if _ENGINES["packed"].unfit(queries, documents) or (double and needs_gradient(queries, documents)):
-        return "torch"
-    return "int8" if documents.vectors.dtype == torch.int8 and not needs_gradient(queries, documents) else "packed"
+# Scores of one block of `top_k`: 4M float32 = 16 MiB.
+_BLOCK_SCORES = 1 << 22
 
 
 def colbert_scores(
@@ -206,10 +178,6 @@ def colbert_kd_scores(
     return choose_engine(backend, queries, documents).grouped(queries, documents)
 
 
-# Scores of one block: 4M float32 = 16 MiB.
-_BLOCK_SCORES = 1 << 22
-
-
 def top_k(
     queries_embeddings: Any,
     documents_embeddings: Any,
@@ -263,3 +231,29 @@ def top_k(
         torch.from_numpy(np.array(best.scores, dtype="float32").reshape(len(queries), width)),
         torch.from_numpy(np.array(best.numbers, dtype="int64").reshape(len(queries), width)),
     )
+
+
+def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
+    """Return the engine for these inputs.
+
+    With ``"auto"``: on the CPU int8 for int8 documents and packed for others, on CUDA fused where it is installed and
+    fits; torch elsewhere, and for gradients in double precision, which the kernels do not have.
+    """
+    if isinstance(backend, str) and backend == "auto":
+        return _ENGINES[_best(queries, documents)]
+    check_choice("backend", backend, ["auto", *_ENGINES])
+    engine = _ENGINES[backend]
+    unfit = engine.unfit(queries, documents)
+    if unfit:
+        raise InvalidArgumentError(f"backend {backend!r} {unfit}; use 'auto'.")
+    engine.require()
+    return engine
+
+
+def _best(queries: Side, documents: Side) -> str:
+    if _ENGINES["fused"].unfit(queries, documents) is None and is_installed():
+        return "fused"
+    double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
+    if _ENGINES["packed"].unfit(queries, documents) or (double and needs_gradient(queries, documents)):
+        return "torch"
+    return "int8" if documents.vectors.dtype == torch.int8 and not needs_gradient(queries, documents) else "packed"

@@ -20,7 +20,6 @@ from latelier.scores.inputs import Side
 if TYPE_CHECKING:
     from latelier.scores.triton import Rows
 
-__all__ = ["FusedEngine", "is_installed"]
 
 # Ampere: older GPUs have no bfloat16 to multiply.
 _CAPABILITY = (8, 0)

@@ -12,14 +12,11 @@ import torch
 
 from latelier.scores.inputs import Side
 
-__all__ = ["Engine", "needs_gradient", "off_cpu", "outside_graphs"]
-
 
 class Engine(ABC):
-    """An implementation of MaxSim."""
+    """An implementation of MaxSim; `name` is the value of ``backend=`` that selects it."""
 
     name: str
-    """The value of ``backend=`` that selects the engine."""
 
     @abstractmethod
     def unfit(self, queries: Side, documents: Side) -> str | None:
@@ -38,13 +35,6 @@ class Engine(ABC):
         """Score each of ``b`` queries against its own ``n`` of ``b * n`` documents: ``(b, n)`` float32."""
 
 
-def off_cpu(queries: Side, documents: Side) -> str | None:
-    """Return why a CPU engine cannot score these inputs, or None if both are on the CPU."""
-    if queries.vectors.device.type != "cpu" or documents.vectors.device.type != "cpu":
-        return f"is for the CPU, but the documents are on {documents.vectors.device}"
-    return None
-
-
 def needs_gradient(queries: Side, documents: Side) -> bool:
     """Whether the scores need a gradient."""
     return torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
@@ -54,12 +44,10 @@ _Returned = TypeVar("_Returned")
 
 
 def outside_graphs(function: Callable[..., _Returned]) -> Callable[..., _Returned]:
-    """Make a function run uncompiled, inside compiled models too, as `torch.compiler.disable` does.
+    """Make a function that calls kernels run uncompiled, inside compiled models too.
 
     `torch.compiler.disable` imports torch's compiler, which takes 130 MB and a second even in a program that only
     searches an index. It is called here only if the compiler has been imported already: otherwise there is no graph.
-    `function`: a function that calls kernels of numba or Triton, which a graph cannot contain; returns: the function,
-    called with the same arguments.
     """
 
     @cache

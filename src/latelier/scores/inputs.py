@@ -14,8 +14,6 @@ from latelier.arrays import as_booleans, as_matrices, as_tensor, dtype_name, is_
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 
-__all__ = ["Side", "check_pairs", "documents_per_query", "read_sides"]
-
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from latelier.arrays import is_array, is_tensor
 from latelier.errors import EmbeddingsError
 
-__all__ = ["Alignment", "TopK", "align"]
-
 
 class TopK:
     """The k best documents of each query so far.

@@ -19,8 +19,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["Rows", "add_gradients", "best_tokens"]
-
 # Vectors of up to so many numbers are read whole, and those of a program's queries stay on the chip.
 _WIDEST = 128
 # Documents per program, if that leaves several programs for each of the GPU's processors.

@@ -17,7 +17,7 @@ from latelier.indexes.ivf.codec import SIGNS, Codec
 from latelier.indexes.ivf.layout import sign_words
 from latelier.indexes.ivf.parameters import SearchParameters, most_without_signs, product_variance_by_numpy
 from latelier.indexes.store.segments import Part
-from latelier.scores.engines.uncompiled import maxsim
+from latelier.scores.maxsim import maxsim_numpy as maxsim
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 __all__ = ["hamming_scores_by_numpy", "search_by_numpy"]

@@ -1,0 +1,196 @@
+"""MaxSim of packed embeddings on the CPU, without gradients; to import it imports neither torch nor numba.
+
+`maxsim` multiplies and takes the maxima in one pass (`kernels.float_maxsim`), in several threads, each on its own
+documents. Sums are float32 for every dtype, so a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
+
+`maxsim_int8` multiplies int8 codes with one scale per token, ``x ~ s * c``, where each number is off by at most half a
+scale. So for unit vectors of dim ``n`` a similarity is off by at most ``sqrt(n) / 254`` from each side (by
+Cauchy-Schwarz; in practice a tenth of that), and a score by that times the number of query tokens. The dot products
+themselves are exact integers, so all instruction sets give the same scores to the last bit.
+
+`maxsim_numpy` needs no kernel: it serves the first searches of a process, see `latelier.kernels.threads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latelier.arrays import dtype_name, is_tensor, torch_dtype
+from latelier.embeddings import TokenEmbeddings
+from latelier.kernels.threads import for_ranges
+from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+
+if TYPE_CHECKING:
+    import torch
+
+# More query tokens than this are scored in several passes: 512 KiB of 128 float32 each, in the second-level cache.
+_QUERY_TOKENS = 1024
+# Similarities of one block of numpy: 1M float32 = 4 MiB, small enough for a cache and large enough for a product.
+_BLOCK_ELEMENTS = 1 << 20
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def maxsim(queries: TokenEmbeddings, documents: TokenEmbeddings | AddressedDocuments) -> np.ndarray:
+    """Score every query against every document: ``(queries, documents)`` float32; both of one dim, in any dtype.
+
+    A document without tokens scores minus infinity, a query without tokens 0 elsewhere.
+    """
+    scores = np.empty((len(queries), len(documents)), dtype=np.float32)
+    maxsim_into(scores, queries, documents)
+    return scores
+
+
+def maxsim_into(
+    scores: np.ndarray,
+    queries: TokenEmbeddings,
+    documents: TokenEmbeddings | AddressedDocuments,
+    positions: np.ndarray | None = None,
+) -> None:
+    """Write the scores of `maxsim`, and the position of each best token.
+
+    `positions` is ``(query tokens, documents)`` int32: of equal tokens the first, -1 for a document without tokens.
+    """
+    if not isinstance(documents, AddressedDocuments):
+        documents = AddressedDocuments.of_packed(documents)
+    for first, last in split_by_rows(queries.offsets, _QUERY_TOKENS):
+        tokens = slice(queries.offsets[first], queries.offsets[last])
+        of_share = positions[tokens] if positions is not None else None
+        _score_share(scores[first:last], queries[first:last], documents, of_share)
+
+
+def _score_share(
+    scores: np.ndarray, queries: TokenEmbeddings, documents: AddressedDocuments, positions: np.ndarray | None
+) -> None:
+    from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS
+    from latelier.kernels.float_maxsim import NO_POSITIONS, Documents, Queries, pack_queries, score_range
+    from latelier.kernels.instruction_sets import instruction_set
+
+    isa = instruction_set()
+    pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
+    if pairs:  # the bits of the numbers, (tokens, dim) int16
+        rows = queries.vectors.detach().contiguous().view(torch_dtype("int16")).numpy()
+    else:
+        vectors = queries.to("float32").vectors
+        rows = np.ascontiguousarray(vectors.detach().cpu().numpy() if is_tensor(vectors) else vectors)
+    packed = tuple(Queries(pack_queries(rows), queries.offsets))
+    kind = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
+    numbers = documents.dim // 2 if pairs else documents.dim
+    where = NO_POSITIONS if positions is None else positions
+
+    def score(first: int, last: int) -> None:
+        block = Documents(
+            addresses=documents.addresses[first:last],
+            lengths=documents.lengths[first:last],
+            kind=kind,
+            numbers=numbers,
+            row_bytes=documents.dim * _BYTES[documents.dtype],
+        )
+        score_range(isa.argument, tuple(block), packed, scores, where, first)
+
+    for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
+
+
+@dataclass(frozen=True)
+class AddressedDocuments:
+    """Documents at the addresses of their rows: to copy them together first would take as long as scoring them.
+
+    `owner` keeps the memory alive. `addresses`, `lengths`: of each document's contiguous rows, ``(n,)`` int64.
+    """
+
+    owner: Any
+    addresses: np.ndarray
+    lengths: np.ndarray
+    dim: int
+    dtype: str
+
+    @classmethod
+    def of_list(cls, items: Sequence[torch.Tensor]) -> AddressedDocuments | None:
+        """Return the addresses of one or more matrices of one dtype, dim and device; None if kernels cannot read them.
+
+        That is: another dtype, no dimension, not contiguous, not on the CPU, or a view that negates what is read.
+        """
+        import torch
+
+        dim, dtype = items[0].shape[1], dtype_name(items[0])
+        # Not one Python statement per matrix: a thousand of them would take a tenth of the time of scoring them.
+        in_place = all(map(torch.Tensor.is_contiguous, items)) and all(map(attrgetter("is_cpu"), items))
+        if dtype not in _BYTES or not dim or not in_place or any(map(torch.Tensor.is_neg, items)):
+            return None
+        addresses = np.fromiter(map(torch.Tensor.data_ptr, items), dtype="int64", count=len(items))
+        numbers = np.fromiter(map(torch.Tensor.numel, items), dtype="int64", count=len(items))
+        return cls(items, addresses, numbers // dim, dim, dtype)
+
+    @classmethod
+    def of_packed(cls, embeddings: TokenEmbeddings) -> AddressedDocuments:
+        """Return the addresses of packed embeddings on the CPU; copied if not contiguous or of another dtype."""
+        if embeddings.dtype not in _BYTES:
+            embeddings = embeddings.to("float32")
+        vectors = embeddings.vectors
+        vectors = vectors.contiguous() if is_tensor(vectors) else np.ascontiguousarray(vectors)
+        start = vectors.data_ptr() if is_tensor(vectors) else vectors.ctypes.data
+        addresses = start + embeddings.offsets[:-1] * (embeddings.dim * _BYTES[embeddings.dtype])
+        return cls(vectors, addresses, embeddings.lengths, embeddings.dim, embeddings.dtype)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Offsets ``(n + 1,)`` int64, as if the documents were packed."""
+        return lengths_to_offsets(self.lengths)
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+
+def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
+    """Score every query against every document: ``(queries, documents)`` float32.
+
+    What is not int8 is quantised in each call, every token by its own scale.
+    """
+    from latelier.kernels.instruction_sets import instruction_set
+    from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
+
+    left, right = queries.to("int8"), documents.to("int8")
+    scores = np.empty((len(left), len(right)), dtype=np.float32)
+    if not left.num_tokens:
+        scores[:] = np.where(right.lengths, 0, -np.inf)
+        return scores
+    isa = instruction_set()
+    query_codes, query_scales, codes, scales = (
+        np.ascontiguousarray(part.detach() if is_tensor(part) else part)
+        for side in (left, right)
+        for part in (side.vectors, side.scales)
+    )
+    packed, offsets = tuple(pack_queries(query_codes, query_scales, left.offsets)), right.offsets
+
+    def score(first: int, last: int) -> None:
+        block = Documents(codes, scales, offsets[first : last + 1])
+        score_range(isa.argument, tuple(block), packed, scores, first)
+
+    for_ranges(score, offsets, query_codes.size // 4)
+    return scores
+
+
+def maxsim_numpy(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
+    """Score every query against every document: ``(queries, documents)`` float32; each text has at least one token.
+
+    The order of the sums, and so the last digits, may differ from those of the kernels.
+    """
+    rows = queries.vectors.astype("float32", copy=False)
+    scores = np.empty((len(queries), len(documents)), dtype="float32")
+    if not len(rows):
+        return scores
+    for first, last in split_by_rows(documents.offsets, max(1, _BLOCK_ELEMENTS // len(rows))):
+        begin, end = documents.offsets[first], documents.offsets[last]
+        # As in the kernels, products that exceed the largest float32 are infinite, without a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            similarities = rows @ documents.vectors[begin:end].astype("float32", copy=False).T
+            starts = documents.offsets[first:last] - begin
+            best = np.maximum.reduceat(similarities, starts, axis=1)
+            if np.isnan(best).any():  # infinite products of both signs were added; the kernels do not count NaN
+                best = np.nan_to_num(np.fmax.reduceat(similarities, starts, axis=1), nan=-np.inf, posinf=np.inf)
+            np.add.reduceat(best, queries.offsets[:-1], axis=0, out=scores[:, first:last])
+    return scores

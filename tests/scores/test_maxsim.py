@@ -1,0 +1,160 @@
+"""Scores by the kernels on each instruction set that this processor supports, against the double loop."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.kernels.instruction_sets import INSTRUCTION_SETS, supported
+from latelier.scores import colbert_kd_scores, colbert_scores
+from naive import naive_matrix, ragged
+
+pytestmark = pytest.mark.processor
+
+LENGTHS = [0, 1, 2, 7, 8, 9, 16, 33, 0, 5]
+NUMBERS = ["float32", "float16", "bfloat16"]
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def kernel(request, monkeypatch):
+    if not INSTRUCTION_SETS[request.param].is_supported:
+        pytest.skip(f"this processor does not support {request.param}")
+    monkeypatch.setenv("LATELIER_KERNELS", request.param)
+    return request.param
+
+
+def sides(dim, query_lengths=(5, 0, 1, 17, 32), seed=0, shift=0.0):
+    queries = TokenEmbeddings.from_list(ragged(query_lengths, dim, seed, shift=shift))
+    return queries, TokenEmbeddings.from_list(ragged(LENGTHS, dim, seed + 1, shift=-shift))
+
+
+def naive(queries, documents):
+    return naive_matrix(list(queries), list(documents))
+
+
+def score(queries, documents, backend="packed"):
+    return colbert_scores(queries, documents, backend=backend).numpy()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 96, 130])
+@pytest.mark.parametrize("shift", [0.0, 2.0], ids=["mixed", "negative"])
+def test_kernels_equal_the_double_loop(kernel, dim, shift):
+    queries, documents = sides(dim, shift=shift)
+    np.testing.assert_allclose(score(queries, documents), naive(queries, documents), rtol=2e-5, atol=2e-5 * dim)
+    queries, documents = queries.to("int8"), documents.to("int8")
+    found = score(queries, documents, "int8")
+    np.testing.assert_allclose(found, naive(queries, documents), rtol=2e-6, atol=2e-6 * dim)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_change_the_scores(kernel, threads):
+    queries = TokenEmbeddings.from_list(ragged([64], 128))
+    documents = TokenEmbeddings.from_list(ragged([200, 0, 1, 300] * 80, 128, seed=1))
+    before = torch.get_num_threads()
+    alone = score(queries, documents), score(queries, documents, "int8")
+    torch.set_num_threads(threads)
+    try:
+        np.testing.assert_allclose(score(queries, documents), alone[0], rtol=1e-5)
+        assert np.array_equal(score(queries, documents, "int8"), alone[1])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16, 50, 130])
+@pytest.mark.parametrize("documents_type", NUMBERS)
+@pytest.mark.parametrize("queries_type", NUMBERS)
+def test_every_pair_of_number_types_scores_the_stored_numbers(kernel, queries_type, documents_type, dim):
+    queries, documents = sides(dim, query_lengths=(33, 2))  # three registers of query tokens
+    queries, documents = queries.to(queries_type), documents.to(documents_type)
+    expected = naive(queries, documents)
+    np.testing.assert_allclose(score(queries, documents), expected, rtol=2e-5, atol=2e-5 * dim)
+    np.testing.assert_allclose(score(list(queries), list(documents)), expected, rtol=2e-5, atol=2e-5 * dim)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 70), st.floats(1e-3, 1e3), st.integers(0, 1000))
+def test_bfloat16_sums_are_as_exact_as_float32(half_dim, size, seed):
+    queries, documents = sides(2 * half_dim, seed=seed)
+    queries = TokenEmbeddings(queries.vectors * size, queries.offsets).to("bfloat16")
+    documents = documents.to("bfloat16")
+    real = documents.lengths > 0
+    difference = score(queries, documents)[:, real] - naive(queries, documents)[:, real]
+    longest = max(d.float().norm(dim=1).max() for d in documents if len(d))
+    bound = [float(q.float().norm(dim=1).sum() * longest) * 2 * half_dim * 2**-24 for q in queries]
+    assert (np.abs(difference) <= np.array(bound)[:, None]).all()
+
+
+def test_long_lists_of_a_type_that_is_copied(kernel):
+    documents = [m.double() for m in ragged([9000, 9000, 0, 5], 4)]
+    queries = TokenEmbeddings.from_list(ragged([3, 2], 4, seed=1))
+    at_once = score(queries, TokenEmbeddings.from_list(documents).to("float32"))
+    np.testing.assert_allclose(score(queries, documents), at_once, rtol=1e-5)
+    assert at_once[:, 2].tolist() == [-np.inf, -np.inf]
+
+
+def test_read_only_documents(kernel):
+    queries, documents = sides(16)
+    vectors = documents.vectors.numpy()
+    vectors.setflags(write=False)
+    read_only = TokenEmbeddings(vectors, documents.offsets)
+    assert np.array_equal(score(queries, read_only), score(queries, documents))
+
+
+def test_int8_scores_agree_to_the_last_bit(monkeypatch):
+    queries, documents = sides(128)
+    scores = []
+    for isa in supported():
+        monkeypatch.setenv("LATELIER_KERNELS", isa.name)
+        scores.append(score(queries, documents, "int8"))
+        assert np.array_equal(scores[-1], scores[0])
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 40), st.floats(0.01, 100), st.integers(0, 1000))
+def test_int8_scores_stay_within_the_stated_bound(dim, size, seed):
+    queries, documents = sides(dim, seed=seed)
+    queries = TokenEmbeddings(queries.vectors * size, queries.offsets)
+    real = np.ix_(queries.lengths > 0, documents.lengths > 0)
+    difference = np.abs(score(queries, documents, "int8")[real] - score(queries, documents)[real])
+    assert (difference <= int8_bound(queries, documents)[real] * (1 + 1e-4) + 1e-5).all()
+
+
+def int8_bound(queries, documents):
+    """Return how far int8 scores can be from float scores, at most.
+
+    For a query token ``q = s c + e`` with ``|e_i| <= s / 2``, and the same for documents:
+    ``|<q, d> - <q', d'>| <= |q| |e_d| + |e_q| |d| + |e_q| |e_d|`` with ``|e| <= s sqrt(dim) / 2``. A maximum is off by
+    no more than the worst of its terms, a sum by no more than their sum.
+    """
+
+    def errors(matrix):
+        vectors = matrix.numpy().astype("float64")
+        scales = np.abs(vectors).max(axis=1, initial=0) / 127
+        return np.linalg.norm(vectors, axis=1), scales * np.sqrt(vectors.shape[1]) / 2
+
+    bound = np.zeros((len(queries), len(documents)))
+    for i, (norm_q, error_q) in enumerate(map(errors, queries)):
+        for j, document in enumerate(documents):
+            norm, error = (part.max(initial=0) for part in errors(document))
+            bound[i, j] = (norm_q * error + error_q * norm + error_q * error).sum()
+    return bound
+
+
+def test_auto_takes_integers_for_int8_documents_only():
+    queries, documents = sides(128)
+    small = documents.to("int8")
+    whole = score(queries, small, "int8")
+    assert np.array_equal(score(queries, small, "auto"), whole)
+    assert np.array_equal(score(queries, documents, "auto"), score(queries, documents))
+    assert np.array_equal(score(queries, documents, "int8"), whole)
+    grouped = colbert_kd_scores(queries, small, backend="int8")
+    assert grouped.tolist() == [whole[i, 2 * i : 2 * i + 2].tolist() for i in range(5)]
+
+
+def test_scales_may_require_a_gradient():
+    queries, documents = sides(128)
+    small = documents.to("int8")
+    tracked = TokenEmbeddings(small.vectors, small.offsets, small.scales.clone().requires_grad_())
+    assert np.array_equal(score(queries, tracked, "int8"), score(queries, small, "int8"))
