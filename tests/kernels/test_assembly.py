@@ -10,7 +10,7 @@ import pytest
 from llvmlite import ir
 
 from latelier.kernels.instruction_sets import INSTRUCTION_SETS
-from latelier.kernels.multiply.floats import multiply_floats
+from latelier.kernels.multiply import multiply_floats
 from latelier.kernels.simd import ROWS, at, constant
 
 pytestmark = pytest.mark.skipif(
@@ -63,7 +63,7 @@ def inner_loops(text):
 def dot_products_of_floats(isa):
     def emit(builder, arguments):
         rows, query, words, out = arguments
-        for r, totals in enumerate(multiply_floats(builder, isa.tile, (rows, query, words))):
+        for r, totals in enumerate(multiply_floats(builder, isa.tile, rows, query, words)):
             for g, total in enumerate(totals):
                 place = builder.add(out, constant(64 * (r * isa.tile.groups + g)))
                 builder.store(total, at(builder, place, total.type), align=4)
@@ -75,7 +75,7 @@ def dot_products_of_bytes(isa, lanes=16):
     def emit(builder, arguments):
         rows, query, words, out = arguments
         start = builder.add(query, builder.mul(words, constant(64)))
-        for r, total in enumerate(isa.multiply_lanes(lanes)(builder, rows, [(query, start)], words, ROWS)):
+        for r, total in enumerate(isa.products.multiply(builder, rows, [(query, start)], words, ROWS, lanes=lanes)):
             builder.store(total, at(builder, builder.add(out, constant(64 * r)), total.type), align=4)
 
     return emit
@@ -101,7 +101,6 @@ BYTE_LOOPS = [
     ("generic", X86, "x86-64", {"pmaddwd": 8, "paddd": 8}),
     ("dotprod", APPLE, "apple-m1", {r"sdot.*\[[0-3]\]": 64, "eor": 4}),
     ("dotprod", ARM, "neoverse-n1", {r"sdot.*\[[0-3]\]": 64, "eor": 4}),
-    ("neon", ARM, "cortex-a72", {"smull": 8, "smlal": 8, "sadalp": 8}),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.instruction_sets import INSTRUCTION_SETS, instruction_set, supported
-from latelier.kernels.processor import has_features
+from latelier.kernels.jit import has_features
 
 PROGRAM = """
 import sys, torch

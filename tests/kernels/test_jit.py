@@ -20,16 +20,6 @@ def test_what_cannot_be_cached_is_compiled_all_the_same():
     assert names["double"](21) == 42
 
 
-def test_inner_kernels_are_compiled_into_others_and_interpreted_in_python():
-    names = {"kernel": jit.kernel, "__name__": "latelier.elsewhere"}
-    exec("@kernel('reassoc', inner=True)\ndef half(x):\n    return x // 2", names)
-    exec("@kernel()\ndef quarter(x):\n    return half(half(x))", names)
-    assert names["quarter"](-7) == -2
-    assert names["half"](-7) == -4
-    assert not hasattr(names["half"], "signatures")
-    assert len(names["quarter"].signatures) == 1
-
-
 # A module of kernels that is compiled in no time.
 MODULE = '''
 """
@@ -99,7 +89,7 @@ def test_an_index_is_built_and_searched_where_no_cache_can_be_written(tmp_path):
         use = (
             "import latelier.kernels.jit, numpy as np; from latelier import indexes;"
             "documents = [np.eye(64, dtype='float32')[i : i + 3] for i in range(60)];"
-            "index = indexes.IVF(); index.add(range(60), documents); index._first_use.is_over(1 << 62, None);"
+            "index = indexes.IVF(); index.add(range(60), documents);"
             "print(latelier.__file__, [hits[0].id for hits in index.search(documents[:2], 1)])"
         )
         environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}

@@ -76,24 +76,6 @@ def test_a_limit_holds_inside_its_block_and_an_inner_one_cannot_raise_it():
     assert allowed_threads() == 4
 
 
-@pytest.mark.usefixtures("_four_threads")
-def test_an_exception_ends_a_limit():
-    with limited_threads(3):
-        with pytest.raises(LookupError, match="inside"), limited_threads(1):
-            raise LookupError("inside")
-        assert allowed_threads() == 3
-
-
-@pytest.mark.usefixtures("_four_threads")
-def test_a_limit_is_that_of_its_own_thread():
-    seen = []
-    other = threading.Thread(target=lambda: seen.append(allowed_threads()))
-    with limited_threads(1):
-        other.start()
-        other.join()
-    assert seen == [4]
-
-
 def each_square(work):
     found = {}
     for_each(lambda number: (work(), found.update({number: number**2})), range(40))
@@ -127,12 +109,3 @@ def test_as_many_threads_work_as_are_allowed_with_equal_results(call, allowed):
         assert call(work) == [number**2 for number in range(40)]
     assert len(seen) == allowed
     assert threading.get_ident() in seen
-
-
-@pytest.mark.usefixtures("_four_threads")
-def test_what_several_threads_call_may_use_one_thread_each_and_a_single_call_all():
-    seen = []
-    for_each(lambda _: seen.append(allowed_threads()), range(8))
-    for_each(lambda _: seen.append(allowed_threads()), range(1))
-    assert seen == [1] * 8 + [4]
-    assert allowed_threads() == 4

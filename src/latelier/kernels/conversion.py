@@ -11,20 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.processor import has_features
+from latelier.kernels.jit import cgutils, has_features, intrinsic, ir, kernel, types
 from latelier.kernels.simd import LANES, at, constant, emit_prefetch
-
-__all__ = [
-    "BFLOAT16",
-    "FLOAT16",
-    "INT8",
-    "WIDE_INT8",
-    "WORDS",
-    "convert_meanwhile",
-    "convert_rows",
-    "widen_bytes",
-]
 
 # What rows hold: words of four bytes that need no conversion; half precision, which becomes float32; or int8, which
 # becomes uint8 or, as WIDE_INT8, 16 bits.

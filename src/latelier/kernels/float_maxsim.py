@@ -23,19 +23,8 @@ import numpy as np
 from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.instruction_sets import instruction_set_of, tile_groups, tile_rows
 from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.multiply.floats import multiply_bfloat16, multiply_floats
+from latelier.kernels.multiply import multiply_floats
 from latelier.kernels.simd import FLOATS, INTS, LANES, STEP, at, constant, splat
-
-__all__ = [
-    "NO_POSITIONS",
-    "Documents",
-    "Packed",
-    "Queries",
-    "add_document_gradients",
-    "add_query_gradients",
-    "pack_queries",
-    "score_range",
-]
 
 # The argument `positions` if the positions of the best tokens are not needed.
 NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
@@ -102,8 +91,8 @@ def _max_of(of_tile: bool) -> Any:
             data = builder.ptrtoint(array.data, ir.IntType(64))
             query = builder.add(data, builder.mul(group, builder.mul(words, constant(4 * LANES))))
             meanwhile = convert_meanwhile(builder, (FLOAT16, BFLOAT16), numbers, tile.rows * STEP, tuple(places))
-            multiply = multiply_floats if signature.args[2].dtype == types.float32 else multiply_bfloat16
-            sums = multiply(builder, tile, (rows, query, words), meanwhile)
+            bfloat16 = signature.args[2].dtype != types.float32
+            sums = multiply_floats(builder, tile, rows, query, words, meanwhile, bfloat16=bfloat16)
             offset = builder.mul(group, constant(4 * LANES))
             number = splat(builder, builder.trunc(first, ir.IntType(32)), INTS)
             for g in range(tile.groups):

@@ -10,29 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
-from typing import Any, TypeAlias
+from functools import cache, cached_property
+from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.jit import intrinsic, ir, types
-from latelier.kernels.multiply import dotprod, neon, pairs, vnni
-from latelier.kernels.multiply.floats import Tile
-from latelier.kernels.processor import has_fast_bfloat16, has_features
+from latelier.kernels.jit import has_fast_bfloat16, has_features, intrinsic, types
+from latelier.kernels.multiply import ByteProducts, DotProduct, Pairs, Tile, Vnni
 from latelier.kernels.simd import constant
 
-__all__ = [
-    "INSTRUCTION_SETS",
-    "InstructionSet",
-    "has_wide_rows",
-    "instruction_set",
-    "instruction_set_of",
-    "supported",
-    "tile_groups",
-    "tile_rows",
-]
-
-# See `latelier.kernels.multiply`.
-_MultiplyBytes: TypeAlias = Callable[..., list[ir.Value]]
 _VARIABLE = "LATELIER_KERNELS"
 
 
@@ -41,16 +26,13 @@ class InstructionSet:
     """An instruction set, and what the kernels for it are made of.
 
     `number`: an integer from 1, unique and never reused: the cache on disk tells compiled kernels apart by it;
-    `features`: the processor features it needs, by LLVM's names; `multiply_bytes`: emits the multiplication of
-    integers, see `latelier.kernels.multiply`; `wide_rows`: whether `multiply_bytes` takes rows of 16-bit numbers rather
-    than of bytes, as the one of `multiply.pairs` does; `tile`: sums of `float_maxsim` that are computed together.
+    `features`: the processor features it needs, by LLVM's names; `tile`: sums of `float_maxsim` computed together.
     """
 
     name: str
     number: int
     features: tuple[str, ...]
-    multiply_bytes: _MultiplyBytes = field(repr=False)
-    wide_rows: bool
+    products: ByteProducts = field(repr=False)
     tile: Tile
 
     @cached_property
@@ -66,10 +48,6 @@ class InstructionSet:
         """Whether the processor has the instructions and numba may use them."""
         return has_features(*self.features)
 
-    def multiply_lanes(self, lanes: int) -> _MultiplyBytes:
-        """Return `multiply_bytes` for groups whose vectors from number `lanes` on are zeros; it may take less time."""
-        return partial(self.multiply_bytes, lanes=lanes) if self.wide_rows else self.multiply_bytes
-
     @property
     def multiplies_bfloat16(self) -> bool:
         """Whether `float_maxsim` is faster if it multiplies bfloat16 without widening it."""
@@ -79,19 +57,21 @@ class InstructionSet:
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = ("avx512f", "avx512bw")
 
-# The best one of a processor first. A new one is a line here, and a module in `multiply` if it needs one.
+# The best one of a processor first. AVX-512 has 32 registers, AVX2 has 16: of 24 sums, each step of a loop reads one
+# group for eight rows at most.
 INSTRUCTION_SETS = {
     known.name: known
     for known in (
-        InstructionSet("avx512vnni", 2, (*_AVX512, "avx512vnni"), vnni.multiply_bytes_512, False, Tile(8, 2)),
-        InstructionSet("avx512", 3, _AVX512, partial(pairs.multiply_bytes, width=32), True, Tile(8, 2)),
-        InstructionSet("avxvnni", 4, (*_AVX2, "avxvnni"), vnni.multiply_bytes_256, False, Tile(6)),
-        InstructionSet("avx2", 5, _AVX2, partial(pairs.multiply_bytes, width=16), True, Tile(6)),
-        InstructionSet("dotprod", 6, ("neon", "dotprod"), dotprod.multiply_bytes, False, Tile(4, by_element=True)),
-        InstructionSet("neon", 7, ("neon",), neon.multiply_bytes, False, Tile(4, by_element=True)),
-        InstructionSet("generic", 1, (), partial(pairs.multiply_bytes, width=8), True, Tile(2)),
+        InstructionSet("avx512vnni", 2, (*_AVX512, "avx512vnni"), Vnni(width=16, sums=24), Tile(8, 2)),
+        InstructionSet("avx512", 3, _AVX512, Pairs(width=32), Tile(8, 2)),
+        InstructionSet("avxvnni", 4, (*_AVX2, "avxvnni"), Vnni(width=8, sums=8), Tile(6)),
+        InstructionSet("avx2", 5, _AVX2, Pairs(width=16), Tile(6)),
+        InstructionSet("dotprod", 6, ("neon", "dotprod"), DotProduct(), Tile(4, by_element=True)),
+        InstructionSet("neon", 7, ("neon",), Pairs(width=8), Tile(4, by_element=True)),
+        InstructionSet("generic", 1, (), Pairs(width=8), Tile(2)),
     )
 }
+_BY_NUMBER = {known.number: known for known in INSTRUCTION_SETS.values()}
 
 
 def instruction_set() -> InstructionSet:
@@ -121,19 +101,8 @@ def supported() -> tuple[InstructionSet, ...]:
 
 
 def instruction_set_of(argument: types.BaseTuple) -> InstructionSet:
-    """Return an instruction set, given the numba type of its `InstructionSet.argument`.
-
-    Examples
-    --------
-    >>> from numba import typeof
-    >>> chosen = instruction_set()
-    >>> instruction_set_of(typeof(chosen.argument)) is chosen
-    True
-    """
+    """Return an instruction set, given the numba type of its `InstructionSet.argument`."""
     return _BY_NUMBER[len(argument)]
-
-
-_BY_NUMBER = {known.number: known for known in INSTRUCTION_SETS.values()}
 
 
 def _constant(read: Callable[[InstructionSet], int]) -> Any:
@@ -141,7 +110,7 @@ def _constant(read: Callable[[InstructionSet], int]) -> Any:
 
     @intrinsic
     def number(typing_context: Any, isa: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return constant(read(instruction_set_of(isa)))
 
         return types.int64(isa), generate
@@ -149,7 +118,7 @@ def _constant(read: Callable[[InstructionSet], int]) -> Any:
     return number
 
 
-# Of the instruction set with the argument `isa`: rows and groups of its tile; whether rows are wide.
+# Of the instruction set with the argument `isa`: rows and groups of its tile; whether rows of bytes are wide.
 tile_rows = _constant(lambda isa: isa.tile.rows)
 tile_groups = _constant(lambda isa: isa.tile.groups)
-has_wide_rows = _constant(lambda isa: int(isa.wide_rows))
+has_wide_rows = _constant(lambda isa: int(isa.products.wide_rows))

@@ -8,7 +8,6 @@ document codes are shifted by 128 while the eight before them are multiplied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,6 @@ from latelier.kernels.conversion import INT8, WIDE_INT8, WORDS, convert_meanwhil
 from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of, tile_groups
 from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import FLOATS, LANES, ROWS, STEP, at, constant, splat
-
-__all__ = ["Documents", "Queries", "emit_maxima", "pack_queries", "score_range"]
 
 
 class Documents(NamedTuple):
@@ -60,7 +57,7 @@ def emit_maxima(
     """Emit ``best[g, lane] = max(best[g, lane], scales[r] * <rows[r], groups[g, lane]>)`` for eight rows.
 
     `isa`: the numba type of `InstructionSet.argument`. `places`: addresses of the rows ``(8, words * 4)``, as
-    `InstructionSet.multiply_bytes` takes them, of their scales ``(8,)`` float32 and of the maxima ``(groups, 16)``
+    `ByteProducts.multiply` takes them, of their scales ``(8,)`` float32 and of the maxima ``(groups, 16)``
     float32. `groups`: addresses of sixteen packed query tokens ``(words, 16, 4)`` and of their starting sums ``(16,)``
     int32. `words`: words of four bytes in a row. `meanwhile`: emits what else to do for each word, from the number of
     the word. `lanes`: the query tokens from this one on are zeros, in each group. `widened`: whether the query tokens
@@ -68,10 +65,8 @@ def emit_maxima(
     of each row: all rows of the first group, then of the next.
     """
     rows, scales, best = places
-    multiply = instruction_set_of(isa).multiply_lanes(lanes)
-    if widened:
-        multiply = partial(multiply, widened=True)
-    totals = multiply(builder, rows, groups, words, ROWS, meanwhile)
+    multiply = instruction_set_of(isa).products.multiply
+    totals = multiply(builder, rows, groups, words, ROWS, meanwhile, lanes=lanes, widened=widened)
     products = []
     for g in range(len(groups)):
         best_at = at(builder, builder.add(best, constant(4 * LANES * g)), FLOATS)
@@ -98,22 +93,20 @@ def _raise_maxima_of(of_tile: bool) -> Any:
         number = types.int64
         pair, three, four = (types.UniTuple(number, count) for count in (2, 3, 4))
         chosen = instruction_set_of(isa)
-        width = chosen.tile.groups if of_tile else 1
+        width, wide = chosen.tile.groups if of_tile else 1, chosen.products.wide_rows
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             _, places, query, words, following = arguments
             places, (packed, start), (numbers, *coming) = (
                 cgutils.unpack_tuple(builder, value) for value in (places, query, following)
             )
-            convert = convert_meanwhile(
-                builder, [WIDE_INT8 if chosen.wide_rows else INT8], numbers, 4 * ROWS, tuple(coming)
-            )
+            convert = convert_meanwhile(builder, [WIDE_INT8 if wide else INT8], numbers, 4 * ROWS, tuple(coming))
             groups = []
             for _ in range(width):
                 groups.append((packed, start))
-                packed = builder.add(packed, builder.mul(words, constant(4 * LANES * (1 + chosen.wide_rows))))
+                packed = builder.add(packed, builder.mul(words, constant(4 * LANES * (1 + wide))))
                 start = builder.add(start, constant(4 * LANES))
-            emit_maxima(builder, isa, places, groups, words, convert, widened=chosen.wide_rows)
+            emit_maxima(builder, isa, places, groups, words, convert, widened=wide)
             return context.get_dummy_value()
 
         return types.void(isa, three, pair, number, four), generate

@@ -10,21 +10,6 @@ from collections.abc import Sequence
 
 from latelier.kernels.jit import ir
 
-__all__ = [
-    "FLOATS",
-    "INTS",
-    "LANES",
-    "ROWS",
-    "STEP",
-    "at",
-    "constant",
-    "declare",
-    "emit_prefetch",
-    "load_words",
-    "shuffle",
-    "splat",
-]
-
 LANES = 16  # lanes of a vector: query tokens
 ROWS = 8  # document tokens that are scored together where numbers are integers
 STEP = 4  # rows are padded to a multiple of this many words, so that loops are unrolled without a remainder

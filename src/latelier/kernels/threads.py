@@ -27,17 +27,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-__all__ = [
-    "FirstUse",
-    "allowed_threads",
-    "for_each",
-    "for_ranges",
-    "limited_threads",
-    "map_each",
-    "thread_count",
-    "wait_for_preparations",
-]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -89,13 +78,7 @@ def for_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
 
 
 def map_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return ``function(item)`` for each item, in their order; see `for_each`.
-
-    Examples
-    --------
-    >>> map_each(lambda number: number**2, [3, 4])
-    [9, 16]
-    """
+    """Return ``function(item)`` for each item, in their order; see `for_each`."""
     results: dict[int, Result] = {}
 
     def call(numbered: tuple[int, Item]) -> None:
@@ -126,13 +109,7 @@ def allowed_threads() -> int:
 
 
 def thread_count() -> int:
-    """Return the number of threads to compute with.
-
-    Examples
-    --------
-    >>> thread_count() >= 1
-    True
-    """
+    """Return the number of threads to compute with."""
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)  # None while another thread imports torch
     if count is not None:
         return int(count())

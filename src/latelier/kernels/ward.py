@@ -14,8 +14,6 @@ import numpy as np
 
 from latelier.kernels.jit import kernel
 
-__all__ = ["cluster_documents", "pool_documents"]
-
 
 @kernel("contract", "reassoc")
 def pool_documents(
@@ -28,15 +26,6 @@ def pool_documents(
     number of rows at the start of each document that are not clustered; they are neither read nor written. `pooled`:
     ``(clusters, dim)`` float32, zeros; written in place, clusters in the order of their first tokens. Returns: the
     first document with a mean of infinite or NaN length, -1 if there is none.
-
-    Examples
-    --------
-    >>> vectors = np.array([[1, 0], [0, 1], [1, 0]], dtype="float32")
-    >>> pooled = np.zeros((2, 2), dtype="float32")
-    >>> pool_documents(vectors, np.array([0, 3]), np.array([0, 2]), 0, pooled)
-    -1
-    >>> pooled.tolist()
-    [[1.0, 0.0], [0.0, 1.0]]
     """
     scratch = _scratch(offsets, protected)
     ones = np.ones(0, dtype=np.float32)
@@ -73,19 +62,6 @@ def cluster_documents(
     read for a document without tokens. `weights`: ``(tokens,)`` float32, positive: a token of weight ``w`` counts as
     ``w`` equal tokens. ``(0,)``: all have 1. `labels`: ``(tokens,)`` int64, written: each token's cluster, numbered per
     document in the order of their first tokens.
-
-    Examples
-    --------
-    >>> vectors = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype="float32")
-    >>> offsets, clusters = np.array([0, 3]), np.array([2])
-    >>> none, labels = np.ones(0, dtype="float32"), np.zeros(3, dtype="int64")
-    >>> cluster_documents(vectors, offsets, clusters, none, labels)
-    >>> labels.tolist()
-    [0, 0, 1]
-    >>> weights = np.array([9, 1, 0.1], dtype="float32")
-    >>> cluster_documents(vectors, offsets, clusters, weights, labels)
-    >>> labels.tolist()
-    [0, 1, 1]
     """
     scratch = _scratch(offsets, 0)
     for d in range(len(offsets) - 1):

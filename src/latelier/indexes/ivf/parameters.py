@@ -116,18 +116,6 @@ def choose_search_parameters(
     ------
     InvalidArgumentError
         If the effort is unknown, or `nprobe`, `candidates` or `rerank` is not a positive integer.
-
-    Examples
-    --------
-    >>> choose_search_parameters(10, 128, "balanced", tokens=5_000_000)
-    SearchParameters(nprobe=40, candidates=500, rerank=None, slack=2.0, share=0.5, exact=False)
-    >>> choose_search_parameters(10, 128, 4.0, rerank=50, tokens=5_000_000)
-    SearchParameters(nprobe=160, candidates=2000, rerank=50, slack=4.0, share=0.0, exact=False)
-    >>> large = choose_search_parameters(10, 128, 1.0, tokens=100_000_000)
-    >>> large.nprobe, large.candidates
-    (61, 998)
-    >>> choose_search_parameters(10, 128, 1.0, tokens=200_000).nprobe
-    80
     """
     factor, size = effort_factor(effort), size_factor(tokens)
     small = min(_MAX_SMALL_FACTOR, max(1.0, _SMALL / max(1, tokens)))
@@ -149,13 +137,7 @@ def choose_search_parameters(
 
 
 def effort_factor(effort: object) -> float:
-    """Return the number that an effort stands for; 1.0 for ``"exact"``, which needs none.
-
-    Examples
-    --------
-    >>> effort_factor("fast"), effort_factor(2)
-    (0.5, 2.0)
-    """
+    """Return the number that an effort stands for; 1.0 for ``"exact"``, which needs none."""
     factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
     is_number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
     if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
@@ -171,52 +153,22 @@ def most_without_signs(k: int) -> int:
 
 
 def size_factor(tokens: int) -> float:
-    """Return ``max(1, tokens / 10 million)``.
-
-    Examples
-    --------
-    >>> size_factor(1_000_000), size_factor(30_000_000)
-    (1.0, 3.0)
-    """
+    """Return ``max(1, tokens / 10 million)``."""
     return max(1.0, tokens / _LARGE)
 
 
 def list_count(tokens: int) -> int:
-    """Return the number of inverted lists for a number of tokens, a multiple of 16.
-
-    Examples
-    --------
-    >>> list_count(1_180_000), list_count(100), list_count(100_000_000)
-    (15648, 144, 287312)
-    """
+    """Return the number of inverted lists for a number of tokens, a multiple of 16."""
     return GROUP * max(1, round(_LISTS_PER_ROOT / GROUP * tokens**0.5 * size_factor(tokens) ** _LISTS_EXPONENT))
 
 
 def coarse_count(lists: int) -> int:
-    """Return the number of coarse centroids for a number of inverted lists, a multiple of 16.
-
-    Examples
-    --------
-    >>> coarse_count(15648), coarse_count(144)
-    (128, 16)
-    """
+    """Return the number of coarse centroids for a number of inverted lists, a multiple of 16."""
     return GROUP * max(1, round(lists**0.5 / GROUP))
 
 
 def advise(recalls: Mapping[float, float]) -> str:
-    """Return a recommendation for `effort`, given the recall at several efforts, which include 1.0.
-
-    Examples
-    --------
-    >>> advise({1.0: 0.95, 2.0: 0.981, 4.0: 0.99})
-    'search with effort=2.0 to find 0.981'
-    >>> advise({0.5: 0.94, 1.0: 0.98})
-    ''
-    >>> advise({0.5: 0.99, 1.0: 1.0})
-    "effort='fast' finds 0.990 in about half the time"
-    >>> print(advise({1.0: 0.2, 2.0: 0.3}))
-    approximate recall stays below 0.97 at every effort tried; use effort='exact'
-    """
+    """Return a recommendation for `effort`, given the recall at several efforts, which include 1.0."""
     enough = sorted(effort for effort, recall in recalls.items() if recall >= _ENOUGH)
     if not enough:
         return f"approximate recall stays below {_ENOUGH} at every effort tried; use effort='exact'"
@@ -227,13 +179,7 @@ def advise(recalls: Mapping[float, float]) -> str:
 
 
 def wider_efforts(effort: Effort) -> list[Effort]:
-    """Return efforts from this one upwards; the last is ``"exact"``.
-
-    Examples
-    --------
-    >>> wider_efforts("balanced")[:4], wider_efforts("exact")
-    ([1.0, 1.5, 2.0, 3.0], ['exact'])
-    """
+    """Return efforts from this one upwards; the last is ``"exact"``."""
     if effort == "exact":
         return ["exact"]
     factor = effort_factor(effort)

@@ -114,14 +114,7 @@ def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: fl
 
 
 def sign_passes(words: int, documents: int) -> tuple[int, ...]:
-    """Return how many words of the sign codes are scored, first of all documents, then of those that this leaves.
-
-    Examples
-    --------
-    >>> cases = [(4, 1000), (6, 1000), (12, 1000), (12, 200)]
-    >>> tuple(sign_passes(*case) for case in cases)
-    ((4,), (4, 6), (4, 12), (12,))
-    """
+    """Return how many words of the sign codes are scored, first of all documents, then of those that this leaves."""
     words = min(words, _MOST_WORDS)
     return (_FIRST_WORDS, words) if 2 * words >= 3 * _FIRST_WORDS and documents >= _MANY else (words,)
 

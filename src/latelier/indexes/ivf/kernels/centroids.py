@@ -49,7 +49,7 @@ def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, wo
             start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
             number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
             for r, total in enumerate(
-                instruction_set_of(isa).multiply_bytes(builder, rows, [(lanes_at, start_at)], words, ROWS)
+                instruction_set_of(isa).products.multiply(builder, rows, [(lanes_at, start_at)], words, ROWS)
             ):
                 highest = builder.load(best[r])
                 higher = builder.icmp_signed(">", total, highest)
@@ -95,7 +95,7 @@ def _dots_of(count: int) -> Any:
                 )
                 for g in range(count)
             ]
-            for g, total in enumerate(instruction_set_of(isa).multiply_bytes(builder, row, groups, words, 1)):
+            for g, total in enumerate(instruction_set_of(isa).products.multiply(builder, row, groups, words, 1)):
                 builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
             return context.get_dummy_value()
 

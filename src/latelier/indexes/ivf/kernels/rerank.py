@@ -27,7 +27,7 @@ from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
 from latelier.kernels.instruction_sets import has_wide_rows
 from latelier.kernels.int8_maxsim import emit_maxima
 from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.multiply.pairs import multiply_pairs
+from latelier.kernels.multiply import multiply_pairs
 from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, declare, splat
 
 __all__ = ["rerank_scores"]
